@@ -1,0 +1,23 @@
+"""What can go wrong in a way that the user can mend: one line, and a hint on what to do."""
+
+from __future__ import annotations
+
+
+class AttnlmError(Exception):
+    """A problem for the user to solve: bad input, a missing or damaged file, no network.
+
+    `message` is one line that says what is wrong, `hint` one line that says what to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(AttnlmError):
+    """What is wrong by the arguments alone, whatever the files say."""
+
+    exit_code = 2

@@ -1,0 +1,89 @@
+"""Files that are complete or absent: atomic replacement, and JSON that knows its own hash."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from attnlm.errors import AttnlmError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a temporary file beside `path` and puts it there, flushed to disk, on success only."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; ours are as readable as any other the user creates.
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces the file at `path` by `content`, or leaves it as it was."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content` with its own SHA-256 as the key `sha256`, which `read_json` checks."""
+    sealed = {**content, "sha256": _json_hash(content)}
+    write_bytes(path, (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote there, less the hash.
+
+    Raises AttnlmError when the file is missing, is no JSON object or was changed since.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AttnlmError(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise AttnlmError(f"{path} is damaged: it is not valid JSON") from None
+    if not isinstance(content, dict):
+        raise AttnlmError(f"{path} is damaged: it is not a JSON object")
+    if content.pop("sha256", None) != _json_hash(content):
+        raise AttnlmError(f"{path} is damaged: it does not match its own hash")
+    return content
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json_hash(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes a rename durable, where the system lets a folder be flushed (Windows does not)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
