@@ -1,0 +1,45 @@
+# Two commands set everything up by themselves: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test test-slow format clean
+
+help:
+	@echo "make demo       environment, install, then prepare, train and sample, offline"
+	@echo "make test       environment, install, then lint, types and tests"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make format     lay the code out as \`make test\` wants it"
+	@echo "make clean      remove the environment and what the demo made"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "attnlm needs Python 3.11 or later; try: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/attnlm prepare tales --data-dir build/demo/data
+	$(BIN)/attnlm train --steps 1000 --seed 1 \
+		--data-dir build/demo/data --checkpoint-dir build/demo/checkpoints
+	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,5 @@
+"""`python -m attnlm` is `attnlm`."""
+
+from attnlm.cli import main
+
+main()

@@ -1,0 +1,158 @@
+"""The attention function, its cache, and the one module that every attention rung is made of.
+
+Axes: B batch, T new tokens, S all tokens (those in the cache and the new ones), C embed_dim,
+H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(mask(scale · q kᵀ)) v (Vaswani et al., 2017).
+
+    query (..., T, D), key (..., S, D), value (..., S, E) → (..., T, E). `scale` is 1/√D unless
+    given. The causal mask is aligned to the last key: query t sees keys up to S − T + t, so the
+    newest tokens can be asked about while the older ones' keys come from a cache. `dropout` is the
+    probability with which each attention weight is dropped.
+    """
+    new, total = query.size(-2), key.size(-2)
+    assert not causal or new <= total, "a causal query without a key of its own"
+    mask = None
+    if causal and 1 < new < total:
+        mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal and 1 < new == total,
+        scale=scale,
+    )
+
+
+class LayerCache:
+    """What one attention layer remembers of the tokens so far: at most `capacity` of them."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self._stored: tuple[Tensor, ...] = ()
+
+    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Adds tensors (..., T, size) for T new tokens; returns them for all: (..., S, size)."""
+        if not self._stored:
+            self._stored = tuple(n.new_empty(*n.shape[:-2], self.capacity, n.size(-1)) for n in new)
+        start, self.length = self.length, self.length + new[0].size(-2)
+        for stored, n in zip(self._stored, new, strict=True):
+            stored[..., start : self.length, :] = n
+        return tuple(stored[..., : self.length, :] for stored in self._stored)
+
+    def clear(self) -> None:
+        """Forgets every token, and keeps the memory for the next ones."""
+        self.length = 0
+
+
+class SelfAttention(nn.Module):
+    """Causal self-attention with H heads of any size D, computed for all heads at once.
+
+    D = C/H is the usual, narrow multi-head attention; D = C the wide one. The outputs (H·D wide)
+    are concatenated and, with `projection`, mapped back to C. `qk_norm` normalises each head's
+    queries and keys (Henry et al., 2020; as in Qwen3).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        heads: int,
+        head_size: int,
+        *,
+        qkv_bias: bool = False,
+        projection: bool = False,
+        projection_bias: bool = True,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads, self.head_size, self.dropout = heads, head_size, dropout
+        # Three matrices in one parameter: one product computes them, Muon still sees each.
+        self.qkv = nn.Parameter(torch.empty(3, heads * head_size, embed_dim))
+        self.qkv_bias = nn.Parameter(torch.zeros(3 * heads * head_size)) if qkv_bias else None
+        nn.init.normal_(self.qkv, std=embed_dim**-0.5)
+        self.query_norm = nn.RMSNorm(head_size, eps=1e-6) if qk_norm else None
+        self.key_norm = nn.RMSNorm(head_size, eps=1e-6) if qk_norm else None
+        width = heads * head_size
+        self.projection = nn.Linear(width, embed_dim, bias=projection_bias) if projection else None
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """(B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
+        packed = F.linear(x_BTC, self.qkv.flatten(0, 1), self.qkv_bias)
+        query_BHTD, key_BHTD, value_BHTD = (
+            packed.view(*x_BTC.shape[:2], 3, self.heads, self.head_size)
+            .permute(2, 0, 3, 1, 4)
+            .unbind()
+        )
+        if self.query_norm is not None and self.key_norm is not None:
+            query_BHTD, key_BHTD = self.query_norm(query_BHTD), self.key_norm(key_BHTD)
+        if rotation is not None:
+            query_BHTD, key_BHTD = rotate(query_BHTD, *rotation), rotate(key_BHTD, *rotation)
+        if cache is not None:
+            key_BHTD, value_BHTD = cache.append(key_BHTD, value_BHTD)
+        dropout = self.dropout if self.training else 0.0
+        mixed_BHTD = attention(query_BHTD, key_BHTD, value_BHTD, dropout=dropout)
+        mixed = mixed_BHTD.transpose(1, 2).flatten(2)
+        return mixed if self.projection is None else self.projection(mixed)
+
+
+class UniformAttention(nn.Module):
+    """Each token becomes the mean of itself and those before it: all scores are equal."""
+
+    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, C) → (B, T, C)."""
+        new = x_BTC.size(1)
+        (past_BSC,) = cache.append(x_BTC) if cache is not None else (x_BTC,)
+        zeros = past_BSC.new_zeros(past_BSC.size(0), past_BSC.size(1), 1)
+        return attention(zeros[:, -new:], zeros, past_BSC)
+
+
+class DotProductAttention(nn.Module):
+    """Attention of the embeddings to themselves, without parameters."""
+
+    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, C) → (B, T, C)."""
+        (past_BSC,) = cache.append(x_BTC) if cache is not None else (x_BTC,)
+        return attention(x_BTC, past_BSC, past_BSC)
+
+
+def rotary_angles(length: int, head_size: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
+
+    The two halves of a head hold the pairs, as in Llama and Qwen.
+    """
+    frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos().float(), both.sin().float()
+
+
+def rotate(x_BHTD: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
+    """Turns each pair of numbers in a head by the angle of its position."""
+    first, second = x_BHTD.chunk(2, dim=-1)
+    return x_BHTD * cosines_TD + torch.cat((-second, first), dim=-1) * sines_TD

@@ -1,0 +1,127 @@
+"""Tensors and what they belong to in one safetensors file: complete or absent, checked on load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from attnlm import files
+from attnlm.config import ModelConfig
+from attnlm.errors import AttnlmError
+from attnlm.model import LanguageModel, build_model
+
+Optimizers = list[torch.optim.Optimizer]
+
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+def save_checkpoint(
+    path: Path,
+    model: LanguageModel,
+    facts: Mapping[str, Any],
+    optimizers: Optimizers | None = None,
+) -> None:
+    """Writes weights, `facts` (JSON values) and, where given, the optimizers' state.
+
+    The file replaces an older one in one step. A digest of all that it holds is part of it.
+    """
+    tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
+    tensors |= _optimizer_tensors(model, optimizers or [])
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    described = json.dumps(facts, sort_keys=True)
+    metadata = {"facts": described, "digest": _digest(described, tensors)}
+    files.write_bytes(path, save(tensors, metadata))
+
+
+def load_checkpoint(
+    path: Path, config: ModelConfig, vocab_size: int
+) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+    """The model of a checkpoint on the CPU, its facts, and the optimizers' tensors by name.
+
+    Raises AttnlmError when the file is missing, damaged, or holds another model. Names and shapes
+    are compared before any tensor is read.
+    """
+    expected = _expected_shapes(config, vocab_size)
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            found = {n: shape for n, shape in shapes.items() if n.startswith(_MODEL)}
+            if found != expected:
+                raise AttnlmError(f"{path} does not hold the model that its run describes")
+            tensors = {name: file.get_tensor(name) for name in shapes}
+    except (OSError, SafetensorError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) or not path.exists():
+            raise AttnlmError(f"there is no checkpoint {path}") from None
+        raise _damaged(path) from None
+    described = metadata.get("facts", "")
+    if metadata.get("digest") != _digest(described, tensors):
+        raise _damaged(path)
+    model = build_model(config, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[_MODEL + name])
+    state = {name: t for name, t in tensors.items() if name.startswith(_OPTIMIZER)}
+    return model, json.loads(described), state
+
+
+def restore_optimizers(
+    model: LanguageModel, optimizers: Optimizers, tensors: Mapping[str, Tensor]
+) -> None:
+    """Gives the optimizers the state that `load_checkpoint` returned."""
+    for name, parameter, optimizer in _owners(model, optimizers):
+        prefix = f"{_OPTIMIZER}{name}/"
+        for key, tensor in tensors.items():
+            if key.startswith(prefix):
+                state = optimizer.state[parameter]
+                state[key.removeprefix(prefix)] = tensor.to(parameter.device)
+
+
+def _optimizer_tensors(model: LanguageModel, optimizers: Optimizers) -> dict[str, Tensor]:
+    return {
+        f"{_OPTIMIZER}{name}/{key}": value
+        for name, parameter, optimizer in _owners(model, optimizers)
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def _owners(
+    model: LanguageModel, optimizers: Optimizers
+) -> list[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [
+        (names[id(parameter)], parameter, optimizer)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = build_model(config, vocab_size)
+    return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(described.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"{path} is damaged: it does not match its own digest",
+        "the run's other checkpoint may be whole: try --checkpoint last or best",
+    )

@@ -1,0 +1,197 @@
+"""How the command line looks: results on stdout, all else on stderr, bars only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attnlm.events import Note, Progress
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from attnlm.run import Run
+
+
+def result(text: str) -> None:
+    """A line of what was asked for."""
+    print(text, flush=True)  # noqa: T201
+
+
+def result_json(content: Mapping[str, Any]) -> None:
+    """One object on one line."""
+    result(json.dumps(content, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """A line for the person at the keyboard."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def say_facts(facts: Mapping[str, str]) -> None:
+    """Aligned lines `label  value`, the labels in colour on a terminal."""
+    width = max(map(len, facts))
+    for label, value in facts.items():
+        say_styled(f"{label:<{width}}", "cyan", f"  {value}")
+
+
+def say_styled(text: str, style: str, rest: str = "") -> None:
+    """`text` in a style, `rest` plain; on anything but a terminal all plain."""
+    if not sys.stderr.isatty():
+        say(text + rest)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble((text, style), rest))
+
+
+def say_next(command: str) -> None:
+    """What to type after this."""
+    say_styled("next", "bold green", f"  {command}")
+
+
+def fail(message: str, hint: str | None) -> None:
+    """What went wrong, and what to do about it."""
+    say_styled("error:", "bold red", f" {message}")
+    if hint:
+        say_styled("hint:", "bold yellow", f" {hint}")
+
+
+def bar(total: float | None, unit: str, label: str, initial: float = 0) -> tqdm[Any]:
+    """A progress bar on a terminal; nothing elsewhere."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=initial,
+        unit=unit,
+        unit_scale=unit != "step",
+        desc=label,
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+        dynamic_ncols=True,
+        leave=False,
+    )
+
+
+@dataclass
+class PreparationDisplay:
+    """Listens to `prepare`: notes as lines, progress as bars."""
+
+    _bar: tqdm[Any] | None = None
+    _task: str = ""
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Note):
+            self.close()
+            say(event.text)
+        elif isinstance(event, Progress):
+            if self._bar is None or event.task != self._task:
+                self.close()
+                self._bar, self._task = bar(event.total, event.unit, event.task), event.task
+            self._bar.n = event.done
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Ends the bar that is open."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+@dataclass
+class TrainingDisplay:
+    """Listens to `train`: a header, a bar or a line per evaluation."""
+
+    quiet: bool = False
+    run: Run | None = None
+    """The run, once it has begun."""
+    _losses: dict[str, float] = field(default_factory=dict)
+    _bar: tqdm[Any] | None = None
+
+    def __call__(self, event: object) -> None:
+        from attnlm.training import Evaluated, Finished, Started, Stepped
+
+        if isinstance(event, Note):
+            self._say(event.text)
+        elif isinstance(event, Started):
+            self.run = event.run
+            if not self.quiet:
+                self._started(event)
+        elif isinstance(event, Stepped) and self._bar is not None:
+            self._bar.n = event.step
+            self._losses["loss"] = event.loss
+            self._show(event.tokens_per_second)
+        elif isinstance(event, Evaluated) and not self.quiet:
+            self._evaluated(event)
+        elif isinstance(event, Finished):
+            self.close()
+            if event.out_of_patience:
+                self._say(f"stopped at step {event.step}: --patience ran out")
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _started(self, event: Any) -> None:
+        run, training, dataset = event.run, event.run.config.training, event.run.dataset
+        model = run.config.model
+        sizes = {
+            "layers": model.layers,
+            "heads": model.heads,
+            "embed_dim": model.embed_dim,
+            "head_size": model.head_size,
+            "block_size": model.block_size,
+            "dropout": model.dropout,
+        }
+        shape = ", ".join(f"{name} {value}" for name, value in sizes.items() if value)
+        device = event.device
+        say_facts(
+            {
+                "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
+                f"{dataset['train_tokens']:,} tokens to train on, "
+                f"{dataset['val_tokens']:,} to validate",
+                "model": f"{model.model}, {run.parameters:,} parameters: {shape}",
+                "training": f"{training.steps:,} steps of {training.batch_size} × "
+                f"{model.block_size} tokens, {training.optimizer} {training.learning_rate:g} "
+                f"{training.schedule}, seed {training.seed}",
+                "device": f"{device.name} ({device.reason}), {device.dtype}"
+                + (f", {training.threads} threads" if device.name == "cpu" else ""),
+                "run": str(run.path),
+            }
+        )
+        if sys.stderr.isatty():
+            self._bar = bar(training.steps, "step", "train", event.first_step)
+
+    def _evaluated(self, event: Any) -> None:
+        record = event.record
+        self._losses["val"] = record["val_loss"]
+        if self._bar is not None:
+            self._bar.n = record["step"]
+            self._show(record["tokens_per_second"])
+            return
+        train = record["train_loss"]
+        say(
+            f"step {record['step']:>6}"
+            f"  train {'  –   ' if train is None else format(train, '.4f')}"
+            f"  validation {record['val_loss']:.4f}{'*' if event.improved else ' '}"
+            f"  {record['tokens_per_second']:>9,} tokens/s"
+            f"  {record['seconds']:>7.1f} s"
+        )
+
+    def _show(self, tokens_per_second: float) -> None:
+        assert self._bar is not None
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in self._losses.items())
+        self._bar.set_postfix_str(f"{shown}  {tokens_per_second:,.0f} tokens/s", refresh=True)
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        say(text)

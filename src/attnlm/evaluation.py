@@ -1,0 +1,105 @@
+"""The loss over the whole validation split, at fixed windows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attnlm.batches import Ids, check_length
+from attnlm.dataset import open_dataset
+from attnlm.device import Device
+from attnlm.errors import AttnlmError
+from attnlm.model import LanguageModel, cross_entropy
+from attnlm.run import Run, load_model, open_dataset_of, open_run
+
+# A split longer than this is evaluated on its first part; whoever prints the loss says so.
+MOST_TOKENS = 2**22
+
+# Enough for products to run at full speed, little enough for logits to fit in memory.
+_LOGITS_AT_ONCE = 2**23
+_TOKENS_AT_ONCE = 2**13
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss in nats per token over `tokens` predicted tokens."""
+
+    loss: float
+    tokens: int
+    bits_per_byte: float
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss: between how many tokens the model hesitates."""
+        return math.exp(min(self.loss, 700.0))
+
+
+@torch.inference_mode()
+def validation_loss(
+    model: LanguageModel, tokens: Ids, device: Device, *, bytes_per_token: float
+) -> Evaluation:
+    """Mean loss of predicting every token of a split but its first.
+
+    Windows of block_size follow each other without overlap; the last may be shorter. Raises
+    AttnlmError when the split is too short for one window.
+    """
+    tokens = tokens[:MOST_TOKENS]
+    block_size = model.config.block_size
+    check_length(len(tokens), block_size, "validation")
+    whole = (len(tokens) - 1) // block_size
+    inputs = tokens[: whole * block_size].reshape(whole, block_size)
+    targets = tokens[1 : whole * block_size + 1].reshape(whole, block_size)
+    at_once = max(1, min(_TOKENS_AT_ONCE, _LOGITS_AT_ONCE // model.vocab_size) // block_size)
+    training = model.training
+    model.eval()
+    total = 0.0
+    for first in range(0, whole, at_once):
+        part = slice(first, first + at_once)
+        total += _summed_loss(model, inputs[part], targets[part], device)
+    rest = slice(whole * block_size, len(tokens))
+    if len(tokens[rest]) > 1:
+        total += _summed_loss(model, tokens[rest][None, :-1], tokens[rest][None, 1:], device)
+    model.train(training)
+    loss = total / (len(tokens) - 1)
+    return Evaluation(loss, len(tokens) - 1, loss / math.log(2) / bytes_per_token)
+
+
+def _summed_loss(model: LanguageModel, inputs: Ids, targets: Ids, device: Device) -> float:
+    inputs_BT = torch.from_numpy(inputs.astype(np.int64)).to(device.torch)
+    targets_BT = torch.from_numpy(targets.astype(np.int64)).to(device.torch)
+    with device.autocast():
+        loss = cross_entropy(model(inputs_BT), targets_BT)
+    return float(loss) * targets.size
+
+
+def evaluate(
+    run: str | Path | Run | None = None,
+    *,
+    checkpoint: str = "best",
+    data: str | Path | None = None,
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+) -> Evaluation:
+    """The loss of a run's checkpoint over the whole validation split, of `data` if given.
+
+    It is the number that training logged. Raises AttnlmError when something is missing or
+    damaged, or when `data` was encoded by another tokenizer.
+    """
+    if not isinstance(run, Run):
+        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
+    if data is None:
+        dataset = open_dataset_of(run, Path(data_dir))
+    else:
+        dataset = open_dataset(data, data_dir=data_dir)
+        if dataset.tokenizer.to_json() != run.tokenizer.to_json():
+            raise AttnlmError(
+                f"{dataset.name} was encoded by another tokenizer than {run.name}'s",
+                "a model can only be asked about the ids that it was trained on",
+            )
+    model, chosen = load_model(run, checkpoint=checkpoint, device=device)
+    return validation_loss(model, dataset.val, chosen, bytes_per_token=dataset.bytes_per_token)

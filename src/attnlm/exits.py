@@ -1,0 +1,110 @@
+"""From how a command ends to an exit code and at most two lines: no traceback reaches a user.
+
+0 done, 1 a problem, 2 wrong by the arguments alone, 130 and 143 stopped, 70 a fault of our own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+
+from attnlm import console
+from attnlm.errors import AttnlmError
+from attnlm.interruption import Interrupted
+
+
+def run_and_exit(command: Callable[[], object]) -> NoReturn:
+    """Runs `command` and ends the process."""
+    _prepare_streams()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = _run(command)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted; nothing more can or need be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.stdin):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(
+                encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else None
+            )
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(signum)
+
+
+def _run(command: Callable[[], object]) -> int:
+    """The command's exit code; every failure is told in one line."""
+    try:
+        command()
+    except AttnlmError as error:
+        console.fail(error.message, error.hint)
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
+        return 128 + signum
+    except typer.Abort:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
+        return _explain(error)
+    return 0
+
+
+def _explain(error: Exception) -> int:
+    usage = typer.BadParameter.__base__
+    if usage is not None and isinstance(error, usage):
+        return _explain_usage(error)
+    if _is_out_of_memory(error):
+        console.fail(
+            "there is not enough memory", "lower --batch-size, --block-size or --embed-dim"
+        )
+        return 1
+    if isinstance(error, OSError):
+        about = f"{error.filename}: " if error.filename else ""
+        console.fail(
+            f"{about}{error.strerror or error}", "check the path, its permissions and room"
+        )
+        return 1
+    if os.environ.get("ATTNLM_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    console.fail(
+        f"a fault of attnlm's own: {type(error).__name__}: {str(error).splitlines()[:1]}",
+        "please report it, with what ATTNLM_DEBUG=1 shows",
+    )
+    return 70
+
+
+def _explain_usage(error: Any) -> int:
+    message = str(error.format_message()).splitlines()[0]
+    command = error.ctx.command_path if error.ctx is not None else "attnlm"
+    near = sorted(getattr(error, "possibilities", None) or ())
+    if near:
+        message = message.split(" (")[0].removesuffix(".")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see {command} --help"
+    console.fail(message[:1].lower() + message[1:], hint)
+    return 2
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("out of memory" in text or "can't allocate memory" in text)
+    )

@@ -1,0 +1,201 @@
+"""From settings to a run that trains: a new one, or one that goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from attnlm.batches import check_length
+from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
+from attnlm.dataset import Dataset, open_dataset
+from attnlm.device import Device, choose_device
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.evaluation import validation_loss
+from attnlm.events import Note, OnEvent, ignore
+from attnlm.interruption import Interruption
+from attnlm.model import count_parameters
+from attnlm.run import Run, create_run, open_dataset_of, open_run
+from attnlm.training import Stepper, TrainingState, fit, initial_state, saved_state
+
+_TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads")
+
+
+def train(
+    dataset: str | Path | None = None,
+    *,
+    recipe: str | Path | None = None,
+    resume: str | Path | None = None,
+    name: str | None = None,
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    on_event: OnEvent | None = None,
+    **settings: Setting,
+) -> Run:
+    """Trains a model on a prepared data set, and returns the run.
+
+    `dataset` is a name or path, by default the one prepared last; `settings` are the fields of
+    ModelConfig and TrainingConfig. With `resume` the named run goes on; beside it only steps,
+    eval_every, patience, device and threads are taken. `on_event` is called with what happens:
+    Note, and the events of training.py.
+
+    Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
+    last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
+    """
+    on_event = on_event or ignore
+    if resume is None:
+        config = resolve(settings, load_recipe(str(recipe)) if recipe is not None else None)
+        opened = open_dataset(dataset, data_dir=data_dir)
+        run, state = _begin(config, opened, name, Path(checkpoint_dir), on_event)
+    else:
+        if dataset is not None or recipe is not None or name is not None:
+            raise UsageError(
+                "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
+            )
+        earlier = open_run(resume, checkpoint_dir=Path(checkpoint_dir))
+        run, opened, state = _go_on(earlier, Path(data_dir), settings, on_event)
+    fit(run, opened, state, on_event)
+    return run
+
+
+def _begin(
+    config: Config, dataset: Dataset, name: str | None, checkpoint_dir: Path, on_event: OnEvent
+) -> tuple[Run, TrainingState]:
+    """A new run's folder, and its state before the first step."""
+    for key in config.dropped:
+        on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
+    check_length(dataset.train_tokens, config.model.block_size, "training")
+    check_length(dataset.val_tokens, config.model.block_size, "validation")
+    _check_table_fits(config, dataset.vocab_size)
+    device = choose_device(config.training.device, config.training.dtype)
+    config = replace(config, training=_decided(config.training, device))
+    if config.training.steps is None:
+        config = replace(config, training=_planned(config, dataset, device))
+    state = initial_state(config, dataset.vocab_size, device)
+    parameters = count_parameters(state.model)
+    run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
+    return run, state
+
+
+def _go_on(
+    run: Run, data_dir: Path, settings: dict[str, Setting], on_event: OnEvent
+) -> tuple[Run, Dataset, TrainingState]:
+    """A run as it was saved last, with its data set."""
+    for key in settings:
+        if key not in _TAKEN_BESIDE_RESUME:
+            taken = ", ".join(flag(k) for k in _TAKEN_BESIDE_RESUME)
+            raise UsageError(
+                f"{flag(key)} can't be changed in a run that goes on",
+                f"beside --resume only {taken} are taken",
+            )
+    recorded = run.config.settings()
+    changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
+    for key in sorted(changed.keys() & {"device", "threads"}):
+        on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
+    config = resolve(changed, recorded)
+    device = choose_device(config.training.device, config.training.dtype)
+    config = replace(config, training=_decided(config.training, device))
+    dataset = open_dataset_of(run, data_dir)
+    run = replace(run, config=config)
+    state = saved_state(run, device)
+    if state.step > (config.training.steps or 0):
+        raise AttnlmError(
+            f"{run.name} has made {state.step} steps already",
+            f"give --steps {2 * state.step}, or any total above {state.step}",
+        )
+    run.keep_metrics_until(state.step)
+    if changed:
+        run.save_config()
+    return run, dataset, state
+
+
+def _decided(config: TrainingConfig, device: Device) -> TrainingConfig:
+    """Settles what was left open, so that the saved configuration is complete."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.compile == "on" and device.name == "cpu" and not _has_compiler():
+        raise AttnlmError(
+            "--compile on needs a C++ compiler, and there is none",
+            "install g++ or clang++, or leave --compile out",
+        )
+    return replace(
+        config,
+        seed=secrets.randbits(31) if config.seed is None else config.seed,
+        device=device.name,
+        dtype=device.dtype,
+        compile="on" if config.compile == "on" else "off",
+        threads=torch.get_num_threads(),
+    )
+
+
+def _has_compiler() -> bool:
+    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
+
+
+# Weights, gradient and AdamW's two moments, in float32.
+_TRAINING_BYTES_PER_PARAMETER = 16
+_LARGEST_TABLE = 2**35
+
+
+def _check_table_fits(config: Config, vocab_size: int) -> None:
+    needed = _TRAINING_BYTES_PER_PARAMETER * vocab_size**2
+    if config.model.model == "bigram" and needed > min(_memory(), _LARGEST_TABLE):
+        raise AttnlmError(
+            f"a bigram table of {vocab_size:,} × {vocab_size:,} takes "
+            f"{needed / 1e9:.0f} GB to train",
+            "prepare the text with fewer ids, such as --tokenizer bpe:1024",
+        )
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has, where it tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return _LARGEST_TABLE
+
+
+# Of the budget: what the trial of speed may take, and what evaluations may take.
+_TRIAL_SHARE, _EVALUATION_SHARE = 0.03, 0.15
+
+
+def _planned(config: Config, dataset: Dataset, device: Device) -> TrainingConfig:
+    """Turns a budget into steps, by the speed of a trial whose weights are thrown away."""
+    budget = config.training.budget
+    assert budget is not None
+    began = time.perf_counter()
+    trial = replace(config, training=with_steps(config.training, 2**30))
+    state = initial_state(trial, dataset.vocab_size, device)
+    evaluating = _seconds_of_evaluation(state, dataset)
+    stepping = _seconds_per_step(Stepper(state, trial, dataset), _TRIAL_SHARE * budget)
+    left = max(0.0, budget - (time.perf_counter() - began))
+    if config.training.eval_every is not None:
+        steps = left / (stepping + evaluating / config.training.eval_every)
+        return with_steps(config.training, max(1, int(steps)))
+    evaluations = min(20, max(1, int(_EVALUATION_SHARE * left / evaluating)))
+    steps = max(1, int((left - (evaluations + 1) * evaluating) / stepping))
+    planned = replace(config.training, eval_every=math.ceil(steps / evaluations))
+    return with_steps(planned, steps)
+
+
+def _seconds_of_evaluation(state: TrainingState, dataset: Dataset) -> float:
+    began = time.perf_counter()
+    validation_loss(state.model, dataset.val, state.device, bytes_per_token=1.0)
+    return time.perf_counter() - began
+
+
+def _seconds_per_step(stepper: Stepper, at_most: float) -> float:
+    """Measured after a few steps of warm-up, over `at_most` seconds or at least three steps."""
+    interruption = Interruption()
+    for _ in range(3):
+        stepper.step(interruption).item()
+    began, first = time.perf_counter(), stepper.state.step
+    while stepper.state.step < first + 3 or time.perf_counter() - began < at_most:
+        stepper.step(interruption).item()
+    return (time.perf_counter() - began) / (stepper.state.step - first)

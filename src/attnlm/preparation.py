@@ -1,0 +1,428 @@
+"""A text becomes a data set: read twice in a stream, encoded, and put in place whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm import bpe
+from attnlm.corpus import Corpus, get_corpus
+from attnlm.dataset import FORMAT, Dataset, id_dtype, open_dataset, sampled_hash
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import Note, OnEvent, Progress, ignore
+from attnlm.files import file_hash, replacing, write_json
+from attnlm.folders import check_name, write_latest
+from attnlm.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    bpe_size,
+    code_points,
+    encoded,
+    safe_pieces,
+    save,
+)
+
+if sys.platform != "win32":
+    import fcntl
+
+# UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
+_SAMPLE_BYTES = 2**22
+_SAMPLE_BLOCK = 2**14  # characters
+_MOST_BIGRAM_IDS = 1024
+_COUNTED_AT_ONCE = 2**20  # tokens
+_WORKSPACE = ".prepare-"
+
+
+def prepare(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    tokenizer: str = "char",
+    val_fraction: float = 0.1,
+    val_file: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    data_dir: str | Path = "data",
+    encoding: str = "utf-8",
+    offline: bool = False,
+    force: bool = False,
+    on_event: OnEvent = ignore,
+) -> Dataset:
+    """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
+
+    `source` is what `corpus.get_corpus` takes. The last `val_fraction` of its characters are the
+    validation split; or, with `val_file`, the whole of that text. A data set with the same
+    content is left as it is, one with other content is replaced only with `force`.
+
+    Raises UsageError for arguments that make no sense, AttnlmError for a text that can't be had,
+    read, split or encoded, and for files that can't be written. What was there stays then.
+    """
+    bpe_size(tokenizer)  # for its error
+    if not 0 < val_fraction < 1:
+        raise UsageError(f"--val-fraction can't be {val_fraction}", "it lies between 0 and 1")
+    if name is not None:
+        check_name(name, "--name")
+    data_dir = Path(data_dir)
+    with _translating(data_dir), _workspace(data_dir) as work:
+
+        def read(place: str | os.PathLike[str] | None) -> _Text:
+            corpus = get_corpus(
+                place, encoding=encoding, offline=offline, spool=work, on_event=on_event
+            )
+            return _read(corpus, on_event)
+
+        if val_file is None:
+            split = _Split(read(source), float(val_fraction), None)
+        else:
+            split = _Split(read(source), None, read(Path(val_file)))
+        name = name or f"{split.text.corpus.name}-{tokenizer.replace(':', '')}"
+        target = data_dir / name
+        if _is_prepared(target, tokenizer, split, force):
+            text_hash = f"{split.text.sha256[:12]}…"
+            on_event(Note(f"{target} is prepared already, from the same text ({text_hash})"))
+        else:
+            chosen = _tokenizer(tokenizer, split, work, offline, on_event)
+            _build(work / "new", name, split, chosen, on_event)
+            _install(work, target, lambda: _is_prepared(target, tokenizer, split, force))
+        write_latest(data_dir, name)
+        return open_dataset(target)
+
+
+# --- The text, and where it is split --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A corpus that was read once. `sha256` is of its UTF-8, `distinct` sorted."""
+
+    corpus: Corpus
+    characters: int
+    utf8_bytes: int
+    sha256: str
+    distinct: str
+
+    def pieces(self) -> Iterator[str]:
+        """The text again. Raises AttnlmError at its end when it is not the same any more."""
+        digest = hashlib.sha256()
+        for piece in self.corpus.pieces():
+            digest.update(encoded(piece, "utf-8"))
+            yield piece
+        if digest.hexdigest() != self.sha256:
+            raise AttnlmError(
+                f"{self.corpus.source} changed while it was read",
+                "prepare it when nothing writes to it any more",
+            )
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What to train and to validate on: two texts, or one less the last `val_fraction` of it."""
+
+    text: _Text
+    val_fraction: float | None
+    val_text: _Text | None
+
+    @property
+    def train_characters(self) -> int:
+        # As written: the double 0.9 is a little more than 9/10, which would cost a character.
+        fraction = Fraction(str(self.val_fraction or 0))
+        return math.floor(self.text.characters * (1 - fraction))
+
+    @property
+    def characters(self) -> int:
+        return self.text.characters + (self.val_text.characters if self.val_text else 0)
+
+    def pieces(self) -> Iterator[tuple[str, str]]:
+        """Both splits, each piece with the name of its split."""
+        left = self.train_characters
+        for piece in self.text.pieces():
+            if left > 0:
+                yield "train", piece[:left]
+            if left < len(piece):
+                yield "val", piece[left:]
+            left = max(0, left - len(piece))
+        if self.val_text:
+            for piece in self.val_text.pieces():
+                yield "val", piece
+
+    def train_sample(self) -> list[str]:
+        """The training split, or blocks spread evenly over it when it is large."""
+        share = min(Fraction(1), Fraction(_SAMPLE_BYTES, self.text.utf8_bytes))
+        stride = math.ceil(_SAMPLE_BLOCK / share)
+        blocks = []
+        position = 0
+        for _, piece in itertools.takewhile(lambda item: item[0] == "train", self.pieces()):
+            for start in range(-(position % stride), len(piece), stride):
+                blocks.append(piece[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
+            position += len(piece)
+        return blocks
+
+
+def _read(corpus: Corpus, on_event: OnEvent) -> _Text:
+    """Reads a corpus once, for its counts and its hash. Raises AttnlmError when it is empty."""
+    characters = utf8_bytes = 0
+    digest = hashlib.sha256()
+    is_there = np.zeros(0x110000, np.bool_)
+    for piece in corpus.pieces():
+        utf8 = encoded(piece, "utf-8")
+        digest.update(utf8)
+        is_there[code_points(piece)] = True
+        characters += len(piece)
+        utf8_bytes += len(utf8)
+        on_event(Progress("read", characters, None, "chars"))
+    if characters == 0:
+        raise AttnlmError(f"{corpus.source} is empty", "give a text with something in it")
+    distinct = "".join(map(chr, np.flatnonzero(is_there)))
+    return _Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)
+
+
+def _tokenizer(
+    spec: str, split: _Split, spool: Path, offline: bool, on_event: OnEvent
+) -> Tokenizer:
+    """The tokenizer of that spec: of the whole text for char, of the training split for bpe:N."""
+    size = bpe_size(spec)
+    if size is not None:
+        return bpe.train(spec, size, split.train_sample(), on_event)
+    if spec == "char":
+        texts = filter(None, (split.text, split.val_text))
+        return CharTokenizer("".join(sorted(set().union(*(text.distinct for text in texts)))))
+    if spec == "byte":
+        return ByteTokenizer()
+    return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
+
+
+# --- What goes into the folder --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Bin:
+    """A file of ids that was written; `utf8_bytes` are those of the text."""
+
+    tokens: int
+    utf8_bytes: int
+    sha256: str
+
+
+def _build(folder: Path, name: str, split: _Split, tokenizer: Tokenizer, on_event: OnEvent) -> None:
+    """Makes `folder` a whole data set, with meta.json as its last file."""
+    folder.mkdir()
+    bins = _write_bins(folder, split, tokenizer, on_event)
+    save(tokenizer, folder / "tokenizer.json")
+    text, val_text, val_tokens = split.text, split.val_text, bins["val"].tokens
+    floor_nats = None
+    if text.corpus.floor_nats and not val_text:
+        floor_nats = text.corpus.floor_nats.get(split.train_characters)
+    meta = {
+        "format": FORMAT,
+        "name": name,
+        "source": text.corpus.source,
+        "source_sha256": text.sha256,
+        "val_source": val_text.corpus.source if val_text else None,
+        "val_source_sha256": val_text.sha256 if val_text else None,
+        "encoding": text.corpus.encoding,
+        "val_fraction": split.val_fraction,
+        "characters": split.characters,
+        "train_characters": split.train_characters,
+        "val_characters": split.characters - split.train_characters,
+        "val_bytes": bins["val"].utf8_bytes,
+        "tokenizer": tokenizer.name,
+        "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": id_dtype(tokenizer.vocab_size).name,
+        "bigram_loss": _bigram_loss(folder, tokenizer.vocab_size),
+        "floor": None if floor_nats is None else floor_nats / val_tokens,
+    }
+    for key, written in bins.items():
+        meta[f"{key}_tokens"] = written.tokens
+        meta[f"{key}_sha256"] = written.sha256
+        meta[f"{key}_sampled_sha256"] = sampled_hash(folder / f"{key}.bin")
+    write_json(folder / "meta.json", meta)
+
+
+def _write_bins(
+    folder: Path, split: _Split, tokenizer: Tokenizer, on_event: OnEvent
+) -> dict[str, _Bin]:
+    """Encodes both splits. Raises AttnlmError when one of them has less than two tokens."""
+    done = 0
+
+    def count(characters: int) -> None:
+        nonlocal done
+        done += characters
+        on_event(Progress("encode", done, split.characters, "chars"))
+
+    bins = {
+        key: _write_bin(folder / f"{key}.bin", map(itemgetter(1), pieces), tokenizer, count)
+        for key, pieces in itertools.groupby(split.pieces(), itemgetter(0))
+    }
+    for key, title in (("train", "training"), ("val", "validation")):
+        if key not in bins or bins[key].tokens < 2:
+            raise AttnlmError(
+                f"the {title} split of {split.text.corpus.source} has less than two tokens",
+                "give a longer text, or another --val-fraction",
+            )
+    return bins
+
+
+def _write_bin(
+    path: Path, texts: Iterable[str], tokenizer: Tokenizer, count: Callable[[int], None]
+) -> _Bin:
+    tokens = utf8_bytes = 0
+    digest = hashlib.sha256()
+    with replacing(path) as file:
+        for text in safe_pieces(texts):
+            ids = tokenizer.encode(text).astype(id_dtype(tokenizer.vocab_size))
+            file.write(ids.data)
+            digest.update(ids.data)
+            tokens += len(ids)
+            utf8_bytes += len(text.encode())
+            count(len(text))
+    return _Bin(tokens, utf8_bytes, digest.hexdigest())
+
+
+def _bigram_loss(folder: Path, vocab_size: int) -> float | None:
+    """Nats per validation token of training counts plus one; None for large vocabularies."""
+    if vocab_size > _MOST_BIGRAM_IDS:
+        return None
+    counts_VV = _pair_counts(folder / "train.bin", vocab_size) + 1
+    log_p_VV = np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
+    val_counts_VV = _pair_counts(folder / "val.bin", vocab_size)
+    return float(-(val_counts_VV * log_p_VV).sum() / val_counts_VV.sum())
+
+
+def _pair_counts(path: Path, vocab_size: int) -> NDArray[np.int64]:
+    """How often each id follows each, shape (V, V): row the former, column the latter."""
+    dtype = id_dtype(vocab_size)
+    counts = np.zeros(vocab_size**2, np.int64)
+    before = np.empty(0, dtype)
+    # Not mapped to memory: the pages read would count as ours.
+    with path.open("rb") as file:
+        while len(ids := np.fromfile(file, dtype, _COUNTED_AT_ONCE)):
+            joined = np.concatenate([before, ids]).astype(np.int64)
+            counts += np.bincount(joined[:-1] * vocab_size + joined[1:], minlength=len(counts))
+            before = ids[-1:]
+    return counts.reshape(vocab_size, vocab_size)
+
+
+# --- Where the folder goes ------------------------------------------------------------------------
+
+
+def _is_prepared(target: Path, spec: str, split: _Split, force: bool) -> bool:
+    """Whether what is at `target` can stay; False means that it may be replaced, or is nothing.
+
+    Raises AttnlmError when it is something else, and without `force` also when it is a data set
+    that is damaged or has other content.
+    """
+    if not os.path.lexists(target):
+        return False
+    if not (target / "meta.json").is_file():
+        raise AttnlmError(f"{target} exists and is not a data set", "choose another --name")
+    if force:
+        return False
+    hint = "--force replaces it, another --name keeps it"
+    try:
+        there = open_dataset(target)
+    except AttnlmError as error:
+        raise AttnlmError(f"{target} exists, and {error}", hint) from None
+    if (
+        there.tokenizer.name == spec
+        and there.source_sha256 == split.text.sha256
+        and there.val_source_sha256 == (split.val_text.sha256 if split.val_text else None)
+        and there.train_characters == split.train_characters
+    ):
+        return True
+    raise AttnlmError(f"{target} exists with other content", hint)
+
+
+def _install(work: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
+    """Moves the folder `new` in `work` to `target`, unless `is_prepared` what is there by then."""
+    for attempt in itertools.count():
+        old = work / f"old-{attempt}"
+        if os.path.lexists(target):
+            if is_prepared():
+                return
+            target.rename(old)
+        try:
+            (work / "new").rename(target)
+            return
+        except OSError:
+            # Either somebody else was faster, and all begins again, or it can't be done.
+            if not os.path.lexists(target):
+                if old.exists():
+                    old.rename(target)
+                raise
+
+
+@contextlib.contextmanager
+def _workspace(data_dir: Path) -> Iterator[Path]:
+    """A hidden folder in `data_dir`, deleted in the end; those of killed processes go first."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    for leftover in data_dir.glob(f"{_WORKSPACE}*"):
+        with _locked(leftover, wait=False) as is_dead:
+            if is_dead:
+                shutil.rmtree(leftover, ignore_errors=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=data_dir))
+        with _locked(folder, wait=True):
+            # Somebody may have taken it for a leftover before it was locked.
+            if not folder.is_dir():
+                continue
+            try:
+                yield folder
+                return
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Locks a folder, and says whether it could; a process that is killed unlocks all of its."""
+    descriptor = _lock(folder, wait)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """A descriptor that locks `folder` until it is closed, or None.
+
+    Windows, and some network file systems, lock no folders: what is left over stays there.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+@contextlib.contextmanager
+def _translating(data_dir: Path) -> Iterator[None]:
+    """Turns what the system says about our files into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise AttnlmError(
+            f"can't write {error.filename or data_dir}: {error.strerror}",
+            "free some space, or name another --data-dir",
+        ) from error

@@ -1,0 +1,202 @@
+"""A run's folder: configuration, tokenizer, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm import files, tokenizer
+from attnlm.checkpoint import load_checkpoint
+from attnlm.config import Config, resolve
+from attnlm.dataset import Dataset, open_dataset
+from attnlm.device import Device, choose_device
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.folders import check_name, find_folder, write_latest
+from attnlm.model import LanguageModel
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was begun: `path` holds all that is needed to sample from it or to go on."""
+
+    path: Path
+    config: Config
+    vocab_size: int
+    parameters: int
+    dataset: Mapping[str, Any]
+    """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.safetensors"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "last.safetensors"
+
+    def checkpoint(self, which: str) -> Path:
+        """The file of `best` or `last`. Raises UsageError for any other word."""
+        if which not in ("best", "last"):
+            raise UsageError(f"--checkpoint can't be {which!r}", "it is best or last")
+        return self.best if which == "best" else self.last
+
+    @cached_property
+    def tokenizer(self) -> tokenizer.Tokenizer:
+        """The tokenizer that the run's data were encoded with; it lies in the run's folder."""
+        return tokenizer.load(self.path / "tokenizer.json")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per evaluation, oldest first. A line cut short by a crash is left out."""
+        records = []
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if not line.endswith("\n"):
+                    break
+                records.append(_metrics_record(line, path))
+        return records
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Adds one record."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def keep_metrics_until(self, step: int) -> list[dict[str, Any]]:
+        """Drops what was recorded after `step`, and returns the rest."""
+        kept = [record for record in self.metrics() if record["step"] <= step]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        files.write_bytes(self.path / "metrics.jsonl", lines.encode())
+        return kept
+
+    def save_config(self) -> None:
+        """Writes config.json."""
+        content = {
+            "format": _FORMAT,
+            "attnlm": attnlm.__version__,
+            "config": self.config.settings(),
+            "vocab_size": self.vocab_size,
+            "parameters": self.parameters,
+            "dataset": dict(self.dataset),
+        }
+        files.write_json(self.path / "config.json", content)
+
+
+def create_run(
+    config: Config, dataset: Dataset, parameters: int, *, name: str | None, checkpoint_dir: Path
+) -> Run:
+    """Makes the folder of a new run, `<model>-001` and so on unless named.
+
+    Raises AttnlmError when the name is taken, UsageError when it can't be a folder's name.
+    """
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    path = _new_folder(checkpoint_dir, config.model.model, name)
+    about = {
+        "name": dataset.name,
+        "path": str(dataset.path),
+        "train_sha256": dataset.train_sha256,
+        "val_sha256": dataset.val_sha256,
+        "train_tokens": dataset.train_tokens,
+        "val_tokens": dataset.val_tokens,
+        "val_bytes": dataset.val_bytes,
+        "bigram_loss": dataset.bigram_loss,
+        "floor": dataset.floor,
+    }
+    run = Run(path, config, dataset.vocab_size, parameters, about)
+    tokenizer.save(dataset.tokenizer, path / "tokenizer.json")
+    run.save_config()
+    write_latest(checkpoint_dir, run.name)
+    return run
+
+
+def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoints")) -> Run:
+    """The run of that name or path, or the latest one.
+
+    Raises AttnlmError when there is none, or when its configuration is damaged.
+    """
+    path = find_folder(name, checkpoint_dir, kind="run", hint="train one: attnlm train")
+    content = files.read_json(path / "config.json")
+    try:
+        if content["format"] != _FORMAT:
+            raise AttnlmError(
+                f"{path} was written by another version of attnlm ({content['attnlm']})",
+                "use that version",
+            )
+        config = resolve({}, content["config"])
+        return Run(path, config, content["vocab_size"], content["parameters"], content["dataset"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AttnlmError(
+            f"{path / 'config.json'} is not a run's configuration ({error})"
+        ) from None
+
+
+def load_model(run: Run, *, checkpoint: str, device: str) -> tuple[LanguageModel, Device]:
+    """The model of a run's best or last checkpoint on a device, and that device.
+
+    Raises AttnlmError when files are missing or damaged, or the device can't be had.
+    """
+    path = run.checkpoint(checkpoint)
+    # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
+    dtype = "float32" if run.config.training.dtype == "float32" else "auto"
+    chosen = choose_device(device, dtype)
+    model, _, _ = load_checkpoint(path, run.config.model, run.vocab_size)
+    return model.to(chosen.torch), chosen
+
+
+def open_dataset_of(run: Run, data_dir: Path) -> Dataset:
+    """The data set that a run is trained on: where it was, or by its name below `data_dir`.
+
+    Raises AttnlmError when it is gone, or is another one by now.
+    """
+    recorded = Path(run.dataset["path"])
+    dataset = open_dataset(
+        recorded if recorded.is_dir() else run.dataset["name"], data_dir=data_dir
+    )
+    for key in ("train_sha256", "val_sha256"):
+        if getattr(dataset, key) != run.dataset[key]:
+            raise AttnlmError(
+                f"{dataset.path} is not the data set that {run.name} was trained on",
+                f"prepare that one again, or move it to {recorded}",
+            )
+    return dataset
+
+
+def _new_folder(checkpoint_dir: Path, model: str, name: str | None) -> Path:
+    if name is not None:
+        check_name(name, "--name")
+        path = checkpoint_dir / name
+        try:
+            path.mkdir()
+        except FileExistsError:
+            raise AttnlmError(
+                f"there is a run called {name} already, and runs are never overwritten",
+                f"give another --name, or go on with it: attnlm train --resume {name}",
+            ) from None
+        return path
+    number = 1
+    while True:
+        path = checkpoint_dir / f"{model}-{number:03}"
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _metrics_record(line: str, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        assert isinstance(record["step"], int)
+        return dict(record)
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+        raise AttnlmError(f"{path} is damaged") from None

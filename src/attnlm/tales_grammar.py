@@ -1,0 +1,201 @@
+"""The grammar of the built-in corpus, as data.
+
+A rule is a name and its alternatives, separated by `|`; a line break inside an alternative is one
+of the story. A number before an alternative is its weight (else 1): it is chosen with probability
+weight / sum of the rule's weights.
+
+    <rule>   chooses one of the rule's alternatives, writes it and remembers it
+    [form]   writes what was remembered; <Rule> and [Form] write a capital first
+
+A rule with slashes in its name remembers several forms at once: <hero/she/her/him> may write
+"Finn", and from then on [hero] is "Finn", [she] is "he", [her] is "his" and [him] is "him".
+
+What two alternatives of a rule write always differs before either ends (so "tea" and "teapot"
+could not be two of them). The text alone tells which was chosen.
+"""
+
+RULES = {
+    "story": """
+        4 <opening>
+        <loss>
+        <ending>
+      | 3 <opening>
+        <find>
+        <ending>
+      | 3 <opening>
+        <journey>
+        <ending>
+      | 3 <opening>
+        <birthday>
+        <ending>
+      | 3 <opening>
+        <night>
+        <ending>
+      | 2 <opening>
+        <riddle_game>
+        <ending>
+    """,
+    "opening": """
+        3 Once there was a <trait> <kind> named <hero>.
+      | 2 There once lived a <trait> <kind> whose name was <hero>.
+      | 2 Long ago a <trait> <kind> named <hero> lived <place>.
+      | 3 <hero> was a <trait> <kind> who lived <place>.
+      | 2 In a house <place> lived <hero>, a <trait> <kind>.
+    """,
+    "ending": """
+        2 And from that day on, [hero] and the [helper] were friends.
+      | 2 Then [hero] went home to [her] <supper> and [her] <colour> bed.
+      | 2 That night [hero] dreamed of <trifle> and of the [helper].
+      | 2 "What a <trait> [kind] you are, [hero]," <said> the [helper].
+      | 2 "What a <weather> day!" <said> [hero] to the [helper].
+    """,
+    # A thing is lost and found again.
+    "loss": """
+        <one_day> [hero] lost [her] <colour> <thing>.
+        [Hero] looked <place>, but found only <trifle>.
+        "<have_you_seen> my [thing], <helper>?" <asked> [hero].
+        "<hint>, [hero]," <said> the [helper].
+        <found>
+    """,
+    "have_you_seen": "3 Have you seen | 2 Did you hide | Who has found",
+    "hint": """
+        3 [It] [is] <place> | 2 Look <place> | 2 The wind left [them] <place>
+    """,
+    "found": """
+        3 [Hero] <went> there, and there [it] [was]!
+      | 2 And [place] [hero] found [her] [colour] [thing].
+      | 2 "[This] [is] my [thing]!" <said> [hero], and <waved>.
+    """,
+    # A thing is found and brought back.
+    "find": """
+        <one_day> [hero] found somebody's <colour> <thing> <place>.
+        "[Is] [this] your [thing], <helper>?" <asked> [hero].
+        "No, [hero]," <said> the [helper]. "Ask the <owner>."
+        So [hero] <went> to the [owner] with the [thing].
+        "<thanks>, [hero]!" <said> the [owner].
+    """,
+    "thanks": """
+        3 Thank you | 2 My [colour] [thing] | 2 Take some <supper> | I had looked <place>
+    """,
+    # A wish is walked to.
+    "journey": """
+        <one_day> [hero] set out to <wish>, with <supper> in a <bag>.
+        "Where are you going, [hero]?" <asked> the <helper>.
+        "To [wish], [helper]," <said> [hero]. "<invitation>."
+        So [hero] and the [helper] <went> on, and <in_time> they [wished].
+    """,
+    "invitation": """
+        3 Come with me | 2 Carry my [bag] | 2 Have some [supper] | It is not far
+    """,
+    # A present is made and given.
+    "birthday": """
+        <one_day> the <helper> said to [hero], "Today is the <owner>'s birthday."
+        "Then I will <make> a <colour> <gift>," <said> [hero].
+        So [hero] [made] a [colour] [gift], and the [helper] <helped>.
+        "<praise>, [hero]!" <said> the [owner].
+    """,
+    "helped": """
+        2 sang about <trifle> | 2 tied it up with <trifle> | 2 helped | hid it <place>
+    """,
+    "praise": """
+        3 A [colour] [gift] | 2 Thank you | 2 I will keep it <place> | What a <trait> [gift]
+    """,
+    # Somebody is awake.
+    "night": """
+        Late one <weather> night [hero] heard a <noise> <place>.
+        "Who is there?" <asked> [hero].
+        "Only me, [hero]," <said> the <helper>. "I am <pastime>."
+        "Why?" <asked> [hero]. "<reason>," <said> the [helper].
+        So [hero] and the [helper] [did] <until>.
+    """,
+    "reason": """
+        3 I cannot sleep | 2 I have lost my <thing> | 2 Because it is so [weather]
+    """,
+    "until": "2 until <dawn> | all night | with <trifle>",
+    # A riddle has to be answered.
+    "riddle_game": """
+        <one_day> [hero] met the <helper> <place>.
+        "<riddle>, [hero]?" <asked> the [helper].
+        "Is it <trifle>?" <asked> [hero]. "No, [hero]," <said> the [helper].
+        "Then it is [answer]!" <said> [hero]. The [helper] <nodded>.
+    """,
+    "riddle/answer": """
+        What wears a white hat and never feels cold/the mountain
+      | What runs past the mill and never grows tired/the stream
+      | What has a hundred leaves and no roots/a book
+      | What grows shorter the longer it shines/a candle
+      | What follows you all day and hides at night/my shadow
+      | What has an iron tongue and sings from a tower/the bell
+      | What knocks on the window and has no hands/the rain
+      | What stands on one leg and wears a red cap/a mushroom
+      | What climbs the hill and never moves/the path
+      | What has four legs and cannot walk/the table
+    """,
+    # Who.
+    "hero/she/her/him": """
+        Dora/she/her/her | Mia/she/her/her | Nell/she/her/her | Rosa/she/her/her
+      | Tilly/she/her/her | Wren/she/her/her | Finn/he/his/him | Gus/he/his/him
+      | Hugo/he/his/him | Otto/he/his/him | Pip/he/his/him | Sam/he/his/him
+    """,
+    "kind": "3 mouse | 2 rabbit | 2 hedgehog | fox | frog | lamb | kitten | mole | bear | duck",
+    "trait": """
+        4 little | 2 brave | 2 clever | curious | shy | merry | sleepy | gentle | hungry | proud
+    """,
+    "helper": """
+        owl | moon | north wind | toad | goose | heron | snail | crow | beetle | river | king
+      | queen | fisherman | lighthouse
+    """,
+    "owner": "2 baker | 2 miller | shepherd | fiddler | tailor | sailor | farmer",
+    # What.
+    "thing/it/is/was/this/them": """
+        2 kite/it/is/was/this/it | drum/it/is/was/this/it | key/it/is/was/this/it
+      | lantern/it/is/was/this/it | whistle/it/is/was/this/it | button/it/is/was/this/it
+      | spoon/it/is/was/this/it | 2 mittens/they/are/were/these/them
+      | marbles/they/are/were/these/them | boots/they/are/were/these/them
+      | ribbons/they/are/were/these/them | shells/they/are/were/these/them
+    """,
+    "gift": "hat | boat | chair | flute | scarf | lamp | clock | cup | puppet | broom",
+    "bag": "2 basket | 2 sack | box | bucket | jar",
+    "colour": "red | blue | green | yellow | silver | golden | striped | purple | white",
+    "trifle": "<number> <tiny> <small_thing>",
+    "tiny": "tiny | white | round | bright | lost | fine | old",
+    "number": "two | 2 three | five | 2 seven | nine | some",
+    "small_thing": "feathers | acorns | bees | crumbs | leaves | stars | ants | pebbles | apples",
+    "supper": "<flavour> <dish>",
+    "flavour": "plum | honey | apple | nut | cherry | pumpkin | barley | onion",
+    "dish": "soup | cake | bread | pie | jam | tea",
+    "noise": "knock | splash | sneeze | soft song | creak | cough | bump | whisper",
+    # Where and when.
+    "place": "<beside> the <old> <bridge>",
+    "beside": "3 under | 2 behind | beside | near | 2 by",
+    "old": "3 old | mossy | crooked | broken | quiet | empty | tall | 2 little",
+    "bridge": "2 bridge | 2 mill | well | oak | barn | gate | tower | garden wall | hay cart | inn",
+    "one_day": """
+        3 One <weather> <hour> | 2 On a <weather> <hour> | 2 One <hour>, when it was <weather>,
+    """,
+    "weather": "windy | rainy | snowy | misty | sunny | frosty | warm | cold | bright | stormy",
+    "hour": "3 morning | 2 evening | afternoon | day",
+    "in_time": "2 at last | by evening | 2 before dark | by moonlight | at noon | before the rain",
+    "dawn": "2 dawn | the sun rose | the stars went out | it snowed",
+    # Did.
+    "said": "4 said | whispered | laughed | sighed | sang | cried",
+    "asked": "3 asked | whispered | called | wondered",
+    "went": "3 ran | 2 walked | skipped | hurried | marched | wandered | hopped | danced",
+    "waved": "2 waved | bowed | 2 smiled | went away | began to sing | fell asleep",
+    "nodded": "2 nodded | bowed | laughed | smiled",
+    "make/made": "sew/sewed | paint/painted | carve/carved | knit/knitted | build/built",
+    "pastime/did": """
+        counting the stars/counted the stars | mending a net/mended the net
+      | learning to dance/danced | painting the gate/painted the gate
+      | waiting for snow/waited for snow | singing to the fish/sang to the fish
+      | sweeping the path/swept the path | knitting a sock/knitted the sock
+      | drawing a map/drew the map | telling a story/told stories
+    """,
+    "wish/wished": """
+        2 see the sea/saw the sea | hear the nightingale/heard the nightingale
+      | ring the great bell/rang the great bell | climb the white hill/climbed the white hill
+      | find the rainbow/found the rainbow | ask the king a question/asked the king a question
+      | catch a cloud/caught a cloud | touch the snow/touched the snow
+      | ride the ferry/rode the ferry
+    """,
+}

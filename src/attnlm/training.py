@@ -1,0 +1,280 @@
+"""The training loop: batches → loss → update, evaluated and saved as it goes. It never prints."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnlm.batches import Batches, step_seed
+from attnlm.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
+from attnlm.config import Config
+from attnlm.dataset import Dataset
+from attnlm.device import Device
+from attnlm.errors import AttnlmError
+from attnlm.evaluation import validation_loss
+from attnlm.events import OnEvent
+from attnlm.interruption import Interrupted, Interruption
+from attnlm.model import LanguageModel, build_model, cross_entropy
+from attnlm.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
+from attnlm.run import Run
+
+_SECONDS_BETWEEN_REPORTS = 0.1
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run in `run.path` is about to make step `first_step` + 1."""
+
+    run: Run
+    device: Device
+    first_step: int
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Reported a few times a second, with the newest batch's loss in nats per token."""
+
+    step: int
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation was made and is on disk; `record` is its line of metrics.jsonl."""
+
+    record: dict[str, Any]
+    improved: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run ended at its last step, or before it since patience ran out."""
+
+    run: Run
+    step: int
+    out_of_patience: bool
+
+
+@dataclass
+class TrainingState:
+    """What changes from step to step: saved with the weights, all but the device."""
+
+    model: LanguageModel
+    optimizers: list[torch.optim.Optimizer]
+    device: Device
+    step: int = 0
+    evaluated_step: int = -1
+    """The step of the newest evaluation; −1 before there is one."""
+    best_step: int = 0
+    best_loss: float = math.inf
+    stale: int = 0
+    """Evaluations since the best one."""
+    loss_sum: float = 0.0
+    """Of the training losses since the newest evaluation."""
+    seconds: float = 0.0
+    """Wall time of the run, evaluations and saving included."""
+
+    def facts(self) -> dict[str, Any]:
+        """What is saved beside the tensors. Batches and dropout follow from seed and step."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+
+_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum", "seconds")
+
+
+def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingState:
+    """The state before the first step; the weights follow from the seed."""
+    assert config.training.seed is not None
+    with torch.random.fork_rng():
+        torch.manual_seed(config.training.seed)
+        model = build_model(config.model, vocab_size).to(device.torch)
+    return TrainingState(model, build_optimizers(model, config.training), device)
+
+
+def saved_state(run: Run, device: Device) -> TrainingState:
+    """The state that the run's last checkpoint holds. Raises AttnlmError as loading does."""
+    model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
+    model.to(device.torch)
+    optimizers = build_optimizers(model, run.config.training)
+    restore_optimizers(model, optimizers, tensors)
+    return TrainingState(model, optimizers, device, **{name: facts[name] for name in _FACTS})
+
+
+def training_batches(config: Config, dataset: Dataset) -> Batches:
+    """The batches that a configuration asks for."""
+    training = config.training
+    assert training.seed is not None
+    stride = None if training.sampling == "random" else training.stride or config.model.block_size
+    return Batches(
+        dataset.train,
+        block_size=config.model.block_size,
+        batch_size=training.batch_size,
+        stride=stride,
+        seed=training.seed,
+    )
+
+
+class Stepper:
+    """One training step after another: everything that a step needs, held ready."""
+
+    def __init__(self, state: TrainingState, config: Config, dataset: Dataset) -> None:
+        self.state, self.config = state, config.training
+        self.batches = training_batches(config, dataset)
+        self._compute_loss = torch.compile(_loss) if self.config.compile == "on" else _loss
+        self._draws = bool(config.model.dropout)
+        self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
+
+    def step(self, interruption: Interruption) -> Tensor:
+        """Makes the next step and returns its loss, a tensor () still on the device."""
+        state = self.state
+        if self._draws:
+            torch.manual_seed(step_seed(self.batches.seed, state.step))
+        inputs_BT, targets_BT = (_on(array, state.device) for array in self.batches(state.step))
+        with state.device.autocast():
+            loss = self._compute_loss(state.model, inputs_BT, targets_BT)
+        loss.backward()
+        if self.config.gradient_clip is not None:
+            torch.nn.utils.clip_grad_norm_(state.model.parameters(), self.config.gradient_clip)
+        factor = learning_rate_factor(state.step, self.config)
+        set_learning_rate(state.optimizers, self.config.learning_rate * factor)
+        with interruption.shield():
+            for optimizer in state.optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            self._loss_sum += loss.detach()
+            state.step += 1
+        return loss.detach()
+
+    def read_loss_sum(self) -> float:
+        """The sum of losses since the newest evaluation; raises AttnlmError unless finite."""
+        total = self._loss_sum.item()
+        if not math.isfinite(total):
+            raise AttnlmError(
+                f"the training loss is no longer a number after step {self.state.step}",
+                f"lower --learning-rate {self.config.learning_rate:g} or give --gradient-clip 1; "
+                "the run's checkpoints are those of its last evaluation",
+            )
+        return total
+
+    def reset_loss_sum(self) -> None:
+        """Starts a new mean."""
+        self._loss_sum.zero_()
+
+
+def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    return cross_entropy(model(inputs_BT), targets_BT)
+
+
+def _on(array: NDArray[np.int64], device: Device) -> Tensor:
+    return torch.from_numpy(array).to(device.torch, non_blocking=True)
+
+
+def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> None:
+    """Trains from `state` to the run's last step, reporting Started to Finished.
+
+    Raises AttnlmError when a loss is no longer finite; Interrupted, after saving, on a signal.
+    """
+    interruption = Interruption()
+    on_event(Started(run, state.device, state.step))
+    with torch.random.fork_rng(), interruption.listen():
+        stepper = Stepper(state, run.config, dataset)
+        began = time.perf_counter() - state.seconds
+        try:
+            _steps_and_evaluations(run, dataset, stepper, began, interruption, on_event)
+        except Interrupted:
+            state.seconds = time.perf_counter() - began
+            state.loss_sum = stepper.read_loss_sum()
+            save_checkpoint(run.last, state.model, state.facts(), state.optimizers)
+            raise
+
+
+def _steps_and_evaluations(
+    run: Run,
+    dataset: Dataset,
+    stepper: Stepper,
+    began: float,
+    interruption: Interruption,
+    on_event: OnEvent,
+) -> None:
+    state, config = stepper.state, run.config.training
+    assert config.steps is not None and config.eval_every is not None
+    state.model.train()
+    tokens_per_step = config.batch_size * run.config.model.block_size
+    since_step, since = state.step, time.perf_counter()
+    reported = since
+    while True:
+        due = state.step % config.eval_every == 0 or state.step == config.steps
+        if due and state.evaluated_step != state.step:
+            speed = (state.step - since_step) * tokens_per_step / (time.perf_counter() - since)
+            _evaluate_and_save(run, dataset, stepper, began, speed, interruption, on_event)
+            since_step, since = state.step, time.perf_counter()
+        out_of_patience = config.patience is not None and state.stale >= config.patience
+        if state.step >= config.steps or out_of_patience:
+            on_event(Finished(run, state.step, out_of_patience))
+            return
+        loss = stepper.step(interruption)
+        now = time.perf_counter()
+        if now - reported >= _SECONDS_BETWEEN_REPORTS:
+            reported = now
+            stepper.read_loss_sum()
+            rate = (state.step - since_step) / (now - since)
+            left = (config.steps - state.step) / rate
+            on_event(Stepped(state.step, loss.item(), rate * tokens_per_step, left))
+
+
+def _evaluate_and_save(
+    run: Run,
+    dataset: Dataset,
+    stepper: Stepper,
+    began: float,
+    tokens_per_second: float,
+    interruption: Interruption,
+    on_event: OnEvent,
+) -> None:
+    """Evaluates, then puts metrics, best and last on disk before anyone can interrupt."""
+    state, config = stepper.state, run.config.training
+    loss_sum = stepper.read_loss_sum()
+    evaluation = validation_loss(
+        state.model, dataset.val, state.device, bytes_per_token=dataset.bytes_per_token
+    )
+    if not math.isfinite(evaluation.loss):
+        raise AttnlmError(
+            f"the validation loss is no longer a number after step {state.step}",
+            f"lower --learning-rate {config.learning_rate:g} or give --gradient-clip 1",
+        )
+    new_steps = state.step - max(0, state.evaluated_step)
+    learning_rate = config.learning_rate * learning_rate_factor(max(0, state.step - 1), config)
+    improved = evaluation.loss < state.best_loss
+    with interruption.shield():
+        state.stale = 0 if improved else state.stale + 1
+        if improved:
+            state.best_loss, state.best_step = evaluation.loss, state.step
+        state.evaluated_step = state.step
+        state.loss_sum = 0.0
+        stepper.reset_loss_sum()
+        state.seconds = time.perf_counter() - began
+        record = {
+            "step": state.step,
+            "tokens": state.step * config.batch_size * run.config.model.block_size,
+            "seconds": round(state.seconds, 3),
+            "train_loss": loss_sum / new_steps if new_steps else None,
+            "val_loss": evaluation.loss,
+            "bits_per_byte": evaluation.bits_per_byte,
+            "learning_rate": learning_rate,
+            "tokens_per_second": round(tokens_per_second),
+        }
+        run.append_metrics(record)
+        facts = {"step": state.step, "val_loss": evaluation.loss}
+        if improved:
+            save_checkpoint(run.best, state.model, facts)
+        save_checkpoint(run.last, state.model, state.facts(), state.optimizers)
+    on_event(Evaluated(record, improved))

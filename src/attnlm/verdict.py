@@ -1,0 +1,35 @@
+"""How a run went, in words, from its metrics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Nats per token. Smaller differences between evaluations are not worth a word.
+_NOTICEABLE = 0.01
+_NEAR_FLOOR = 0.05
+
+
+def verdict(records: Sequence[Mapping[str, Any]], floor: float | None = None) -> str:
+    """One sentence: whether the validation loss still falls, has levelled off, or rises again.
+
+    `records` are the lines of metrics.jsonl, oldest first.
+    """
+    if len(records) < 3:
+        return "too few evaluations to tell whether it still falls"
+    losses = [float(record["val_loss"]) for record in records]
+    best = min(range(len(losses)), key=losses.__getitem__)
+    if losses[-1] > losses[best] + _NOTICEABLE:
+        return (
+            f"overfitting since step {records[best]['step']}: the validation loss rose by "
+            f"{losses[-1] - losses[best]:.3f} since then; the best checkpoint is kept"
+        )
+    if floor is not None and losses[best] < floor + _NEAR_FLOOR:
+        return (
+            f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
+        )
+    tail = max(1, len(losses) // 5)
+    fallen = min(losses[:-tail]) - losses[best]
+    if fallen > _NOTICEABLE:
+        return f"still falling, by {fallen:.3f} in its last fifth: more --steps would help"
+    return "levelled off: a larger model or another learning rate may help, more steps will not"

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnlm.batches import Batches
+from attnlm.errors import AttnlmError
+
+
+def numbered(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """A text whose tokens are their own places, so that a window shows where it was taken."""
+    return np.arange(length, dtype=np.uint16)
+
+
+def starts_of_epoch(batches: Batches, epoch: int, windows: int) -> list[int]:
+    every = np.concatenate([batches.starts(step) for step in range((epoch + 1) * windows)])
+    return [int(start) for start in every[epoch * windows : (epoch + 1) * windows]]
+
+
+def test_targets_are_the_inputs_one_token_later() -> None:
+    batches = Batches(numbered(1000), block_size=7, batch_size=5, stride=7, seed=3)
+    inputs, targets = batches(11)
+    assert inputs.shape == targets.shape == (5, 7)
+    assert inputs.dtype == np.int64
+    assert np.array_equal(targets, inputs + 1)
+    assert np.array_equal(inputs, inputs[:, :1] + np.arange(7))
+
+
+@pytest.mark.parametrize("stride", [1, 5, 7, 11])
+def test_an_epoch_is_a_shuffled_pass_over_evenly_spaced_windows(stride: int) -> None:
+    length, block_size = 211, 7
+    batches = Batches(numbered(length), block_size=block_size, batch_size=1, stride=stride, seed=3)
+    windows = (length - block_size - stride) // stride + 1
+    orders, phases = set(), set()
+    for epoch in range(6):
+        starts = starts_of_epoch(batches, epoch, windows)
+        assert [b - a for a, b in zip(sorted(starts), sorted(starts)[1:], strict=False)] == [
+            stride
+        ] * (windows - 1)
+        assert min(starts) < stride
+        assert max(starts) + block_size + 1 <= length
+        assert starts != sorted(starts)
+        orders.add(tuple(start - min(starts) for start in starts))
+        phases.add(min(starts))
+    assert len(orders) == 6
+    assert stride == 1 or len(phases) > 1
+
+
+def test_an_epoch_may_end_within_a_batch() -> None:
+    batches = Batches(numbered(100), block_size=9, batch_size=7, stride=9, seed=1)
+    windows = (100 - 9 - 9) // 9 + 1
+    taken = np.concatenate([batches.starts(step) for step in range(windows)])
+    assert windows == 10
+    for epoch in range(7):
+        assert len(set(taken[epoch * windows : (epoch + 1) * windows])) == windows
+
+
+def test_random_windows_are_uniform_and_reach_both_ends() -> None:
+    batches = Batches(numbered(30), block_size=10, batch_size=100, stride=None, seed=1)
+    starts = np.concatenate([batches.starts(step) for step in range(200)])
+    counts = np.bincount(starts, minlength=20)
+    assert len(counts) == 20  # the last start leaves room for the last target
+    assert counts.min() > 850 and counts.max() < 1150  # 1000 ± 5 standard deviations
+
+
+def test_a_step_depends_on_seed_and_step_alone() -> None:
+    def make(seed: int) -> Batches:
+        return Batches(numbered(5000), block_size=8, batch_size=4, stride=8, seed=seed)
+
+    one, other = make(5), make(5)
+    forwards = [one(step)[0] for step in range(300)]
+    for step in reversed(range(300)):
+        assert np.array_equal(other(step)[0], forwards[step])
+    assert not np.array_equal(make(6)(0)[0], forwards[0])
+
+
+def test_the_smallest_text_has_one_window() -> None:
+    for stride in (None, 1, 4, 100):
+        batches = Batches(numbered(5), block_size=4, batch_size=3, stride=stride, seed=0)
+        assert np.array_equal(batches(2)[1], [[1, 2, 3, 4]] * 3)
+
+
+def test_a_text_too_short_is_refused_with_the_block_size_that_fits() -> None:
+    with pytest.raises(AttnlmError) as caught:
+        Batches(numbered(5), block_size=5, batch_size=3, stride=5, seed=0)
+    assert caught.value.hint is not None and "--block-size 4" in caught.value.hint
+
+
+def test_large_seeds_and_steps_do_not_overflow() -> None:
+    batches = Batches(numbered(500), block_size=8, batch_size=4, stride=8, seed=2**63 - 1)
+    assert batches(10**12)[0].shape == (4, 8)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from attnlm.config import RUNGS, help_of, load_recipe, recipe_names, resolve, to_toml
+from attnlm.errors import AttnlmError, UsageError
+
+
+def test_flags_go_over_recipe_over_defaults() -> None:
+    recipe = {"model": "single-head", "embed_dim": 48, "block_size": 16}
+    config = resolve({"block_size": 8}, recipe)
+    assert (config.model.embed_dim, config.model.block_size) == (48, 8)
+    assert config.training.batch_size == resolve({}).training.batch_size
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_has_complete_defaults(rung: str) -> None:
+    config = resolve({"model": rung})
+    assert config.training.steps is not None and config.training.eval_every is not None
+    again = resolve({}, config.settings())
+    assert again.settings() == config.settings()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"model": "bigram", "heads": 4}, "--heads does not apply to bigram", "multi-head"),
+        ({"layers": 2}, "--layers does not apply to multi-head", "transformer"),
+        ({"model": "tranformer"}, "--model can't be 'tranformer'", "'transformer'"),
+        ({"heads": 3, "embed_dim": 32}, "can't be divided", "--embed-dim 30"),
+        ({"model": "transformer", "head_size": 5}, "odd", "--head-size 6"),
+        ({"heads": 0}, "--heads 0 is out of range", "at least 1"),
+        ({"dropout": 1.0}, "--dropout 1.0 is out of range", "below 1"),
+        ({"learning_rate": float("nan")}, "--learning-rate can't be nan", "a number"),
+        ({"steps": 10, "budget": 5.0}, "exclude each other", "one of them"),
+        ({"sampling": "random", "stride": 4}, "--stride does not apply", "leave"),
+        ({"model": "bigram", "optimizer": "muon"}, "no matrices", "adamw"),
+        ({"steps": 5, "warmup": 6}, "longer than the run", "fewer"),
+        ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "'embed_dim'"),
+        ({"heads": 2.0}, "--heads can't be 2.0", "a whole number"),
+        ({"projection": 1}, "--projection can't be 1", "true or false"),
+        ({"seed": True}, "--seed can't be True", "a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: dict[str, object], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(settings)  # type: ignore[arg-type]
+    assert message in caught.value.message
+    assert caught.value.hint is not None and hint in caught.value.hint
+
+
+def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> None:
+    with pytest.raises(AttnlmError) as caught:
+        resolve({"batch_size": 4}, {"model": "bigram", "heads": 2})
+    assert caught.value.exit_code == 1 and "recipe" in caught.value.message
+    with pytest.raises(UsageError):
+        resolve({"heads": 3}, {"model": "multi-head", "embed_dim": 32})
+
+
+def test_what_another_model_has_no_use_for_is_dropped_and_named() -> None:
+    recipe = {"model": "transformer", "layers": 3, "embed_dim": 48, "heads": 4, "batch_size": 5}
+    config = resolve({"model": "single-head"}, recipe)
+    assert config.dropped == ("layers", "heads")
+    assert config.model.embed_dim == 48 and config.training.batch_size == 5
+    with pytest.raises(UsageError):
+        resolve({"model": "single-head", "layers": 3}, recipe)
+
+
+def test_a_budget_takes_the_place_of_a_recipes_steps_and_the_other_way_round() -> None:
+    assert resolve({"budget": 60.0}, {"steps": 10}).training.steps is None
+    config = resolve({"steps": 10}, {"budget": 60.0})
+    assert config.training.steps == 10 and config.training.budget is None
+
+
+def test_recipes_that_come_with_the_package_resolve() -> None:
+    assert {
+        "r1-multi-head",
+        "r2-bigram",
+        "r2-single-head",
+        "r2-multi-head",
+        "r3-bigram",
+        "r4-gpt2-windows",
+        "r5-wide-heads",
+        "shakespeare-fast",
+        "shakespeare-best",
+    } <= set(recipe_names())
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        resolved = resolve({}, recipe).settings()
+        assert recipe.items() <= resolved.items()
+
+
+def test_a_printed_configuration_is_a_recipe(tmp_path: Path) -> None:
+    config = resolve({"model": "transformer", "learning_rate": 0.003, "schedule": "cosine"})
+    text = to_toml(config.settings())
+    assert tomllib.loads(text) == config.settings()
+    (tmp_path / "mine.toml").write_text(text)
+    assert resolve({}, load_recipe(str(tmp_path / "mine.toml"))).settings() == config.settings()
+
+
+def test_recipes_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(AttnlmError, match="no recipe or file") as caught:
+        load_recipe("shakespeare-fats")
+    assert caught.value.hint == "did you mean shakespeare-fast?"
+    broken = tmp_path / "broken.toml"
+    broken.write_text("steps = = 3")
+    with pytest.raises(AttnlmError, match="can't be understood"):
+        load_recipe(str(broken))
+    (tmp_path / "list.json").write_text(json.dumps([1]))
+    with pytest.raises(AttnlmError, match=r"not a run's config\.json"):
+        load_recipe(str(tmp_path / "list.json"))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(AttnlmError, match="can't be understood"):
+        load_recipe(str(binary))
+    with pytest.raises(AttnlmError, match="can't read"):
+        load_recipe(str(tmp_path))
+
+
+def test_help_of_a_setting_lists_its_choices() -> None:
+    assert help_of("optimizer").endswith(": adamw|muon")

@@ -1,0 +1,446 @@
+"""Corpora: every kind of source gives exactly its text, and what is no text is said to be none."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import io
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from web_server import WebServer, body
+
+from attnlm import corpus
+from attnlm.corpus import PIECE, SNIFFED_BYTES, Corpus, get_corpus, safe_name
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import Note
+
+PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    path = tmp_path / "spool"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    path = tmp_path / "here"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+@pytest.fixture
+def short_tales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `tales` one line: the real ones take a while."""
+    made = SimpleNamespace(text="Once upon a time.\n", floor_nats={0: 1.5})
+    stand_in = SimpleNamespace(generate=lambda: made)
+    monkeypatch.setattr("attnlm.tales", stand_in, raising=False)
+
+
+def text_of(content: bytes, path: Path, encoding: str = "utf-8") -> str:
+    path.write_bytes(content)
+    return "".join(Corpus("name", str(path), (path,), encoding).pieces())
+
+
+# --- Bytes to characters --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "text"),
+    [
+        (b"a\r\nb\rc\n", "utf-8", "a\r\nb\rc\n"),
+        (codecs.BOM_UTF8 + "é".encode(), "utf-8", "é"),
+        (codecs.BOM_UTF8 + "é".encode(), "utf-8-sig", "é"),
+        ("a\ufeffb".encode(), "utf-8", "a\ufeffb"),
+        ("né".encode("utf-16"), "utf-16", "né"),
+        (codecs.BOM_UTF16_BE + "né".encode("utf-16-be"), "utf-16", "né"),
+        (codecs.BOM_UTF16_LE + "né".encode("utf-16-le"), "utf-16-le", "né"),
+        (b"n\xe9", "latin-1", "né"),
+        ("日本".encode("shift_jis"), "shift_jis", "日本"),
+        (b"a\0bc", "latin-1", "a\0bc"),
+        (b"abc\0d", "utf-8", "abc\0d"),
+        (codecs.BOM_UTF8, "utf-8", ""),
+        (b"", "utf-8", ""),
+    ],
+)
+def test_text_is_what_was_encoded(content: bytes, encoding: str, text: str, tmp_path: Path) -> None:
+    assert text_of(content, tmp_path / "a", encoding) == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "gb18030"])
+def test_pieces_are_neither_long_nor_empty(encoding: str, tmp_path: Path) -> None:
+    text = "añ日𝄞" * (PIECE // 8) + "日" * (PIECE + 1)
+    path = tmp_path / "a"
+    path.write_bytes(text.encode(encoding))
+    pieces = list(Corpus("a", str(path), (path,), encoding).pieces())
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= PIECE for piece in pieces)
+
+
+@pytest.mark.parametrize("offset", [0, 7, PIECE - 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
+def test_bad_bytes_are_found_where_they_are(offset: int, tmp_path: Path) -> None:
+    content = b"a" * offset + b"\xe2\x82z" + b"a" * 10
+    with pytest.raises(AttnlmError, match=rf"a is not valid utf-8 at byte {offset}$") as caught:
+        text_of(content, tmp_path / "a")
+    assert "--encoding latin-1" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("length", [3, PIECE, PIECE + 1])
+def test_a_character_cut_by_the_end_of_the_file(length: int, tmp_path: Path) -> None:
+    content = b"a" * (length - 2) + b"\xe2\x82"
+    with pytest.raises(AttnlmError, match=f"at byte {length - 2}$"):
+        text_of(content, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "suggested"),
+    [
+        ("né".encode("utf-16"), "utf-8", "utf-16"),
+        (codecs.BOM_UTF16_BE + "né".encode("utf-16-be"), "ascii", "utf-16"),
+        ("one".encode("utf-16-le"), "utf-8", "utf-16-le"),
+        ("one".encode("utf-16-be"), "utf-8", "utf-16-be"),
+        ("one".encode("utf-16-le"), "utf-16", "utf-16-le"),
+        ("one".encode("utf-16-be"), "utf-16", "utf-16-be"),
+        ("one".encode("utf-16")[:-1], "utf-16", "utf-16-le"),
+        (b"\xfcber", "utf-8", "latin-1"),
+        (b"ab\x81", "shift_jis", "latin-1"),
+    ],
+)
+def test_another_encoding_is_suggested(
+    content: bytes, encoding: str, suggested: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AttnlmError) as caught:
+        text_of(content, tmp_path / "a", encoding)
+    assert f"--encoding {suggested}`" in (caught.value.hint or "")
+
+
+def test_each_file_loses_its_own_mark_and_no_character_spans_two(tmp_path: Path) -> None:
+    paths = tmp_path / "a", tmp_path / "b"
+    for path in paths:
+        path.write_bytes(codecs.BOM_UTF8 + b"x")
+    assert "".join(Corpus("name", str(tmp_path), paths).pieces()) == "xx"
+    paths[0].write_bytes(b"x\xe2\x82")
+    paths[1].write_bytes(b"\xac")
+    with pytest.raises(AttnlmError, match=r"/a is not valid utf-8 at byte 1$"):
+        list(Corpus("name", str(tmp_path), paths).pieces())
+
+
+@pytest.mark.parametrize("name", ["utf-9", "base64", "rot13", "zip", "hex", "", "a\0b", "\udc80"])
+def test_what_is_no_text_encoding_is_a_usage_error(name: str, spool: Path) -> None:
+    with pytest.raises(UsageError, match="unknown text encoding"):
+        get_corpus("-", encoding=name, spool=spool, stdin=io.BytesIO(b""))
+
+
+# --- Files, pipes and stdin -----------------------------------------------------------------------
+
+
+def test_a_file_stays_where_it_is(here: Path, spool: Path) -> None:
+    (here / "my book.txt").write_bytes(PLAY)
+    found = get_corpus("./my book.txt", spool=spool)
+    assert (found.name, found.source) == ("my-book", "./my book.txt")
+    assert found.files == (Path("my book.txt"),)
+    assert "".join(found.pieces()) == PLAY.decode()
+    assert found.floor_nats is None
+    assert not list(spool.iterdir())
+
+
+def test_names_of_corpora_are_not_shadowed_and_paths_are_not_taken_for_names(
+    here: Path, spool: Path, short_tales: None
+) -> None:
+    (here / "tales").write_bytes(PLAY)
+    assert "".join(get_corpus("tales", spool=spool).pieces()) == "Once upon a time.\n"
+    assert "".join(get_corpus("./tales", spool=spool).pieces()) == PLAY.decode()
+    assert "".join(get_corpus(Path("tales"), spool=spool).pieces()) == PLAY.decode()
+
+
+def test_stdin_is_read_once_and_can_be_read_twice(spool: Path) -> None:
+    stream = io.BytesIO(PLAY)
+    found = get_corpus("-", spool=spool, stdin=stream)
+    assert (found.name, found.source) == ("stdin", "-")
+    assert ["".join(found.pieces()) for _ in range(2)] == [PLAY.decode()] * 2
+    assert found.files[0].parent == spool
+    assert not stream.closed
+
+
+def test_bad_bytes_on_stdin_are_said_to_be_there(spool: Path) -> None:
+    found = get_corpus("-", spool=spool, stdin=io.BytesIO(b"\xff"))
+    with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
+        list(found.pieces())
+
+
+def test_stdin_that_is_closed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(AttnlmError, match="stdin is closed"):
+        get_corpus("-", spool=spool)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
+def test_a_fifo_is_read_once(here: Path, spool: Path) -> None:
+    os.mkfifo(here / "pipe")
+    writer = threading.Thread(target=(here / "pipe").write_bytes, args=(PLAY,))
+    writer.start()
+    found = get_corpus("pipe", spool=spool)
+    writer.join()
+    assert found.name == "pipe"
+    assert ["".join(found.pieces()) for _ in range(2)] == [PLAY.decode()] * 2
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AttnlmError, match=r"can't copy stdin to .*No such file"):
+        get_corpus("-", spool=tmp_path / "none", stdin=io.BytesIO(PLAY))
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("shakespeare", "did you mean 'tinyshakespeare'?"),
+        ("Tale", "did you mean 'tales'?"),
+        ("Book.tx", "did you mean 'book.txt'?"),
+        ("folder/nowt.txt", "did you mean 'folder/note.txt'?".replace("/", os.sep)),
+        ("book.txt/a", "give a file, a folder, a URL, tinyshakespeare, tales, or - for stdin"),
+        ("", "give a file, a folder, a URL, tinyshakespeare, tales, or - for stdin"),
+        ("a\0b", "give a file, a folder, a URL, tinyshakespeare, tales, or - for stdin"),
+    ],
+)
+def test_what_is_not_there_gets_a_near_name(
+    source: str, hint: str, here: Path, spool: Path
+) -> None:
+    (here / "book.txt").write_bytes(PLAY)
+    (here / "folder").mkdir()
+    (here / "folder" / "note.txt").write_bytes(PLAY)
+    with pytest.raises(AttnlmError) as caught:
+        get_corpus(source, spool=spool)
+    assert caught.value.message == f"no such file or corpus: {source!r}"
+    assert caught.value.hint == hint
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
+def test_what_the_system_refuses_is_one_line(here: Path, spool: Path) -> None:
+    (here / "loop").symlink_to("loop")
+    with pytest.raises(AttnlmError, match="can't read loop: Too many levels of symbolic links"):
+        get_corpus("loop", spool=spool)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads all")
+@pytest.mark.parametrize("source", ["secret", "."])
+def test_what_may_not_be_read_is_one_line(source: str, here: Path, spool: Path) -> None:
+    (here / "secret").write_bytes(PLAY)
+    (here / "secret").chmod(0)
+    with pytest.raises(AttnlmError, match="can't read secret: Permission denied"):
+        get_corpus(source, spool=spool)
+
+
+# --- Folders --------------------------------------------------------------------------------------
+
+
+def write_all(folder: Path, contents: dict[str, bytes]) -> None:
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def test_a_folder_is_its_texts_in_the_order_of_their_paths(here: Path, spool: Path) -> None:
+    # As strings "a-b" and "a.txt" come before "a/z"; as parts of paths "a" comes before both.
+    names = ["B.txt", "a/z", "a-b/c", "a.txt", "b/1", "ß"]
+    write_all(here / "books", {name: name.encode() for name in names})
+    events: list[object] = []
+    found = get_corpus("books", spool=spool, on_event=events.append)
+    assert list(found.pieces()) == ["B.txt", "a/z", "a-b/c", "a.txt", "b/1", "ß"]
+    assert (found.name, found.source) == ("books", "books")
+    assert not events
+
+
+def test_a_folder_is_named_however_it_is_given(here: Path, spool: Path) -> None:
+    write_all(here, {"folder/a": PLAY})
+    assert get_corpus(".", spool=spool).name == "here"
+    assert get_corpus("folder/..", spool=spool).name == "here"
+    assert get_corpus("./folder/", spool=spool).name == "folder"
+
+
+def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> None:
+    edge = b"a" * (SNIFFED_BYTES - 1) + "é".encode()
+    texts = {"cut by the sniff.txt": edge, "plain.txt": PLAY}
+    others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "3.empty": b"", "4.cut": b"a\xe2\x82"}
+    hidden = {".git/config": PLAY, ".hidden": PLAY}
+    write_all(here, texts | others | hidden)
+    events: list[object] = []
+    found = get_corpus(".", spool=spool, on_event=events.append)
+    assert [str(path) for path in found.files] == sorted(texts)
+    wanted = "left out 4 of 6 files, which are not utf-8 text: 1.png, 2.bin, 3.empty, …"
+    assert events == [Note(wanted)]
+
+
+def test_wide_encodings_may_be_full_of_nuls(here: Path, spool: Path) -> None:
+    write_all(here, {"a": "one".encode("utf-16"), "b": "two".encode("utf-16")})
+    assert "".join(get_corpus(".", encoding="UTF16", spool=spool).pieces()) == "onetwo"
+
+
+@pytest.mark.parametrize("contents", [{}, {"a.png": b"\x89PNG\r\n"}, {".a.txt": PLAY}])
+def test_a_folder_without_text(contents: dict[str, bytes], here: Path, spool: Path) -> None:
+    write_all(here, contents)
+    with pytest.raises(AttnlmError, match=r"no utf-8 text in \. \([01] files"):
+        get_corpus(".", spool=spool)
+
+
+def test_bad_bytes_in_a_folder_name_the_file(here: Path, spool: Path) -> None:
+    write_all(here, {"folder/only.txt": b"a" * SNIFFED_BYTES + b"\xff"})
+    with pytest.raises(AttnlmError, match=re.escape(str(Path("folder/only.txt is not valid")))):
+        list(get_corpus("folder", spool=spool).pieces())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
+def test_links_are_followed_but_not_in_circles(here: Path, spool: Path) -> None:
+    write_all(here, {"top/a/text": b"a", "top/b/text": b"b", "outside/text": b"o"})
+    (here / "top/a/to b").symlink_to(here / "top/b")
+    (here / "top/b/to a").symlink_to(here / "top/a")
+    (here / "top/up").symlink_to(here / "top")
+    (here / "top/c").symlink_to(here / "outside")
+    (here / "top/broken").symlink_to("nothing")
+    events: list[object] = []
+    found = get_corpus("top", spool=spool, on_event=events.append)
+    assert [str(path) for path in found.files] == [
+        "top/a/text",
+        "top/a/to b/text",
+        "top/b/text",
+        "top/b/to a/text",
+        "top/c/text",
+    ]
+    assert events == [Note("left out 1 of 6 files, which are not utf-8 text: broken")]
+
+
+# --- The web and the named corpora ----------------------------------------------------------------
+
+
+@pytest.fixture
+def play(web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a mirror of Tiny Shakespeare, which here is shorter than the real one."""
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(corpus, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(PLAY).hexdigest())
+    url = web.answer("/play", body(PLAY))
+    monkeypatch.setenv("ATTNLM_TINYSHAKESPEARE_URL", url)
+    return url
+
+
+@pytest.mark.parametrize("source", [None, "tinyshakespeare"])
+def test_tiny_shakespeare_is_downloaded_once(
+    source: str | None, play: str, web: WebServer, spool: Path
+) -> None:
+    for offline in (False, True):
+        found = get_corpus(source, offline=offline, encoding="utf-16", spool=spool)
+        assert (found.name, found.source) == ("tinyshakespeare", "tinyshakespeare")
+        assert "".join(found.pieces()) == PLAY.decode()
+    assert web.asked == ["/play"]
+
+
+def test_tales_replace_a_default_that_cannot_be_had(
+    play: str, web: WebServer, spool: Path, short_tales: None
+) -> None:
+    web.answer("/play", body(b"", 404))
+    events: list[object] = []
+    found = get_corpus(None, spool=spool, on_event=events.append)
+    assert (found.name, found.source) == ("tales", "tales")
+    assert "".join(found.pieces()) == "Once upon a time.\n"
+    assert found.floor_nats == {0: 1.5}
+    wanted = f"can't download {play}: HTTP 404 Not Found; using `tales`, which needs no network"
+    assert events == [Note(f"{wanted}, instead")]
+
+
+def test_tales_replace_a_default_that_takes_too_long(
+    play: str, web: WebServer, spool: Path, short_tales: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "DEFAULT_DEADLINE", 0.3)
+    web.answer("/play", web.stay_silent)
+    assert get_corpus(None, spool=spool).name == "tales"
+
+
+def test_a_named_corpus_is_never_replaced(play: str, web: WebServer, spool: Path) -> None:
+    web.answer("/play", body(b"", 404))
+    with pytest.raises(AttnlmError, match="HTTP 404"):
+        get_corpus("tinyshakespeare", spool=spool)
+    with pytest.raises(AttnlmError, match=r"tinyshakespeare.txt is not in the cache .*--offline"):
+        get_corpus("tinyshakespeare", offline=True, spool=spool)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/a%20b/The%20Book.txt?raw=1#top", "The-Book"), ("/", "127.0.0.1")],
+)
+def test_a_url_is_downloaded_to_the_spool(
+    path: str, name: str, web: WebServer, spool: Path
+) -> None:
+    url = web.answer(path.partition("#")[0], body(PLAY)).replace("//", "//me:secret@") + "#top"
+    found = get_corpus(url, spool=spool)
+    assert found.name == name
+    assert "secret" not in found.source
+    assert "".join(found.pieces()) == PLAY.decode()
+    assert spool in found.files[0].parents
+
+
+def test_two_downloads_do_not_meet(web: WebServer, spool: Path) -> None:
+    first = get_corpus(web.answer("/1/a", body(b"1")), spool=spool)
+    second = get_corpus(web.answer("/2/a", body(b"2")), spool=spool)
+    assert ("".join(first.pieces()), "".join(second.pieces())) == ("1", "2")
+
+
+def test_a_url_offline_is_refused(web: WebServer, spool: Path) -> None:
+    with pytest.raises(AttnlmError, match="needs the network, which --offline forbids"):
+        get_corpus(web.url, offline=True, spool=spool)
+    assert not web.asked
+
+
+def test_only_the_web_is_downloaded(spool: Path) -> None:
+    with pytest.raises(AttnlmError, match="file:///etc/passwd is not an http or https address"):
+        get_corpus("file:///etc/passwd", spool=spool)
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Алиса в стране", "Алиса-в-стране"),
+        ("हिन्दी", "हिन्दी"),
+        ("cafe\u0301", "café"),
+        ('a<b>:c"d/e\\f|g?h*i', "a-b--c-d-e-f-g-h-i"),
+        ("tab\there\x00\x7f", "tab-here"),
+        ("dots...", "dots"),
+        (".hidden", "hidden"),
+        ("--force", "force"),
+        (" spaces ", "spaces"),
+        ("\udcff", "text"),
+        ("..", "text"),
+        ("", "text"),
+        ("CON", "text-CON"),
+        ("con.tar", "text-con.tar"),
+        ("Lpt1", "text-Lpt1"),
+        ("console", "console"),
+        ("latest", "text-latest"),
+        ("Latest", "text-Latest"),
+        ("日" * 100, "日" * 33),
+    ],
+)
+def test_names_are_made_safe(text: str, name: str) -> None:
+    assert safe_name(text) == name
+    assert safe_name(name) == name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems allow no such name")
+def test_a_file_name_that_is_not_unicode(here: Path, spool: Path) -> None:
+    source = os.fsdecode(b"caf\xe9.txt")
+    (here / source).write_bytes(PLAY)
+    found = get_corpus(source, spool=spool)
+    assert (found.name, found.source) == ("caf", "caf\ufffd.txt")
+    assert "".join(found.pieces()) == PLAY.decode()
