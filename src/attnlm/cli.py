@@ -384,13 +384,13 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
         texts = [prompt + text for text in sampler.samples(ids, config)]
         shown: dict[str, object] = {"texts": texts}
         if not json:
-            sys.stdout.write("\n---\n".join(texts))
+            console.write("\n---\n".join(texts))
     else:
         pieces = [prompt]
-        _write("" if json else prompt)
+        console.write("" if json else prompt)
         for piece in sampler.stream(ids, config):
             pieces.append(piece)
-            _write("" if json else piece)
+            console.write("" if json else piece)
         shown = {"text": "".join(pieces)}
     seconds = time.perf_counter() - began
     count = config.tokens * config.num_samples
@@ -406,14 +406,8 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
             }
         )
     elif sys.stdout.isatty():
-        _write("\n")
+        console.write("\n")
     console.say(f"{count:,} tokens in {seconds:.2f} s, {speed:,} tokens/s")
-
-
-def _write(text: str) -> None:
-    if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()
 
 
 def _talk(sampler: Any, prompt: str, config: Any) -> None:
@@ -433,8 +427,8 @@ def _talk(sampler: Any, prompt: str, config: Any) -> None:
             console.fail(error.message, error.hint)
             continue
         for piece in sampler.stream(ids, replace(config, seed=config.seed + turn)):
-            _write(piece)
-        _write("\n")
+            console.write(piece)
+        console.write("\n")
         turn += 1
 
 
@@ -481,4 +475,11 @@ def eval(
 
 def main() -> NoReturn:
     """Runs the command line and ends the process, with the exit code that the design promises."""
-    run_and_exit(lambda: app(standalone_mode=False))
+    run_and_exit(_run_command)
+
+
+def _run_command() -> None:
+    # Not through Typer's own main: it has other ideas about errors, signals and closed pipes.
+    command = typer.main.get_command(app)
+    with command.make_context("attnlm", sys.argv[1:]) as context:
+        command.invoke(context)

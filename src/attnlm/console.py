@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from attnlm.run import Run
 
 
+def write(text: str) -> None:
+    """A piece of what was asked for."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def result(text: str) -> None:
     """A line of what was asked for."""
-    print(text, flush=True)  # noqa: T201
+    write(f"{text}\n")
 
 
 def result_json(content: Mapping[str, Any]) -> None:

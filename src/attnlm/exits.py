@@ -23,14 +23,7 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Runs `command` and ends the process."""
     _prepare_streams()
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        code = _run(command)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has what it wanted; nothing more can or need be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+    sys.exit(_run(command))
 
 
 def _prepare_streams() -> None:
@@ -56,10 +49,11 @@ def _run(command: Callable[[], object]) -> int:
     except KeyboardInterrupt as error:
         signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
         return 128 + signum
-    except typer.Abort:
-        return 128 + signal.SIGINT
+    except typer.Exit as error:
+        return error.exit_code
     except BrokenPipeError:
-        raise
+        # The reader has had enough. What is still buffered goes nowhere, so that Python does not complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
         return _explain(error)
     return 0
@@ -92,12 +86,12 @@ def _explain(error: Exception) -> int:
 
 
 def _explain_usage(error: Any) -> int:
-    message = str(error.format_message()).splitlines()[0]
+    message, _, suggestion = str(error.format_message()).splitlines()[0].partition(" Did you mean ")
     command = error.ctx.command_path if error.ctx is not None else "attnlm"
-    near = sorted(getattr(error, "possibilities", None) or ())
-    if near:
-        message = message.split(" (")[0].removesuffix(".")
-    hint = f"did you mean {' or '.join(near)}?" if near else f"see {command} --help"
+    if near := sorted(getattr(error, "possibilities", None) or ()):
+        message, suggestion = message.split(" (")[0], " or ".join(near) + "?"
+    message = message.removesuffix(".")
+    hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
     console.fail(message[:1].lower() + message[1:], hint)
     return 2
 

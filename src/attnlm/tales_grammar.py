@@ -19,7 +19,7 @@ RULES = {
         4 <opening>
         <loss>
         <ending>
-      | 3 <opening>
+      | 4 <opening>
         <find>
         <ending>
       | 3 <opening>
@@ -43,81 +43,68 @@ RULES = {
       | 2 In a house <place> lived <hero>, a <trait> <kind>.
     """,
     "ending": """
-        2 And from that day on, [hero] and the [helper] were friends.
-      | 2 Then [hero] went home to [her] <supper> and [her] <colour> bed.
-      | 2 That night [hero] dreamed of <trifle> and of the [helper].
-      | 2 "What a <trait> [kind] you are, [hero]," <said> the [helper].
-      | 2 "What a <weather> day!" <said> [hero] to the [helper].
+        2 And from that day on, [hero] and [helper] were friends.
+      | 2 Then [she] went home to [her] <supper> and [her] <colour> bed.
+      | 2 That night [hero] dreamed of <trifle> and of [helper].
+      | 2 "What a <trait> [kind] you are, [hero]," <said> [helper].
+      | 2 "What a <weather> day!" <said> [hero] to [helper].
     """,
     # A thing is lost and found again.
     "loss": """
-        <one_day> [hero] lost [her] <colour> <thing>.
-        [Hero] looked <place>, but found only <trifle>.
+        <one_day> [she] lost [her] <colour> <thing>.
+        [She] looked <place>, but found only <trifle>.
         "<have_you_seen> my [thing], <helper>?" <asked> [hero].
-        "<hint>, [hero]," <said> the [helper].
+        "<hint>, [hero]," <said> [helper].
         <found>
     """,
     "have_you_seen": "3 Have you seen | 2 Did you hide | Who has found",
-    "hint": """
-        3 [It] [is] <place> | 2 Look <place> | 2 The wind left [them] <place>
-    """,
+    "hint": "3 [It] [is] <place> | 2 Look <place> | 2 The rain left [them] <place>",
     "found": """
-        3 [Hero] <went> there, and there [it] [was]!
-      | 2 And [place] [hero] found [her] [colour] [thing].
+        3 [She] <went> there, and there [it] [was]!
+      | 2 And [place] [she] found [her] [thing].
       | 2 "[This] [is] my [thing]!" <said> [hero], and <waved>.
     """,
     # A thing is found and brought back.
     "find": """
-        <one_day> [hero] found somebody's <colour> <thing> <place>.
+        <one_day> [she] found somebody's <colour> <thing> <place>.
         "[Is] [this] your [thing], <helper>?" <asked> [hero].
-        "No, [hero]," <said> the [helper]. "Ask the <owner>."
-        So [hero] <went> to the [owner] with the [thing].
+        "No, [hero]," <said> [helper]. "Ask the <owner>."
+        So [she] <went> to the [owner] with the [thing].
         "<thanks>, [hero]!" <said> the [owner].
     """,
-    "thanks": """
-        3 Thank you | 2 My [colour] [thing] | 2 Take some <supper> | I had looked <place>
-    """,
+    "thanks": "3 Thank you | 2 My [colour] [thing] | 2 Take some <supper> | I had looked <place>",
     # A wish is walked to.
     "journey": """
-        <one_day> [hero] set out to <wish>, with <supper> in a <bag>.
-        "Where are you going, [hero]?" <asked> the <helper>.
-        "To [wish], [helper]," <said> [hero]. "<invitation>."
-        So [hero] and the [helper] <went> on, and <in_time> they [wished].
+        <one_day> [she] set out to <wish>, with [her] <colour> <thing>.
+        "Where are you going, [hero]?" <asked> <helper>.
+        "To [wish]," <said> [hero]. "<invitation>, [helper]."
+        So [hero] and [helper] <went> on, and <in_time> they [wished].
     """,
-    "invitation": """
-        3 Come with me | 2 Carry my [bag] | 2 Have some [supper] | It is not far
-    """,
+    "invitation": "3 Come with me | 2 Carry my [thing] | 2 Have some <supper> | It is not far",
     # A present is made and given.
     "birthday": """
-        <one_day> the <helper> said to [hero], "Today is the <owner>'s birthday."
-        "Then I will <make> a <colour> <gift>," <said> [hero].
-        So [hero] [made] a [colour] [gift], and the [helper] <helped>.
-        "<praise>, [hero]!" <said> the [owner].
+        <one_day> [she] met <helper> <place>.
+        "It is my birthday, [hero]!" <said> [helper].
+        "Then I will give you my <colour> <thing>," <said> [hero].
+        [Helper] <thanked> the [thing] and gave [hero] some <supper>.
     """,
-    "helped": """
-        2 sang about <trifle> | 2 tied it up with <trifle> | 2 helped | hid it <place>
-    """,
-    "praise": """
-        3 A [colour] [gift] | 2 Thank you | 2 I will keep it <place> | What a <trait> [gift]
-    """,
+    "thanked": "2 took | admired | loved | kissed | laughed at | danced with",
     # Somebody is awake.
     "night": """
-        Late one <weather> night [hero] heard a <noise> <place>.
+        Late one <weather> night [she] heard a <noise> <place>.
         "Who is there?" <asked> [hero].
-        "Only me, [hero]," <said> the <helper>. "I am <pastime>."
-        "Why?" <asked> [hero]. "<reason>," <said> the [helper].
-        So [hero] and the [helper] [did] <until>.
+        "Only me, [hero]," <said> <helper>. "I am <pastime>."
+        "Why?" <asked> [hero]. "<reason>," <said> [helper].
+        So [hero] and [helper] [did] <until>.
     """,
-    "reason": """
-        3 I cannot sleep | 2 I have lost my <thing> | 2 Because it is so [weather]
-    """,
+    "reason": "3 I cannot sleep | 2 I have lost my <thing> | 2 Because it is so [weather]",
     "until": "2 until <dawn> | all night | with <trifle>",
     # A riddle has to be answered.
     "riddle_game": """
-        <one_day> [hero] met the <helper> <place>.
-        "<riddle>, [hero]?" <asked> the [helper].
-        "Is it <trifle>?" <asked> [hero]. "No, [hero]," <said> the [helper].
-        "Then it is [answer]!" <said> [hero]. The [helper] <nodded>.
+        <one_day> [she] met <helper> <place>.
+        "<riddle>, [hero]?" <asked> [helper].
+        "Is it <trifle>?" <asked> [hero]. "No, [hero]," <said> [helper].
+        "Then it is [answer]!" <said> [hero], and [helper] <nodded>.
     """,
     "riddle/answer": """
         What wears a white hat and never feels cold/the mountain
@@ -132,19 +119,15 @@ RULES = {
       | What has four legs and cannot walk/the table
     """,
     # Who.
-    "hero/she/her/him": """
-        Dora/she/her/her | Mia/she/her/her | Nell/she/her/her | Rosa/she/her/her
-      | Tilly/she/her/her | Wren/she/her/her | Finn/he/his/him | Gus/he/his/him
-      | Hugo/he/his/him | Otto/he/his/him | Pip/he/his/him | Sam/he/his/him
+    "hero/she/her": """
+        Dora/she/her | Ida/she/her | Nell/she/her | Rosa/she/her | Tilly/she/her
+      | Finn/he/his | Gus/he/his | Hugo/he/his | Pip/he/his | Sam/he/his
     """,
     "kind": "3 mouse | 2 rabbit | 2 hedgehog | fox | frog | lamb | kitten | mole | bear | duck",
     "trait": """
         4 little | 2 brave | 2 clever | curious | shy | merry | sleepy | gentle | hungry | proud
     """,
-    "helper": """
-        owl | moon | north wind | toad | goose | heron | snail | crow | beetle | river | king
-      | queen | fisherman | lighthouse
-    """,
+    "helper": "Ant | Badger | Crow | Echo | Jackdaw | Lark | Moon | Owl | Vole | Wind",
     "owner": "2 baker | 2 miller | shepherd | fiddler | tailor | sailor | farmer",
     # What.
     "thing/it/is/was/this/them": """
@@ -154,8 +137,6 @@ RULES = {
       | marbles/they/are/were/these/them | boots/they/are/were/these/them
       | ribbons/they/are/were/these/them | shells/they/are/were/these/them
     """,
-    "gift": "hat | boat | chair | flute | scarf | lamp | clock | cup | puppet | broom",
-    "bag": "2 basket | 2 sack | box | bucket | jar",
     "colour": "red | blue | green | yellow | silver | golden | striped | purple | white",
     "trifle": "<number> <tiny> <small_thing>",
     "tiny": "tiny | white | round | bright | lost | fine | old",
@@ -183,7 +164,6 @@ RULES = {
     "went": "3 ran | 2 walked | skipped | hurried | marched | wandered | hopped | danced",
     "waved": "2 waved | bowed | 2 smiled | went away | began to sing | fell asleep",
     "nodded": "2 nodded | bowed | laughed | smiled",
-    "make/made": "sew/sewed | paint/painted | carve/carved | knit/knitted | build/built",
     "pastime/did": """
         counting the stars/counted the stars | mending a net/mended the net
       | learning to dance/danced | painting the gate/painted the gate

@@ -1,0 +1,341 @@
+"""The command line from outside: processes, exit codes, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlm.config import RUNGS
+
+ATTNLM = [sys.executable, "-m", "attnlm"]
+TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
+TRAIN = len(TEXT) * 9 // 10
+VAL = len(TEXT) - TRAIN
+QUICK = ["--steps", "6", "--block-size", "8", "--batch-size", "4", "--seed", "1", "--threads", "1"]
+
+
+def attnlm(
+    *arguments: str | Path, cwd: Path, code: int = 0, stdin: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command; its exit code must be `code`, and it must never show a traceback."""
+    done = subprocess.run(
+        [*ATTNLM, *map(str, arguments)],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        env={**os.environ, "PYTHONWARNINGS": "error", **variables},
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def fails(*arguments: str | Path, cwd: Path, code: int, says: str, hints: str) -> None:
+    """The command fails with one line that says `says` and one that hints at `hints`."""
+    done = attnlm(*arguments, cwd=cwd, code=code)
+    assert done.stdout == ""
+    *_, error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ") and says in error
+    assert hint.startswith("hint: ") and hints in hint
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where `text.txt` was prepared and a small model trained on it."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "text.txt").write_text(TEXT)
+    attnlm("prepare", "text.txt", cwd=folder)
+    attnlm("train", *QUICK, "--name", "small", cwd=folder)
+    return folder
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
+    trained = attnlm("train", "--model", rung, *QUICK, "--json", cwd=project)
+    facts = json.loads(trained.stdout)
+    assert trained.stdout.count("\n") == 1
+    assert facts["model"] == rung and facts["steps"] == 6
+    assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
+
+    measured = json.loads(attnlm("eval", facts["run"], "--json", cwd=project).stdout)
+    assert measured["val_loss"] == pytest.approx(facts["best_val_loss"], abs=1e-6)
+    assert measured["tokens"] == VAL - 1
+
+    again = [attnlm("sample", "--tokens", "30", "--seed", "3", cwd=project) for _ in range(2)]
+    assert again[0].stdout == again[1].stdout
+    assert len(again[0].stdout) == 30
+    assert f"{rung}-001" in again[0].stderr
+
+
+def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
+    done = attnlm("prepare", "text.txt", cwd=project)
+    assert Path(done.stdout.strip()) == Path("data/text-char")
+    for word in (
+        f"{len(TEXT):,} characters",
+        f"{len(set(TEXT))} ids",
+        f"{TRAIN:,} to train on",
+        "bigram",
+        "attnlm train",
+    ):
+        assert word in done.stderr
+    facts = json.loads(attnlm("prepare", "text.txt", "--json", cwd=project).stdout)
+    assert facts["characters"] == len(TEXT) and facts["val_tokens"] == VAL
+    assert facts["floor"] is None and 0 < facts["bigram_loss"] < 3.3
+
+
+def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
+    done = attnlm("train", *QUICK, cwd=project)
+    run = done.stdout.strip()
+    assert (project / run / "last.safetensors").is_file()
+    for word in ("parameters", "cpu", "seed 1", "validation", "ln V", "attnlm sample", run):
+        assert word in done.stderr
+    quiet = attnlm("train", *QUICK, "-q", cwd=project)
+    assert "step " not in quiet.stderr.replace("at step", "") and "attnlm sample" in quiet.stderr
+
+
+def test_print_config_is_a_recipe_that_trains_the_same(project: Path) -> None:
+    flags = ["--heads", "2", "--embed-dim", "6", "--learning-rate", "0.01", *QUICK]
+    printed = attnlm("train", *flags, "--print-config", cwd=project).stdout
+    assert tomllib.loads(printed)["heads"] == 2
+    (project / "mine.toml").write_text(printed)
+    one = json.loads(attnlm("train", *flags, "--json", cwd=project).stdout)
+    other = json.loads(attnlm("train", "--recipe", "mine.toml", "--json", cwd=project).stdout)
+    assert one["val_loss"] == other["val_loss"] and one["run"] != other["run"]
+    config = Path(one["run"]) / "config.json"
+    third = json.loads(attnlm("train", "--recipe", config, "--json", cwd=project).stdout)
+    assert third["val_loss"] == one["val_loss"]
+
+
+def test_a_recipes_unused_keys_are_named(project: Path) -> None:
+    flags = ["--recipe", "r2-multi-head", "--model", "average", *QUICK]
+    done = attnlm("train", *flags, cwd=project)
+    assert "has no use for the recipe's heads" in done.stderr
+
+
+def test_a_budget_becomes_steps(project: Path) -> None:
+    flags = ["--budget", "2s", "--block-size", "8", "--json"]
+    facts = json.loads(attnlm("train", *flags, cwd=project).stdout)
+    assert facts["seconds"] < 10
+    config = json.loads((project / facts["run"] / "config.json").read_text())["config"]
+    assert config["steps"] == facts["steps"] and "budget" not in config
+
+
+def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
+    flags = [*QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3"]
+    done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
+    assert json.loads(done.stdout)["steps"] < 4000
+    assert "--patience ran out" in done.stderr
+
+
+def test_resume_goes_on_to_the_same_numbers(project: Path) -> None:
+    flags = ["--steps", "8", "--eval-every", "2", *QUICK[2:], "--schedule", "constant"]
+    whole = json.loads(attnlm("train", *flags, "--json", cwd=project).stdout)
+    half = [*flags, "--steps", "4", "--name", "half"]
+    attnlm("train", *half, cwd=project)
+    resumed = attnlm("train", "--resume", "half", "--steps", "8", "--json", cwd=project)
+    facts = json.loads(resumed.stdout)
+    assert facts["val_loss"] == whole["val_loss"] and facts["steps"] == 8
+    records = [_metrics(project / run) for run in (whole["run"], facts["run"])]
+    assert records[0] == records[1]
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    timeless = ("seconds", "tokens_per_second")
+    return [{k: v for k, v in json.loads(line).items() if k not in timeless} for line in lines]
+
+
+def test_a_signal_saves_and_says_how_to_go_on(project: Path) -> None:
+    for signum, name in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")):
+        flags = ["--steps", "100000000", "--eval-every", "1000000", *QUICK[2:], "--name", name]
+        process = subprocess.Popen(
+            [*ATTNLM, "train", *flags], cwd=project, stderr=subprocess.PIPE, encoding="utf-8"
+        )
+        last = project / "checkpoints" / name / "last.safetensors"
+        deadline = time.monotonic() + 60
+        while not last.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signum)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 128 + signum
+        assert f"attnlm train --resume {name}" in stderr and "Traceback" not in stderr
+        assert _last_step(project / "checkpoints" / name) > 0
+
+
+def _last_step(run: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(str(run / "last.safetensors"), framework="np") as file:
+        return int(json.loads(file.metadata()["facts"])["step"])
+
+
+def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
+    done = attnlm("sample", "small", "--prompt", "the ", "--tokens", "20", cwd=project)
+    assert done.stdout.startswith("the ") and len(done.stdout) == 24
+    assert "seed" in done.stderr and "tokens/s" in done.stderr
+    piped = attnlm("sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog ")
+    assert piped.stdout == "dog "
+    (project / "prompt.txt").write_text("fox ")
+    filed = attnlm("sample", "small", "--prompt-file", "prompt.txt", "--tokens", "1", cwd=project)
+    assert filed.stdout[:4] == "fox " and len(filed.stdout) == 5
+
+
+def test_sample_as_json_and_in_numbers(project: Path) -> None:
+    flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
+    facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
+    assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
+    several = json.loads(attnlm("sample", *flags, "--num-samples", "3", cwd=project).stdout)
+    assert [len(text) for text in several["texts"]] == [9, 9, 9]
+    assert several["texts"][0] == facts["text"]
+    assert len(set(several["texts"])) == 3 and several["tokens"] == 27
+
+
+def test_talking_ends_with_bye_or_the_end_of_input(project: Path) -> None:
+    flags = ["sample", "small", "-i", "--tokens", "5", "--seed", "1"]
+    bye = attnlm(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
+    assert len(bye.stdout) == 6
+    ended = attnlm(*flags, cwd=project, stdin="the dog\nÜ\nfox\n")
+    assert len(ended.stdout) == 12
+    assert "lacks 'Ü'" in ended.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
+    sampling = f"{sys.executable} -m attnlm sample small --tokens 3000"
+    command = f"{sampling} | head -c 10; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert len(done.stdout) == 10
+    assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
+
+
+def test_output_is_utf8_in_any_locale(tmp_path: Path) -> None:
+    (tmp_path / "greek.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
+    attnlm("prepare", "greek.txt", cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0")
+    attnlm("train", *QUICK, cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0")
+    flags = ["sample", "--prompt", "αβ", "--tokens", "4"]
+    done = attnlm(*flags, cwd=tmp_path, PYTHONIOENCODING="latin-1")
+    assert done.stdout.startswith("αβ") and len(done.stdout) == 6
+
+
+def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("äöü € 🙂 " * 100, encoding="utf-8")
+    attnlm("prepare", "text.txt", "--tokenizer", "byte", cwd=tmp_path)
+    attnlm("train", *QUICK, "--steps", "1", cwd=tmp_path)
+    done = attnlm("sample", "--tokens", "200", "--seed", "1", cwd=tmp_path)
+    assert "\ufffd" in done.stdout  # an untrained model's bytes make no characters
+
+
+def test_named_errors(project: Path) -> None:
+    (project / "bad.toml").write_text("embed_dmi = 3\n")
+    for arguments, code, says, hints in [
+        (["prepare", "nowhere.txt"], 1, "nowhere.txt", ""),
+        (["prepare", "text.txt", "--tokenizer", "chars"], 2, "chars", "char"),
+        (["prepare", "text.txt", "--tokenizer", "bpe:5"], 2, "bpe:5", ""),
+        (["prepare", "text.txt", "--val-fraction", "1"], 2, "--val-fraction", ""),
+        (["prepare", "text.txt", "--name", "../x"], 2, "--name", ""),
+        (["prepare", "text.txt", "--encoding", "utf-99"], 2, "utf-99", ""),
+        (["train", "--hed", "4"], 2, "no such option: --hed", "--heads"),
+        (["train", "--heads", "four"], 2, "--heads", "--help"),
+        (["tarin"], 2, "tarin", "train"),
+        (["train", "--model", "bigram", "--heads", "4"], 2, "--heads does not apply", "multi-head"),
+        (["train", "--heads", "3", "--embed-dim", "32"], 2, "can't be divided", "--embed-dim 30"),
+        (["train", "--budget", "soon"], 2, "--budget", "90s"),
+        (["train", "--steps", "5", "--budget", "5s"], 2, "exclude each other", ""),
+        (["train", "txet-char"], 1, "txet-char", "text-char"),
+        (["train", "--recipe", "bad.toml"], 1, "embed_dmi", "embed_dim"),
+        (["train", "--recipe", "r2-multihead"], 1, "r2-multihead", "r2-multi-head"),
+        (["train", "--block-size", "400"], 1, "400", f"--block-size {VAL - 1}"),
+        (["train", "--device", "cuda", "--steps", "1"], 1, "cuda", "cpu"),
+        (["train", "--name", "small"], 1, "small", "--resume small"),
+        (["train", "--resume", "smal"], 1, "smal", "small"),
+        (["train", "--resume", "small", "--heads", "2"], 2, "--heads can't be changed", "--steps"),
+        (["train", "--resume", "small", "--steps", "3"], 1, "6 steps", "--steps"),
+        (["train", *QUICK, "--learning-rate", "1e39"], 2, "--learning-rate", "at most"),
+        (["sample", "nobody"], 1, "nobody", ""),
+        (["sample", "small", "--temperature", "-1"], 2, "--temperature", "0 (greedy)"),
+        (["sample", "small", "--top-k", "0"], 2, "--top-k", "1 or more"),
+        (["sample", "small", "--prompt", "Ünü"], 1, "lacks 'Ü', 'ü'", ""),
+        (["sample", "small", "--checkpoint", "newest"], 2, "newest", "best or last"),
+        (["eval", "small", "--data", "nothing"], 1, "nothing", ""),
+    ]:
+        if "cuda" in arguments and _has_cuda():
+            continue
+        fails(*arguments, cwd=project, code=code, says=says, hints=hints)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def test_nothing_prepared_or_trained_yet(tmp_path: Path) -> None:
+    fails("train", cwd=tmp_path, code=1, says="no data set", hints="attnlm prepare")
+    fails("sample", cwd=tmp_path, code=1, says="no run", hints="attnlm train")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(map(chr, range(0x4E00, 0x9F00))) * 3)
+    attnlm("prepare", "text.txt", "--val-fraction", "0.34", cwd=tmp_path)
+    (tmp_path / "wide.txt").write_text("".join(map(chr, range(0x10000, 0x1D000))) * 2)
+    attnlm("prepare", "wide.txt", cwd=tmp_path)
+    fails("train", "--model", "bigram", cwd=tmp_path, code=1, says="GB", hints="bpe:")
+
+
+def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
+    run = tmp_path / "damaged"
+    run.mkdir()
+    for file in (project / "checkpoints" / "small").iterdir():
+        (run / file.name).write_bytes(file.read_bytes())
+    content = bytearray((run / "best.safetensors").read_bytes())
+    content[-5] ^= 1
+    (run / "best.safetensors").write_bytes(content)
+    fails("sample", run, cwd=project, code=1, says="best.safetensors", hints="last")
+    assert attnlm("sample", run, "--checkpoint", "last", "--tokens", "3", cwd=project).stdout
+    (run / "config.json").write_text((run / "config.json").read_text().replace("64", "32", 1))
+    done = attnlm("sample", run, cwd=project, code=1)
+    assert "config.json is damaged" in done.stderr
+
+
+def test_help_loads_no_torch() -> None:
+    for command in ([], ["prepare"], ["train"], ["sample"], ["eval"]):
+        check = (
+            "import sys, attnlm.cli as c\n"
+            f"sys.argv = ['attnlm', *{command!r}, '--help']\n"
+            "try: c.main()\n"
+            "except SystemExit as end: assert not end.code\n"
+            "assert not {'torch', 'numpy', 'rich'} & set(sys.modules), sorted(sys.modules)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", check], capture_output=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+        assert "Usage: attnlm" in done.stdout
+
+
+def test_version_and_no_command(tmp_path: Path) -> None:
+    assert attnlm("--version", cwd=tmp_path).stdout.startswith("attnlm 0.")
+    assert "Commands:" in attnlm(cwd=tmp_path).stdout
+
+
+def test_prepare_loads_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    check = (
+        "import sys, attnlm.cli as c\n"
+        "sys.argv = ['attnlm', 'prepare', 'text.txt']\n"
+        "try: c.main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", check], cwd=tmp_path, check=True, capture_output=True)
