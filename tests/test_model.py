@@ -36,8 +36,8 @@ def scrambled(model: LanguageModel) -> LanguageModel:
     return model
 
 
-@pytest.fixture
-def tokens_BT() -> torch.Tensor:
+@pytest.fixture(name="tokens_BT")
+def some_tokens() -> torch.Tensor:
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(2))
 
 

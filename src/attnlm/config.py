@@ -103,14 +103,14 @@ class TrainingConfig:
     steps: int | None = _setting("updates in all", at_least=1, at_most=2**40)
     budget: float | None = _setting("seconds to train for, in place of steps", above=0)
     batch_size: int = _setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
-    learning_rate: float = _setting("highest learning rate", default=1e-3, above=0, at_most=100)
+    learning_rate: float = _setting("highest learning rate", default=0.01, above=0, at_most=100)
     optimizer: str = _setting(
         "adamw, or muon for matrices inside the model and adamw for the rest",
         default="adamw",
         choices=("adamw", "muon"),
     )
     beta1: float = _setting("AdamW: decay of the mean gradient", default=0.9, at_least=0, below=1)
-    beta2: float = _setting("AdamW: decay of the mean square", default=0.99, at_least=0, below=1)
+    beta2: float = _setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
     schedule: str = _setting(
         "learning rate after the warm-up: constant, or falling to 0 in a line or a cosine",
         default="linear",
@@ -179,24 +179,29 @@ _RUNG_SETTINGS: dict[str, tuple[str, ...]] = {
     "transformer": ("embed_dim", "layers", "heads", "head_size", "dropout", "tie_embeddings"),
 }
 
+# Measured on Tiny Shakespeare's characters, tuned on the last tenth of its training split.
 _DEFAULTS: Settings = {
-    "steps": 1000,
     "embed_dim": 64,
     "heads": 4,
     "dropout": 0.0,
     "projection": False,
     "qkv_bias": False,
     "tie_embeddings": False,
+    "steps": 2000,
 }
 
 _RUNG_DEFAULTS: dict[str, Settings] = {
-    "bigram": {},
-    "average": {},
-    "dot-product": {},
-    "single-head": {},
-    "multi-head": {},
-    "wide-head": {},
-    "transformer": {"layers": 2},
+    "bigram": {"learning_rate": 0.1, "steps": 1000},
+    "transformer": {
+        "embed_dim": 128,
+        "layers": 2,
+        "block_size": 128,
+        "batch_size": 16,
+        "steps": 800,
+        "optimizer": "muon",
+        "learning_rate": 0.02,
+        "beta2": 0.99,
+    },
 }
 
 
@@ -296,7 +301,7 @@ def _rung_fields(rung: str) -> set[str]:
 def _rung_defaults(rung: str) -> Settings:
     usable = _rung_fields(rung)
     general = {k: v for k, v in _DEFAULTS.items() if k in usable or k not in _MODEL_FIELDS}
-    return {**general, **_RUNG_DEFAULTS[rung]}
+    return {**general, **_RUNG_DEFAULTS.get(rung, {})}
 
 
 def _check_applies(rung: str, given: Iterable[str]) -> None:

@@ -52,7 +52,7 @@ def _run(command: Callable[[], object]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except BrokenPipeError:
-        # The reader has had enough. What is still buffered goes nowhere, so that Python does not complain at its end.
+        # The reader has had enough. What is buffered goes nowhere, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
         return _explain(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import math
@@ -350,19 +351,20 @@ def _install(work: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
     """Moves the folder `new` in `work` to `target`, unless `is_prepared` what is there by then."""
     for attempt in itertools.count():
         old = work / f"old-{attempt}"
-        if os.path.lexists(target):
-            if is_prepared():
-                return
-            target.rename(old)
         try:
+            if os.path.lexists(target):
+                if is_prepared():
+                    return
+                target.rename(old)
             (work / "new").rename(target)
             return
-        except OSError:
-            # Either somebody else was faster, and all begins again, or it can't be done.
-            if not os.path.lexists(target):
-                if old.exists():
-                    old.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
+            # Somebody else put theirs there in this moment: look at that.
+        finally:
+            if old.exists() and not os.path.lexists(target):
+                old.rename(target)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ weight / sum of the rule's weights.
     <rule>   chooses one of the rule's alternatives, writes it and remembers it
     [form]   writes what was remembered; <Rule> and [Form] write a capital first
 
-A rule with slashes in its name remembers several forms at once: <hero/she/her/him> may write
-"Finn", and from then on [hero] is "Finn", [she] is "he", [her] is "his" and [him] is "him".
+A rule with slashes in its name remembers several forms at once: <hero/she/her> may write
+"Finn", and from then on [hero] is "Finn", [she] is "he" and [her] is "his".
 
 What two alternatives of a rule write always differs before either ends (so "tea" and "teapot"
 could not be two of them). The text alone tells which was chosen.
@@ -47,7 +47,7 @@ RULES = {
       | 2 Then [she] went home to [her] <supper> and [her] <colour> bed.
       | 2 That night [hero] dreamed of <trifle> and of [helper].
       | 2 "What a <trait> [kind] you are, [hero]," <said> [helper].
-      | 2 "What a <weather> day!" <said> [hero] to [helper].
+      | 2 "What a <grand> day, [helper]," <said> [hero], and <waved>.
     """,
     # A thing is lost and found again.
     "loss": """
@@ -57,53 +57,53 @@ RULES = {
         "<hint>, [hero]," <said> [helper].
         <found>
     """,
-    "have_you_seen": "3 Have you seen | 2 Did you hide | Who has found",
+    "have_you_seen": "3 Have you seen | 2 Who has hidden | Have you found",
     "hint": "3 [It] [is] <place> | 2 Look <place> | 2 The rain left [them] <place>",
     "found": """
         3 [She] <went> there, and there [it] [was]!
       | 2 And [place] [she] found [her] [thing].
-      | 2 "[This] [is] my [thing]!" <said> [hero], and <waved>.
+      | 2 "[This] [is] my [thing], [helper]!" <said> [hero], and <waved>.
     """,
     # A thing is found and brought back.
     "find": """
         <one_day> [she] found somebody's <colour> <thing> <place>.
         "[Is] [this] your [thing], <helper>?" <asked> [hero].
-        "No, [hero]," <said> [helper]. "Ask the <owner>."
+        "Alas, no, [hero]," <said> [helper]. "Ask the <owner>."
         So [she] <went> to the [owner] with the [thing].
         "<thanks>, [hero]!" <said> the [owner].
     """,
-    "thanks": "3 Thank you | 2 My [colour] [thing] | 2 Take some <supper> | I had looked <place>",
+    "thanks": "3 Thank you | 2 Oh, my [thing] | 2 Take some <supper> | I had looked <place>",
     # A wish is walked to.
     "journey": """
         <one_day> [she] set out to <wish>, with [her] <colour> <thing>.
         "Where are you going, [hero]?" <asked> <helper>.
-        "To [wish]," <said> [hero]. "<invitation>, [helper]."
+        "To [wish], [helper]," <said> [hero]. "<invitation>."
         So [hero] and [helper] <went> on, and <in_time> they [wished].
     """,
-    "invitation": "3 Come with me | 2 Carry my [thing] | 2 Have some <supper> | It is not far",
+    "invitation": "3 Walk with me | 2 Take my [thing] | 2 Have some <supper> | It is not far",
     # A present is made and given.
     "birthday": """
         <one_day> [she] met <helper> <place>.
         "It is my birthday, [hero]!" <said> [helper].
-        "Then I will give you my <colour> <thing>," <said> [hero].
+        "Then take my <colour> <thing>, [helper]," <said> [hero].
         [Helper] <thanked> the [thing] and gave [hero] some <supper>.
     """,
     "thanked": "2 took | admired | loved | kissed | laughed at | danced with",
     # Somebody is awake.
     "night": """
-        Late one <weather> night [she] heard a <noise> <place>.
+        Late one <gloom> night [she] heard a <noise> <place>.
         "Who is there?" <asked> [hero].
         "Only me, [hero]," <said> <helper>. "I am <pastime>."
-        "Why?" <asked> [hero]. "<reason>," <said> [helper].
+        "Why, [helper]?" <asked> [hero]. "<reason>, [hero]," <said> [helper].
         So [hero] and [helper] [did] <until>.
     """,
-    "reason": "3 I cannot sleep | 2 I have lost my <thing> | 2 Because it is so [weather]",
+    "reason": "3 I cannot sleep | 2 I have lost my <thing> | 2 It is so [gloom]",
     "until": "2 until <dawn> | all night | with <trifle>",
     # A riddle has to be answered.
     "riddle_game": """
         <one_day> [she] met <helper> <place>.
         "<riddle>, [hero]?" <asked> [helper].
-        "Is it <trifle>?" <asked> [hero]. "No, [hero]," <said> [helper].
+        "Is it <trifle>, [helper]?" <asked> [hero]. "It is not, [hero]," <said> [helper].
         "Then it is [answer]!" <said> [hero], and [helper] <nodded>.
     """,
     "riddle/answer": """
@@ -118,23 +118,23 @@ RULES = {
       | What climbs the hill and never moves/the path
       | What has four legs and cannot walk/the table
     """,
-    # Who.
+    # Who. No two names begin with the same letter, and none with that of a sentence: one letter
+    # tells who is meant.
     "hero/she/her": """
-        Dora/she/her | Ida/she/her | Nell/she/her | Rosa/she/her | Tilly/she/her
-      | Finn/he/his | Gus/he/his | Hugo/he/his | Pip/he/his | Sam/he/his
+        Ella/she/her | Rosa/she/her | Una/she/her | Zoe/she/her
+      | Finn/he/his | Gus/he/his | Pip/he/his | Victor/he/his
     """,
     "kind": "3 mouse | 2 rabbit | 2 hedgehog | fox | frog | lamb | kitten | mole | bear | duck",
     "trait": """
         4 little | 2 brave | 2 clever | curious | shy | merry | sleepy | gentle | hungry | proud
     """,
-    "helper": "Ant | Badger | Crow | Echo | Jackdaw | Lark | Moon | Owl | Vole | Wind",
-    "owner": "2 baker | 2 miller | shepherd | fiddler | tailor | sailor | farmer",
+    "helper": "Badger | Crow | Dove | Jackdaw | King | Moon | Newt | Queen",
+    "owner": "2 baker | 2 miller | shepherd | fiddler | tailor | gardener",
     # What.
     "thing/it/is/was/this/them": """
-        2 kite/it/is/was/this/it | drum/it/is/was/this/it | key/it/is/was/this/it
-      | lantern/it/is/was/this/it | whistle/it/is/was/this/it | button/it/is/was/this/it
-      | spoon/it/is/was/this/it | 2 mittens/they/are/were/these/them
-      | marbles/they/are/were/these/them | boots/they/are/were/these/them
+        button/it/is/was/this/it | drum/it/is/was/this/it | kite/it/is/was/this/it
+      | lantern/it/is/was/this/it | whistle/it/is/was/this/it | gloves/they/are/were/these/them
+      | marbles/they/are/were/these/them | pearls/they/are/were/these/them
       | ribbons/they/are/were/these/them | shells/they/are/were/these/them
     """,
     "colour": "red | blue | green | yellow | silver | golden | striped | purple | white",
@@ -155,6 +155,8 @@ RULES = {
         3 One <weather> <hour> | 2 On a <weather> <hour> | 2 One <hour>, when it was <weather>,
     """,
     "weather": "windy | rainy | snowy | misty | sunny | frosty | warm | cold | bright | stormy",
+    "grand": "2 grand | funny | long | lovely | strange | happy",
+    "gloom": "2 dark | windy | rainy | snowy | misty | frosty | cold | quiet",
     "hour": "3 morning | 2 evening | afternoon | day",
     "in_time": "2 at last | by evening | 2 before dark | by moonlight | at noon | before the rain",
     "dawn": "2 dawn | the sun rose | the stars went out | it snowed",

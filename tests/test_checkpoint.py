@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attnlm.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
+from attnlm.config import RUNGS, resolve
+from attnlm.errors import AttnlmError
+from attnlm.model import build_model, cross_entropy
+from attnlm.optimizer import build_optimizers
+
+V = 11
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_weights_facts_and_optimizers_come_back_bit_for_bit(rung: str, tmp_path: Path) -> None:
+    muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
+    config = resolve({"model": rung, "block_size": 6, **muon})
+    model = build_model(config.model, V)
+    optimizers = build_optimizers(model, config.training)
+    tokens_BT = torch.randint(V, (2, 6))
+    for _ in range(2):
+        cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, model, {"step": 2, "loss": 0.1}, optimizers)
+
+    loaded, facts, tensors = load_checkpoint(path, config.model, V)
+    assert facts == {"step": 2, "loss": 0.1}
+    for ours, theirs in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    restored = build_optimizers(loaded, config.training)
+    restore_optimizers(loaded, restored, tensors)
+    for one, other in zip(optimizers, restored, strict=True):
+        ours = one.state_dict()["state"]
+        theirs = other.state_dict()["state"]
+        assert ours.keys() == theirs.keys() and ours
+        for place, state in ours.items():
+            assert state.keys() == theirs[place].keys()
+            for key, value in state.items():
+                assert torch.equal(value, theirs[place][key])
+
+
+def test_every_changed_byte_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    config = resolve({"model": "single-head", "embed_dim": 4, "block_size": 3}).model
+    path = tmp_path / "best.safetensors"
+    save_checkpoint(path, build_model(config, 5), {"step": 1})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << (place % 8)
+        path.write_bytes(changed)
+        with pytest.raises(AttnlmError, match=r"best\.safetensors"):
+            load_checkpoint(path, config, 5)
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    config = resolve({"model": "bigram"}).model
+    path = tmp_path / "best.safetensors"
+    save_checkpoint(path, build_model(config, 5), {"step": 1})
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(AttnlmError, match=r"best\.safetensors"):
+            load_checkpoint(path, config, 5)
+
+
+def test_another_model_is_refused_before_its_tensors_are_read(tmp_path: Path) -> None:
+    config = resolve({"model": "bigram"}).model
+    path = tmp_path / "best.safetensors"
+    save_checkpoint(path, build_model(config, 5), {"step": 1})
+    with pytest.raises(AttnlmError, match="does not hold the model"):
+        load_checkpoint(path, config, 6)
+    # No digest at all: somebody else's safetensors.
+    save_file({"model.table.weight": torch.zeros(5, 5)}, str(path))
+    with pytest.raises(AttnlmError, match="damaged"):
+        load_checkpoint(path, config, 5)
+    with pytest.raises(AttnlmError, match="no checkpoint"):
+        load_checkpoint(tmp_path / "none.safetensors", config, 5)
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    torch.save({"model.table.weight": torch.zeros(5, 5)}, path)
+    with pytest.raises(AttnlmError, match="damaged"):
+        load_checkpoint(path, resolve({"model": "bigram"}).model, 5)
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    config = resolve({"model": "transformer", "tie_embeddings": True, "block_size": 6}).model
+    model = build_model(config, V)
+    path = tmp_path / "best.safetensors"
+    save_checkpoint(path, model, {})
+    header_size = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + header_size])
+    assert "model.token_embedding.weight" in header and "model.head.weight" not in header
+    loaded, _, _ = load_checkpoint(path, config, V)
+    tokens_BT = torch.randint(V, (1, 6))
+    assert torch.equal(loaded(tokens_BT), model(tokens_BT))

@@ -1,0 +1,185 @@
+"""A data set opens by name or path, and only when it is what was prepared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlm import dataset, files
+from attnlm.dataset import id_dtype, open_dataset
+from attnlm.errors import AttnlmError
+from attnlm.preparation import prepare
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 30)
+    prepare(tmp_path / "cats.txt", data_dir=tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def folder(data: Path) -> Path:
+    return data / "cats-char"
+
+
+def test_by_name_by_path_or_the_latest(
+    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for opened in (
+        open_dataset(data_dir=data),
+        open_dataset("cats-char", data_dir=data),
+        open_dataset(folder),
+        open_dataset(str(folder)),
+    ):
+        assert opened.path == folder
+        assert opened.tokenizer.decode(opened.val).endswith("on the mat.\n")
+    monkeypatch.chdir(data.parent)
+    assert open_dataset().path == Path("data/cats-char")
+    shutil.copytree(folder, data.parent / "copy")
+    assert open_dataset("copy").name == "cats-char"
+
+
+def test_the_splits_are_read_only_and_mapped(folder: Path) -> None:
+    opened = open_dataset(folder)
+    assert isinstance(opened.train, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        opened.train[0] = 1
+
+
+def test_what_is_not_there_has_a_hint(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttnlmError, match="cats-chr") as caught:
+        open_dataset("cats-chr", data_dir=data)
+    assert "cats-char" in (caught.value.hint or "")
+    for missing in (None, "dogs"):
+        with pytest.raises(AttnlmError) as caught:
+            open_dataset(missing, data_dir=tmp_path / "nowhere")
+        assert "attnlm prepare" in (caught.value.hint or "")
+    with pytest.raises(AttnlmError, match=r"has no meta\.json"):
+        open_dataset(tmp_path)
+
+
+def test_latest_leads_nowhere_else(data: Path) -> None:
+    (data / "latest").write_text("../data/cats-char")
+    with pytest.raises(AttnlmError):
+        open_dataset(data_dir=data)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json", "meta.json"])
+def test_any_flipped_bit_is_found(name: str, folder: Path) -> None:
+    path = folder / name
+    whole = path.read_bytes()
+    for at in (0, len(whole) // 2, len(whole) - 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
+            open_dataset(folder)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json", "meta.json"])
+def test_a_file_cut_short_or_missing_is_refused(name: str, folder: Path) -> None:
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-2])  # a newline less is still the same JSON
+    with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
+        open_dataset(folder)
+    path.unlink()
+    with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
+        open_dataset(folder)
+
+
+def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) -> None:
+    (data.parent / "other.txt").write_text("THE CAT SAT ON THE MAT,\n" * 30)
+    other = prepare(data.parent / "other.txt", data_dir=data)
+    shutil.copy(other.path / "tokenizer.json", folder)
+    with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 2},
+        {"name": "../../x"},
+        {"name": 5},
+        {"name": "x" * 10_000},
+        {"source": None},
+        {"characters": -1},
+        {"characters": True},
+        {"characters": 1.5},
+        {"train_tokens": 10**30},
+        {"train_tokens": 2**47},
+        {"train_tokens": "7"},
+        {"val_tokens": 0},
+        {"val_bytes": []},
+        {"train_sha256": "x"},
+        {"dtype": "object"},
+        {"dtype": ["uint16"]},
+        {"vocab_size": 2**62},
+        {"vocab_size": 3},
+        {"tokenizer": "byte"},
+        {"bigram_loss": float("nan")},
+        {"bigram_loss": "low"},
+        {"floor": float("inf")},
+        {"floor": -1.0},
+        {"val_fraction": {}},
+    ],
+    ids=str,
+)
+def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> None:
+    path = folder / "meta.json"
+    files.write_json(path, {**files.read_json(path), **changes})
+    with pytest.raises(AttnlmError, match=r"(meta|tokenizer)\.json|train\.bin"):
+        open_dataset(folder)
+
+
+def test_every_value_of_meta_is_needed(folder: Path) -> None:
+    path = folder / "meta.json"
+    whole = files.read_json(path)
+    for key in whole:
+        files.write_json(path, {k: value for k, value in whole.items() if k != key})
+        with pytest.raises(AttnlmError, match=r"meta\.json"):
+            open_dataset(folder)
+
+
+def test_a_meta_that_is_huge_deep_or_no_object_is_refused(folder: Path) -> None:
+    path = folder / "meta.json"
+    for content in ("[]", "[" * 50_000, "{}", "\xff", json.dumps({"a": "b" * 2**17})):
+        path.write_bytes(content.encode("latin-1"))
+        with pytest.raises(AttnlmError, match=r"meta\.json"):
+            open_dataset(folder)
+
+
+def test_large_bins_are_sampled_unless_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "_LARGE", 1000)
+    monkeypatch.setattr(dataset, "_SAMPLES", 3)
+    monkeypatch.setattr(dataset, "_SAMPLE", 100)
+    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 300)
+    path = prepare(tmp_path / "cats.txt", data_dir=tmp_path / "data").path / "train.bin"
+    whole = path.read_bytes()
+
+    def damage(at: int) -> None:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+
+    for at in (0, len(whole) // 2, len(whole) - 1):
+        damage(at)
+        with pytest.raises(AttnlmError, match=r"train\.bin"):
+            open_dataset(path.parent)
+    damage(200)  # between the samples
+    open_dataset(path.parent)
+    with pytest.raises(AttnlmError, match=r"train\.bin"):
+        open_dataset(path.parent, verify=True)
+    os.truncate(path, len(whole) - 2)
+    with pytest.raises(AttnlmError, match=r"train\.bin"):
+        open_dataset(path.parent)
+
+
+def test_ids_take_two_bytes_where_they_fit() -> None:
+    assert id_dtype(65536) == np.dtype("<u2")
+    assert id_dtype(65537) == np.dtype("<u4")

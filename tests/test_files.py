@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from attnlm.errors import AttnlmError
+from attnlm.files import read_json, replacing, write_bytes, write_json
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+        file.write(b"half of the ne")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    write_bytes(tmp_path / "ours", b"")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "ours")]
+    assert modes[0] == modes[1]
+
+
+def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    content = {
+        "text": "häß\n\u2028",
+        "number": 0.1,
+        "list": [None, True],
+        "nested": {"b": 1, "a": 2},
+    }
+    write_json(tmp_path / "x.json", content)
+    assert read_json(tmp_path / "x.json") == content
+
+
+def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"steps": 100, "name": "a run"})
+    whole = path.read_bytes()
+    for place in range(len(whole) - 1):  # but for the last line's end, which JSON does not see
+        for bit in (1, 4, 32):
+            changed = bytearray(whole)
+            changed[place] ^= bit
+            path.write_bytes(changed)
+            try:
+                got = read_json(path)
+            except AttnlmError as error:
+                assert str(path) in error.message
+            else:
+                assert got == {"steps": 100, "name": "a run"}
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}'])
+def test_what_is_no_json_of_ours_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(AttnlmError, match="damaged"):
+        read_json(tmp_path / "x.json")
+    with pytest.raises(AttnlmError, match="can't read"):
+        read_json(tmp_path / "missing.json")

@@ -1,0 +1,449 @@
+"""A text becomes a data set that is exact, complete or absent, and small in memory."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlm import bpe, preparation, tales
+from attnlm.corpus import Corpus
+from attnlm.dataset import Dataset, open_dataset
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import Note, Progress
+from attnlm.preparation import prepare
+
+TEXT = "The cat sat.\nThe naïve cat's hat: 猫!\n" * 40
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "cats.txt"
+    path.write_bytes(TEXT.encode())
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# --- What is in it --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
+def test_splits_are_encoded_separately_and_decode_to_the_text(
+    spec: str, source: Path, data: Path
+) -> None:
+    dataset = prepare(source, tokenizer=spec, val_fraction=0.25, data_dir=data)
+    cut = len(TEXT) * 3 // 4
+    assert dataset.tokenizer.decode(dataset.train) == TEXT[:cut]
+    assert dataset.tokenizer.decode(dataset.val) == TEXT[cut:]
+    assert np.array_equal(dataset.val, dataset.tokenizer.encode(TEXT[cut:]))
+    assert dataset.name == "cats-" + spec.replace(":", "")
+    assert dataset.path == data / dataset.name
+    assert (dataset.train_tokens, dataset.val_tokens) == (len(dataset.train), len(dataset.val))
+
+
+def test_meta_json_says_what_was_done(source: Path, data: Path) -> None:
+    folder = prepare(source, data_dir=data).path
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    cut = len(TEXT) * 9 // 10
+    expected = {
+        "name": "cats-char",
+        "source": str(source),
+        "source_sha256": hashlib.sha256(TEXT.encode()).hexdigest(),
+        "val_source": None,
+        "encoding": "utf-8",
+        "val_fraction": 0.1,
+        "characters": len(TEXT),
+        "train_characters": cut,
+        "val_characters": len(TEXT) - cut,
+        "train_tokens": cut,
+        "val_tokens": len(TEXT) - cut,
+        "val_bytes": len(TEXT[cut:].encode()),
+        "tokenizer": "char",
+        "vocab_size": len(set(TEXT)),
+        "dtype": "uint16",
+        "floor": None,
+    }
+    assert {key: meta[key] for key in expected} == expected
+    for name, key in [
+        ("train.bin", "train_sha256"),
+        ("val.bin", "val_sha256"),
+        ("tokenizer.json", "tokenizer_sha256"),
+    ]:
+        assert meta[key] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert (folder / "train.bin").stat().st_size == 2 * cut
+    assert entries(folder) == {"meta.json", "train.bin", "val.bin", "tokenizer.json"}
+    assert (data / "latest").read_text() == "cats-char\n"
+    assert entries(data) == {"cats-char", "latest"}
+
+
+@pytest.mark.parametrize(
+    ("characters", "fraction", "train"),
+    [(20, 0.9, 2), (100, 0.29, 71), (10, 0.3, 7), (11, 0.1, 9), (1000, 1e-2, 990)],
+)
+def test_the_split_is_exact_to_the_character(
+    characters: int, fraction: float, train: int, tmp_path: Path, data: Path
+) -> None:
+    (tmp_path / "t.txt").write_text("ab" * (characters // 2) + "c" * (characters % 2))
+    dataset = prepare(tmp_path / "t.txt", val_fraction=fraction, data_dir=data)
+    assert (dataset.train_characters, dataset.val_characters) == (train, characters - train)
+
+
+def test_a_validation_file_leaves_the_whole_source_to_train_on(
+    source: Path, tmp_path: Path, data: Path
+) -> None:
+    (tmp_path / "val.txt").write_text("Dogs: Ω!", encoding="utf-8")
+    dataset = prepare(source, val_file=tmp_path / "val.txt", data_dir=data)
+    assert dataset.tokenizer.decode(dataset.train) == TEXT
+    assert dataset.tokenizer.decode(dataset.val) == "Dogs: Ω!"
+    assert dataset.vocab_size == len(set(TEXT + "Dogs: Ω!"))
+    assert dataset.characters == len(TEXT) + 8
+    assert (dataset.val_bytes, dataset.val_fraction) == (9, None)
+    assert dataset.bytes_per_token == 9 / 8
+    (tmp_path / "val.txt").write_text("Dogs?")
+    with pytest.raises(AttnlmError, match="other content"):
+        prepare(source, val_file=tmp_path / "val.txt", data_dir=data)
+
+
+def test_bpe_is_trained_on_the_training_split_only(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "t.txt").write_text("abab " * 50 + "xyxyxy " * 50)
+    dataset = prepare(tmp_path / "t.txt", tokenizer="bpe:290", val_fraction=0.59, data_dir=data)
+    learned = [dataset.tokenizer.decode([token]) for token in range(256, dataset.vocab_size)]
+    assert any("ab" in token for token in learned)
+    assert not any("x" in token for token in learned)
+
+
+def test_a_large_text_is_sampled_evenly(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_SAMPLE_BYTES", 2000)
+    monkeypatch.setattr(preparation, "_SAMPLE_BLOCK", 100)
+    (tmp_path / "t.txt").write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
+    samples: list[list[str]] = []
+    train = bpe.train
+
+    def spy(name: str, size: int, sample: list[str], on_event: Any) -> Any:
+        samples.append(sample)
+        return train(name, size, sample, on_event)
+
+    monkeypatch.setattr(bpe, "train", spy)
+    prepare(tmp_path / "t.txt", tokenizer="bpe:300", data_dir=data)
+    sample = "".join(samples[0])
+    assert 1600 <= len(sample) <= 2000
+    assert {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")} == {
+        "ab": 3,
+        "cd": 3,
+        "ef": 2,
+    }
+
+
+def test_many_distinct_characters_need_four_bytes(tmp_path: Path, data: Path) -> None:
+    text = "".join(map(chr, [*range(32, 0xD800), *range(0xE000, 0x14000)]))
+    (tmp_path / "t.txt").write_text(text, encoding="utf-8")
+    dataset = prepare(tmp_path / "t.txt", data_dir=data)
+    assert dataset.train.dtype == np.dtype("<u4")
+    assert dataset.tokenizer.decode(dataset.val) == text[-len(dataset.val) :]
+    assert dataset.val[-1] == len(text) - 1 > 65535
+    assert dataset.bigram_loss is None
+
+
+def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
+    pairs = Counter(zip(train[:-1].tolist(), train[1:].tolist(), strict=True))
+    firsts = Counter(train[:-1].tolist())
+    losses = [
+        -math.log((pairs[a, b] + 1) / (firsts[a] + vocab_size))
+        for a, b in zip(val[:-1].tolist(), val[1:].tolist(), strict=True)
+    ]
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("spec", ["char", "bpe:300"])
+def test_the_bigram_loss_is_that_of_counted_pairs(
+    spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_COUNTED_AT_ONCE", 7)  # pairs lie across the reads
+    dataset = prepare(source, tokenizer=spec, data_dir=data)
+    expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
+    assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
+    source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = len(TEXT) // 2
+    corpus = Corpus("stories", "stories", (source,), floor_nats={0: 90.0, half: 45.0})
+    monkeypatch.setattr(preparation, "get_corpus", lambda *_, **__: corpus)
+    char = prepare(val_fraction=0.5, data_dir=data)
+    assert char.floor == 45 / half
+    pairs = prepare(val_fraction=0.5, tokenizer="bpe:300", data_dir=data)
+    assert pairs.floor == 45 / pairs.val_tokens > 45 / half
+    assert prepare(val_fraction=0.4, name="in-a-story", data_dir=data).floor is None
+    assert prepare(val_file=source, name="other-text", data_dir=data).floor is None
+
+
+def test_the_default_split_of_tales_has_a_floor(data: Path) -> None:
+    dataset = prepare("tales", data_dir=data)
+    nats = tales.generate().floor_nats[dataset.train_characters]
+    assert dataset.floor == nats / dataset.val_tokens
+    assert dataset.bigram_loss is not None
+    assert 0 < dataset.floor < dataset.bigram_loss
+
+
+def test_tiny_shakespeare(data: Path) -> None:
+    folder = os.environ.get("ATTNLM_TEST_DATA")
+    if not folder:
+        pytest.skip("ATTNLM_TEST_DATA names no folder with tinyshakespeare.txt")
+    dataset = prepare(Path(folder) / "tinyshakespeare.txt", data_dir=data)
+    assert (dataset.characters, dataset.vocab_size) == (1_115_394, 65)
+    assert (dataset.train_tokens, dataset.val_tokens) == (1_003_854, 111_540)
+    assert dataset.bigram_loss is not None
+    assert round(dataset.bigram_loss, 4) == 2.4819
+    assert dataset.source_sha256.startswith("86c4e6aa9db7c042")
+
+
+def test_progress_reaches_the_end(source: Path, data: Path) -> None:
+    events: list[object] = []
+    prepare(source, data_dir=data, on_event=events.append)
+    steps = [event for event in events if isinstance(event, Progress) and event.task == "encode"]
+    assert steps[-1] == Progress("encode", len(TEXT), len(TEXT), "chars")
+
+
+def test_stdin_is_read_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    dataset = prepare("-", data_dir=data)
+    assert (dataset.name, dataset.source) == ("stdin-char", "-")
+    assert entries(data) == {"stdin-char", "latest"}
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
+def test_a_fraction_outside_0_and_1_is_refused(fraction: float, source: Path, data: Path) -> None:
+    with pytest.raises(UsageError, match="--val-fraction"):
+        prepare(source, val_fraction=fraction, data_dir=data)
+
+
+def test_wrong_names_and_tokenizers_are_refused_before_anything_is_read(data: Path) -> None:
+    for name in ("..", "a/b", "latest", ".hidden", "con", "", "a\\b"):
+        with pytest.raises(UsageError, match="--name"):
+            prepare("missing.txt", name=name, data_dir=data)
+    with pytest.raises(UsageError, match="is not a tokenizer"):
+        prepare("missing.txt", tokenizer="bpe:9", data_dir=data)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("\ufeff", "is empty"),
+        ("a", "training split"),
+        ("ab", "training split"),
+        ("abcdefghij", "(training|validation) split"),  # bpe makes one token of nine letters
+    ],
+)
+def test_a_text_too_short_is_refused(
+    spec: str, text: str, message: str, tmp_path: Path, data: Path
+) -> None:
+    (tmp_path / "t.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(AttnlmError, match=message):
+        prepare(tmp_path / "t.txt", tokenizer=spec, data_dir=data)
+    assert entries(data) == set()
+
+
+def test_a_text_that_changes_meanwhile_is_refused(source: Path, data: Path) -> None:
+    def change(event: object) -> None:
+        if isinstance(event, Progress) and event.task == "read":
+            source.write_bytes(TEXT.replace("cat", "tac").encode())
+
+    with pytest.raises(AttnlmError, match="changed while it was read"):
+        prepare(source, data_dir=data, on_event=change)
+    assert entries(data) == set()
+
+
+def test_a_full_disk_is_one_line_and_the_old_data_stay(
+    source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(source, data_dir=data).path
+    before = content(folder)
+
+    def full(path: Path, sealed: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(preparation, "write_json", full)
+    with pytest.raises(AttnlmError, match=rf"^can't write {data}: No space left on device$"):
+        prepare(source, val_fraction=0.5, force=True, data_dir=data)
+    assert content(folder) == before
+    assert entries(data) == {"cats-char", "latest"}
+
+
+def test_a_data_dir_that_is_a_file_is_refused(source: Path) -> None:
+    with pytest.raises(AttnlmError, match=r"can't write .*cats\.txt"):
+        prepare(source, data_dir=source)
+
+
+# --- What is there already ------------------------------------------------------------------------
+
+
+def test_the_same_content_is_left_as_it_is(source: Path, data: Path) -> None:
+    first = prepare(source, data_dir=data)
+    written = {path: path.stat().st_mtime_ns for path in first.path.iterdir()}
+    prepare(source, tokenizer="byte", data_dir=data)
+    events: list[object] = []
+    again = prepare(source, data_dir=data, on_event=events.append)
+    assert again.path == first.path
+    assert {path: path.stat().st_mtime_ns for path in first.path.iterdir()} == written
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert len(notes) == 1
+    assert "prepared already" in notes[0]
+    assert first.source_sha256[:12] in notes[0]
+    assert (data / "latest").read_text() == "cats-char\n"
+
+
+def test_other_content_needs_force(source: Path, data: Path) -> None:
+    folder = prepare(source, data_dir=data).path
+    before = content(folder)
+    others: list[dict[str, Any]] = [
+        {"val_fraction": 0.5},
+        {"tokenizer": "byte", "name": "cats-char"},
+    ]
+    for options in others:
+        with pytest.raises(AttnlmError, match="other content") as caught:
+            prepare(source, data_dir=data, **options)
+        assert "--force" in (caught.value.hint or "")
+        assert "--name" in (caught.value.hint or "")
+    assert content(folder) == before
+    replaced = prepare(source, val_fraction=0.5, data_dir=data, force=True)
+    assert replaced.val_characters == len(TEXT) // 2
+    assert entries(data) == {"cats-char", "latest"}
+
+
+def test_a_damaged_data_set_needs_force(source: Path, data: Path) -> None:
+    folder = prepare(source, data_dir=data).path
+    (folder / "val.bin").write_bytes(b"damage")
+    with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
+        prepare(source, data_dir=data)
+    prepare(source, data_dir=data, force=True)
+    open_dataset("cats-char", data_dir=data)
+
+
+def test_a_folder_that_is_no_data_set_is_never_replaced(source: Path, data: Path) -> None:
+    (data / "cats-char").mkdir(parents=True)
+    (data / "cats-char" / "thesis.txt").write_text("mine")
+    with pytest.raises(AttnlmError, match="is not a data set"):
+        prepare(source, data_dir=data, force=True)
+    assert (data / "cats-char" / "thesis.txt").read_text() == "mine"
+
+
+def during_encoding(source: Path, data: Path, **options: Any) -> Any:
+    """A listener that prepares another split under the same name, once, meanwhile."""
+    results: list[Dataset] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, Progress) and event.task == "encode" and not results:
+            results.append(prepare(source, data_dir=data, **options))
+
+    return listen
+
+
+def test_of_two_at_once_the_first_stays(source: Path, data: Path) -> None:
+    with pytest.raises(AttnlmError, match="other content"):
+        prepare(source, data_dir=data, on_event=during_encoding(source, data, val_fraction=0.5))
+    assert open_dataset("cats-char", data_dir=data).val_fraction == 0.5
+    assert entries(data) == {"cats-char", "latest"}
+
+
+def test_of_two_at_once_the_second_may_replace_the_first(source: Path, data: Path) -> None:
+    other = during_encoding(source, data, val_fraction=0.5)
+    assert prepare(source, data_dir=data, force=True, on_event=other).val_fraction == 0.1
+    assert entries(data) == {"cats-char", "latest"}
+
+
+def test_of_two_alike_at_once_both_are_content(source: Path, data: Path) -> None:
+    other = during_encoding(source, data)
+    assert prepare(source, data_dir=data, on_event=other).val_fraction == 0.1
+    assert entries(data) == {"cats-char", "latest"}
+
+
+def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
+    source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(source, data_dir=data).path
+    before = content(folder)
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, val_fraction=0.5, force=True, data_dir=data)
+    assert content(folder) == before
+
+
+KILLED = """
+import os, signal, sys
+from attnlm.preparation import prepare
+def listen(event):
+    if getattr(event, "task", "") == "encode":
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare(sys.argv[1], data_dir=sys.argv[2], on_event=listen)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
+def test_what_a_killed_prepare_leaves_is_cleared_by_the_next(source: Path, data: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(source), str(data)]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert len(entries(data)) == 1  # its hidden folder, and nothing under the name
+    assert not (data / "cats-char").exists()
+    prepare(source, data_dir=data)
+    assert entries(data) == {"cats-char", "latest"}
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from attnlm.preparation import prepare
+prepare(sys.argv[1], data_dir=sys.argv[2])
+status = Path("/proc/self/status").read_text()
+print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_a_large_text_is_never_in_memory_as_a_whole(tmp_path: Path, data: Path) -> None:
+    path = tmp_path / "large.txt"
+    path.write_bytes(TEXT.encode() * (2**26 // len(TEXT.encode())))
+    command = [sys.executable, "-c", PEAK, str(path), str(data)]
+    peak = int(subprocess.run(command, check=True, capture_output=True).stdout) * 1024
+    assert peak < 100 * 2**20  # the interpreter and NumPy take some 40 of these, the text 64

@@ -1,0 +1,421 @@
+"""Tokenizers give every text back, and encode it alike in one piece and in many."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlm import bpe, files, tokenizer
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import Note
+from attnlm.tokenizer import (
+    PIECE,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    bpe_size,
+    load,
+    safe_pieces,
+    save,
+)
+
+TALE = "It's the cat, isn't it? The cat that sat on the mat; the other cat's hat.\n\n  'Twas!\n" * 9
+PATTERNS = {
+    "gpt2": bpe.GPT2_PATTERN,
+    "cl100k_base": bpe.CL100K_PATTERN,
+    "o200k_base": bpe.O200K_PATTERN,
+}
+# What patterns treat differently: white space of all kinds, contractions, slashes, cases, marks.
+TRICKY = st.text(
+    st.sampled_from(list(" \n\r\t/'s/ \n\u00a0\u3000\u2028\x1caZé字1.<|\u0301ſ"))
+    | st.characters(codec="utf-8"),
+    max_size=40,
+)
+
+
+def vocabulary(text: str, size: int = 300) -> list[bytes]:
+    return list(bpe.train(f"bpe:{size}", size, [text]).ranks)
+
+
+RANKS = vocabulary(TALE + " \n\n\n    \r\n\r\n ...///\n/ 123 12 'S 'LL" * 4, 400)
+TRAINED = BpeTokenizer("bpe:400", bpe.GPT2_PATTERN, RANKS)
+
+
+def published_like(name: str) -> BpeTokenizer:
+    """The pattern and the special id of a published vocabulary, with few ranks."""
+    size = len(RANKS)
+    return BpeTokenizer(name, PATTERNS[name], RANKS, vocab_size=size + 20, end_of_text=size + 1)
+
+
+# --- Round trips ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.text() | TRICKY)
+@pytest.mark.parametrize("made", [ByteTokenizer(), TRAINED, *map(published_like, PATTERNS)])
+def test_decode_gives_any_text_back(made: Tokenizer, text: str) -> None:
+    ids = made.encode(text)
+    assert ids.dtype == np.uint32
+    assert ids.max(initial=0) < made.vocab_size
+    assert made.decode(ids) == text
+    assert made.decode_bytes(ids) == text.encode()
+
+
+@given(st.text(min_size=1))
+def test_char_ids_are_places_in_the_sorted_vocabulary(text: str) -> None:
+    characters = "".join(sorted(set(text)))
+    made = CharTokenizer(characters)
+    assert made.vocab_size == len(characters)
+    assert made.encode(text).tolist() == [characters.index(character) for character in text]
+    assert made.decode(made.encode(text)) == text
+
+
+def test_byte_ids_are_utf8() -> None:
+    assert ByteTokenizer().encode("aé字").tolist() == list("aé字".encode())
+
+
+def test_no_text_is_no_ids() -> None:
+    for made in (ByteTokenizer(), CharTokenizer("ab"), TRAINED):
+        assert made.encode("").shape == (0,)
+        assert made.decode([]) == ""
+
+
+def test_char_names_what_it_lacks() -> None:
+    with pytest.raises(AttnlmError, match=r"^the vocabulary lacks 'c', '\\n'$"):
+        CharTokenizer("ab").encode("abc\nc")
+    with pytest.raises(AttnlmError, match=r"lacks '1', '2', '3', '4', '5' and 4 more$"):
+        CharTokenizer("ab").encode("a123456789b")
+
+
+@pytest.mark.parametrize("made", [ByteTokenizer(), CharTokenizer("ab"), TRAINED])
+def test_half_a_surrogate_pair_is_refused(made: Tokenizer) -> None:
+    with pytest.raises(AttnlmError, match=r"U\+D800"):
+        made.encode("ab\ud800")
+
+
+def test_bytes_that_complete_no_character_are_replaced() -> None:
+    assert ByteTokenizer().decode([0x61, 0xC3]) == "a\ufffd"
+    assert ByteTokenizer().decode_bytes([0xC3]) == b"\xc3"
+    assert ByteTokenizer().decode([0xC3, 0xA9]) == "é"
+
+
+def test_special_ids() -> None:
+    assert (ByteTokenizer().newline, ByteTokenizer().end_of_text) == (10, None)
+    assert (CharTokenizer("\nab").newline, CharTokenizer("ab").newline) == (0, None)
+    made = published_like("gpt2")
+    end = made.end_of_text
+    assert end == len(RANKS) + 1
+    assert made.newline == 10
+    text = "<|endoftext|>a<|endoftext|>"
+    assert made.encode(text).tolist() == [end, 97, end]
+    assert made.decode(made.encode(text)) == text
+    # The others are ordinary text, as is this one where the vocabulary has no id for it.
+    assert made.encode("<|fim_prefix|>").max() < len(RANKS)
+    assert TRAINED.encode(text).max() < TRAINED.vocab_size
+    assert TRAINED.decode(TRAINED.encode(text)) == text
+    # Ids that stand for nothing, as there are in cl100k_base.
+    assert made.decode([len(RANKS), 97, made.vocab_size - 1]) == "a"
+
+
+def test_specs() -> None:
+    assert bpe_size("bpe:257") == 257
+    assert bpe_size("bpe:65536") == 65536
+    for spec in ("char", "byte", "gpt2", "cl100k_base", "o200k_base"):
+        assert bpe_size(spec) is None
+    for spec in (
+        "",
+        "bpe",
+        "bpe:",
+        "bpe:256",
+        "bpe:65537",
+        "bpe:+300",
+        "bpe:٣٠٠",
+        "char:3",
+        "Gpt2",
+    ):
+        with pytest.raises(UsageError, match="is not a tokenizer") as caught:
+            bpe_size(spec)
+        assert "bpe:N" in (caught.value.hint or "")
+
+
+# --- Pieces ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(TRICKY, max_size=12), st.integers(1, 9))
+def test_pieces_are_the_text_however_it_comes(chunks: list[str], limit: int) -> None:
+    text = "".join(chunks)
+    pieces = list(safe_pieces(chunks, limit))
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= limit for piece in pieces)
+    assert pieces == list(safe_pieces([text], limit)) == list(safe_pieces(text, limit))
+
+
+def safe_places(text: str) -> list[int]:
+    """Where a piece may end, as `safe_pieces` itself finds it."""
+    cuts = ((i, tokenizer._CUT.match(text[: i + 1])) for i in range(len(text)))
+    return [i for i, cut in cuts if cut and cut.end() == i]
+
+
+def test_safe_places() -> None:
+    assert safe_places("a b") == [1]
+    assert safe_places("a\nb \n c\n\nd\r\ne\n/f\ng") == [2, 3, 17]
+
+
+@settings(max_examples=150)
+@given(TRICKY)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_token_reaches_over_a_safe_place(name: str, text: str) -> None:
+    made = published_like(name)
+    whole = made.encode(text).tolist()
+    for place in safe_places(text):
+        assert made.encode(text[:place]).tolist() + made.encode(text[place:]).tolist() == whole
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_safe_pieces_of_a_long_text_have_the_ids_of_the_whole(name: str) -> None:
+    made = published_like(name)
+    parts = [*" \n/X.字\u0301\x1c<", "\n\n", "  ", "\r\n", "'s", "the", "12", "<|endoftext|>"]
+    text = "".join(random.Random(7).choices(parts, k=40_000))
+    places = set(safe_places(text[:2000]))
+    pieces = list(safe_pieces([text], 300))
+    assert len(pieces[0]) in places
+    together = np.concatenate([made.encode(piece) for piece in pieces])
+    assert np.array_equal(together, made.encode(text))
+
+
+@pytest.mark.parametrize("run", ["a", " ", "^", "\n", "\u3000"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_long_runs_neither_crash_nor_depend_on_chunks(name: str, run: str) -> None:
+    made = published_like(name)
+    text = (run * (PIECE + 9))[: PIECE + 9]
+    ids = made.encode(text)
+    chunks = [text[i : i + 2**17] for i in range(0, len(text), 2**17)]
+    streamed = np.concatenate([made.encode(piece) for piece in safe_pieces(chunks)])
+    assert np.array_equal(ids, streamed)
+    assert made.decode_bytes(ids) == text.encode()
+
+
+def test_a_stretch_without_a_safe_place_is_cut_at_the_limit() -> None:
+    text = "a" * PIECE + "bc def"
+    assert [len(piece) for piece in safe_pieces([text])] == [PIECE, 6]
+    assert [len(piece) for piece in safe_pieces(["x y", "z" * (PIECE - 2)])] == [1, PIECE]
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+
+def hugging_face(text: str, size: int) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(
+        [text],
+        trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False),
+    )
+    return trained
+
+
+@settings(max_examples=30)
+@given(st.text("ab- '\n", min_size=1, max_size=200), st.text("ab- '\né", max_size=60))
+def test_trained_merges_are_those_of_tokenizers(text: str, other: str) -> None:
+    theirs = hugging_face(text, 290)
+    ours = bpe.train("bpe:290", 290, [text])
+    assert ours.vocab_size == theirs.get_vocab_size()
+    for words in (text, other):
+        assert theirs.encode(words).tokens == [
+            "".join(map(byte_character, ours.decode_bytes([i]))) for i in ours.encode(words)
+        ]
+
+
+def byte_character(byte: int) -> str:
+    from tokenizers import pre_tokenizers
+
+    visible = chr(byte).isprintable() and byte != 32
+    others = [b for b in range(256) if not chr(b).isprintable() or b == 32]
+    character = chr(byte) if visible else chr(256 + others.index(byte))
+    assert character in pre_tokenizers.ByteLevel.alphabet()
+    return character
+
+
+def test_training_gives_the_same_ids_each_time() -> None:
+    first = vocabulary(TALE, 280)
+    assert first == vocabulary(TALE, 280)
+    assert first[:256] == [bytes([byte]) for byte in range(256)]
+    assert len(first) == 280
+    assert len(TRAINED.encode(TALE)) < len(TALE) / 2
+
+
+def test_a_text_too_small_for_its_ids_gets_fewer() -> None:
+    events: list[object] = []
+    made = bpe.train("bpe:5000", 5000, ["to be or not to be"], events.append)
+    assert 256 < made.vocab_size < 300
+    assert made.name == "bpe:5000"
+    assert events == [Note(f"the text has merges for only {made.vocab_size} of 5,000 ids")]
+
+
+def test_training_is_quick_on_a_text_without_spaces() -> None:
+    draw = random.Random(1)
+    text = "".join(draw.choices("ACGT", k=200_000))
+    assert bpe.train("bpe:270", 270, [text]).vocab_size == 270
+
+
+def test_the_patterns_are_those_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    openai_public = importlib.import_module("tiktoken_ext.openai_public")  # has no types
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+    monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *_, **__: {})
+    for name, pattern in PATTERNS.items():
+        theirs = getattr(openai_public, name)()
+        assert pattern == theirs["pat_str"]
+        assert bpe._PUBLISHED[name].end_of_text == theirs["special_tokens"]["<|endoftext|>"]
+        assert bpe._PUBLISHED[name].vocab_size == max(theirs["special_tokens"].values()) + 1
+
+
+# --- Published vocabularies -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    return tmp_path
+
+
+def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(RANKS)]
+    entry = bpe._PUBLISHED["cl100k_base"]._replace(
+        sha256=hashlib.sha256(b"".join(lines)).hexdigest(), end_of_text=500, vocab_size=510
+    )
+    monkeypatch.setitem(bpe._PUBLISHED, "cl100k_base", entry)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
+    kept = cache / hashlib.sha1(entry.url.encode()).hexdigest()
+    kept.write_bytes(b"".join(lines))
+    made = bpe.published("cl100k_base", spool=cache, offline=True)
+    assert made.ranks == RANKS
+    assert (made.vocab_size, made.end_of_text) == (510, 500)
+    kept.write_bytes(b"something else")
+    with pytest.raises(AttnlmError, match="not in the cache"):
+        bpe.published("cl100k_base", spool=cache, offline=True)
+
+
+def test_without_network_a_published_vocabulary_is_one_line_and_a_hint(cache: Path) -> None:
+    with pytest.raises(AttnlmError, match=r"o200k_base\.tiktoken") as caught:
+        bpe.published("o200k_base", spool=cache, offline=True)
+    assert "bpe:1024" in (caught.value.hint or "")
+
+
+@pytest.fixture
+def gpt2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BpeTokenizer:
+    data = os.environ.get("ATTNLM_TEST_DATA")
+    if not data:
+        pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(Path(data) / "tiktoken"))
+    return bpe.published("gpt2", spool=tmp_path, offline=True)
+
+
+def test_gpt2_ids_are_tiktokens(gpt2: BpeTokenizer, tmp_path: Path) -> None:
+    import tiktoken
+
+    theirs = tiktoken.get_encoding("gpt2")
+    text = TALE + "naïve 日本語 <|endoftext|> 🙂 \n\n\t x"
+    expected = theirs.encode(text, allowed_special="all")
+    assert gpt2.encode(text).tolist() == expected
+    assert gpt2.vocab_size == theirs.n_vocab == 50257
+    assert (gpt2.newline, gpt2.end_of_text) == (198, 50256)
+    save(gpt2, tmp_path / "tokenizer.json")
+    assert load(tmp_path / "tokenizer.json").encode(text).tolist() == expected
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made", [ByteTokenizer(), CharTokenizer("\n'aé字"), TRAINED, published_like("o200k_base")]
+)
+def test_a_saved_tokenizer_is_the_same_when_loaded(made: Tokenizer, tmp_path: Path) -> None:
+    save(made, tmp_path / "tokenizer.json")
+    loaded = load(tmp_path / "tokenizer.json")
+    assert type(loaded) is type(made)
+    assert loaded.to_json() == made.to_json()
+    for attribute in ("name", "vocab_size", "newline", "end_of_text"):
+        assert getattr(loaded, attribute) == getattr(made, attribute)
+    text = "'a\né字a<|endoftext|>" if made.name != "char" else "'a\né字a"
+    assert np.array_equal(loaded.encode(text), made.encode(text))
+
+
+def damages() -> Iterator[object]:
+    whole = TRAINED.to_json()
+    singles = [base64.b64encode(bytes([byte])).decode() for byte in range(256)]
+    char = {"format": 1, "name": "char"}
+    yield {**whole, "format": 2}
+    yield {**whole, "format": None}
+    yield {**whole, "name": "bpe:1"}
+    yield {**whole, "name": ["char"]}
+    yield {**whole, "name": "../../x"}
+    yield {**whole, "pattern": "("}
+    yield {**whole, "pattern": 7}
+    yield {**whole, "vocab_size": True}
+    yield {**whole, "vocab_size": 10**18}
+    yield {**whole, "vocab_size": 300}
+    yield {**whole, "end_of_text": 5}
+    yield {**whole, "end_of_text": -1}
+    yield {**whole, "end_of_text": "x"}
+    yield {**whole, "ranks": whole["ranks"] + " " + singles[7]}
+    yield {**whole, "ranks": whole["ranks"] + "!"}
+    yield {**whole, "vocab_size": 256, "ranks": " ".join(singles[:255])}
+    yield {**whole, "ranks": [1, 2]}
+    yield {"format": 1, "name": "bpe:400"}
+    yield char
+    yield {**char, "characters": ""}
+    yield {**char, "characters": "aa"}
+    yield {**char, "characters": "a\ud800"}
+    yield {**char, "characters": 5}
+    yield []
+
+
+@pytest.mark.parametrize("content", list(damages()))
+def test_a_file_that_makes_no_tokenizer_is_refused(content: object, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    if isinstance(content, dict):
+        content = {**content, "sha256": files._json_hash(content)}
+    path.write_text(json.dumps(content))
+    with pytest.raises(AttnlmError, match=r"tokenizer\.json"):
+        load(path)
+
+
+def test_a_changed_missing_or_huge_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(AttnlmError, match=r"tokenizer\.json"):
+        load(path)
+    save(CharTokenizer("abc"), path)
+    path.write_text(path.read_text().replace("abc", "abd"))
+    with pytest.raises(AttnlmError, match="does not match its own hash"):
+        load(path)
+    monkeypatch.setattr(tokenizer, "_MAX_FILE", 10)
+    with pytest.raises(AttnlmError, match="too large"):
+        load(path)
+
+
+def test_tokenizers_do_not_import_torch() -> None:
+    code = "import sys, attnlm.preparation; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,322 @@
+"""Training in process: what it learns, what it records, and that stopping changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.config import RUNGS, Setting
+from attnlm.dataset import Dataset
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import Note
+from attnlm.interruption import Interrupted
+from attnlm.run import Run
+from attnlm.training import Evaluated, Finished, Started, Stepped
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
+SMALL: dict[str, Setting] = {
+    "block_size": 8,
+    "batch_size": 4,
+    "steps": 12,
+    "eval_every": 5,
+    "seed": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(TEXT)
+    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+
+
+@pytest.fixture
+def trained(dataset: Dataset, tmp_path: Path) -> Any:
+    """A function that trains with SMALL and the settings it is given."""
+
+    def train(**settings: Any) -> Run:
+        return attnlm.train(
+            dataset.path,
+            checkpoint_dir=tmp_path / "checkpoints",
+            **{**SMALL, **settings},
+        )
+
+    return train
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(str(path))
+
+
+def timeless(run: Run) -> list[dict[str, Any]]:
+    timed = ("seconds", "tokens_per_second")
+    return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    assert timeless(one) == timeless(other)
+    for file in ("last", "best"):
+        ours, theirs = (tensors(run.checkpoint(file)) for run in (one, other))
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_learns(rung: str, trained: Any) -> None:
+    run = trained(model=rung, steps=60, learning_rate=0.03, eval_every=20)
+    records = run.metrics()
+    assert [record["step"] for record in records] == [0, 20, 40, 60]
+    assert records[0]["val_loss"] == pytest.approx(math.log(run.vocab_size), rel=0.05)
+    assert records[-1]["val_loss"] < records[0]["val_loss"] - 0.3
+    assert records[-1]["tokens"] == 60 * 4 * 8
+
+
+def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> None:
+    run = trained()
+    records = run.metrics()
+    assert [record["step"] for record in records] == [0, 5, 10, 12]
+    assert records[0]["train_loss"] is None
+    for record in records[1:]:
+        assert record.keys() == {
+            "step",
+            "tokens",
+            "seconds",
+            "train_loss",
+            "val_loss",
+            "bits_per_byte",
+            "learning_rate",
+            "tokens_per_second",
+        }
+        bits = record["val_loss"] / math.log(2) * dataset.val_tokens / dataset.val_bytes
+        assert record["bits_per_byte"] == pytest.approx(bits)
+    # The last step of a linear schedule over 12 steps is taken with a twelfth of the rate.
+    assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
+
+
+def test_the_training_loss_is_the_mean_since_the_last_evaluation(trained: Any) -> None:
+    every, third = trained(eval_every=1), trained(eval_every=3)
+    single = [record["train_loss"] for record in every.metrics()[1:]]
+    means = [record["train_loss"] for record in third.metrics()[1:]]
+    for place, mean in enumerate(means):
+        assert mean == pytest.approx(sum(single[3 * place : 3 * place + 3]) / 3, rel=1e-6)
+
+
+def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
+    settings = {"model": "transformer", "dropout": 0.2}
+    one, other = trained(**settings), trained(**settings)
+    assert one.last.name == other.last.name and one.path != other.path
+    assert_same_run(one, other)
+    different = trained(**settings, seed=2)
+    assert timeless(different) != timeless(one)
+
+
+class StopAt:
+    """A listener that sends us a signal once an evaluation at or after `step` is reported."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] >= self.step:
+            self.step = 10**9
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("rung", ["single-head", "multi-head", "wide-head", "transformer"])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    rung: str, optimizer: str, trained: Any, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"model": rung, "optimizer": optimizer, "dropout": 0.3}
+    whole = trained(**settings)
+    with pytest.raises(Interrupted):
+        trained(**settings, name="stopped", on_event=StopAt(5))
+    resumed = attnlm.train(resume=tmp_path / "checkpoints" / "stopped")
+    assert_same_run(whole, resumed)
+
+
+def test_stopping_between_evaluations_keeps_the_last_complete_step(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"model": "single-head", "dropout": 0.3, "weight_decay": 0.1}
+    whole = trained(**settings)
+    original = torch.Tensor.backward
+    calls = 0
+
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        nonlocal calls
+        original(self, *args, **kwargs)
+        calls += 1
+        if calls == 8:  # within the eighth step, before its update
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    with pytest.raises(Interrupted) as caught:
+        trained(**settings, name="stopped")
+    monkeypatch.undo()
+    assert caught.value.signum == signal.SIGTERM
+    stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    assert [record["step"] for record in stopped.metrics()] == [0, 5]
+    assert_same_run(whole, attnlm.train(resume=stopped.path))
+
+
+def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:
+    """Metrics go to disk before the checkpoint: what lies after it is dropped, half lines too."""
+    whole, other = trained(), trained(steps=5)
+    attnlm.train(resume=other.path, steps=12)
+    records = other.metrics()
+    with (other.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**records[-1], "step": 15}) + '\n{"step": 2')
+    assert len(other.metrics()) == len(records) + 1
+    resumed = attnlm.train(resume=other.path, steps=12)
+    assert len(resumed.metrics()) == len(records) == len(whole.metrics())
+
+
+def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
+    run = trained()
+    for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
+        with pytest.raises(UsageError, match="can't be changed"):
+            attnlm.train(resume=run.path, **wrong)
+    for wrong_too in ({"dataset": dataset.path}, {"recipe": "r2-bigram"}, {"name": "x"}):
+        with pytest.raises(UsageError, match="takes everything from the run"):
+            attnlm.train(resume=run.path, **wrong_too)  # type: ignore[arg-type]
+    notes: list[object] = []
+    longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=notes.append)
+    assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]
+    assert any(isinstance(note, Note) and "--threads" in note.text for note in notes)
+    assert attnlm.open_run(run.path).config.training.steps == 14
+
+
+def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) -> None:
+    run = trained()
+    (tmp_path / "fruits.txt").write_text(TEXT + "And that was all.\n")
+    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    changed = replace(run, dataset={**run.dataset, "path": str(other.path)})
+    changed.save_config()
+    with pytest.raises(AttnlmError, match="is not the data set"):
+        attnlm.train(resume=run.path, steps=20)
+
+
+def test_events_tell_the_whole_story(trained: Any) -> None:
+    events: list[object] = []
+    run = trained(on_event=events.append, steps=300, eval_every=100)
+    assert isinstance(events[0], Started) and events[0].run == run
+    assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
+    evaluated = [event for event in events if isinstance(event, Evaluated)]
+    assert [event.record for event in evaluated] == run.metrics()
+    assert all(0 < e.step <= 300 and e.loss > 0 for e in events if isinstance(e, Stepped))
+
+
+def test_best_keeps_the_lowest_validation_loss(trained: Any) -> None:
+    run = trained(steps=40, learning_rate=3.0, schedule="constant")
+    records = run.metrics()
+    best = min(records, key=lambda record: record["val_loss"])
+    assert best["step"] < 40
+    evaluation = attnlm.evaluate(run, checkpoint="best")
+    assert evaluation.loss == pytest.approx(best["val_loss"], abs=1e-6)
+    last = attnlm.evaluate(run, checkpoint="last").loss
+    assert last == pytest.approx(records[-1]["val_loss"], abs=1e-6)
+
+
+def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
+    trained: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(AttnlmError, match="no longer a number") as caught:
+        trained(
+            model="transformer",
+            optimizer="muon",
+            learning_rate=100.0,
+            weight_decay=1000.0,
+            steps=200,
+            name="wild",
+        )
+    assert caught.value.hint is not None and "--learning-rate" in caught.value.hint
+    run = attnlm.open_run(tmp_path / "checkpoints" / "wild")
+    assert attnlm.evaluate(run, checkpoint="last").loss < math.inf
+
+
+def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
+    run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
+    losses = [record["val_loss"] for record in run.metrics()]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 4 < 50
+
+
+def test_gradients_are_clipped_to_the_norm_that_was_asked_for(
+    trained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms: list[float] = []
+    original = torch.optim.AdamW.step
+
+    def step(self: torch.optim.AdamW, *args: Any) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in parameters)))
+        original(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    trained(gradient_clip=0.01)
+    assert norms and all(norm <= 0.0101 for norm in norms)
+    norms.clear()
+    trained()
+    assert max(norms) > 0.02
+
+
+def test_a_budget_becomes_steps_that_are_recorded(dataset: Dataset, tmp_path: Path) -> None:
+    run = attnlm.train(
+        dataset.path, budget=1.0, block_size=8, device="cpu", checkpoint_dir=tmp_path
+    )
+    assert run.config.training.budget is None and run.config.training.steps is not None
+    assert run.metrics()[-1]["step"] == run.config.training.steps > 3
+
+
+# torch's own imports warn of each other.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
+    from attnlm.launch import _has_compiler
+
+    if not _has_compiler():
+        pytest.skip("no C++ compiler here")
+    eager = trained(model="transformer", steps=6)
+    compiled = trained(model="transformer", steps=6, compile="on")
+    assert compiled.config.training.compile == "on"
+    for one, other in zip(eager.metrics(), compiled.metrics(), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-4)
+
+
+def test_a_library_run_leaves_the_callers_random_state_alone(trained: Any) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    trained(model="transformer", dropout=0.2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_evaluation_is_over_the_whole_split_token_by_token(trained: Any, dataset: Dataset) -> None:
+    """The plain way: every window by itself, every target by itself."""
+    run = trained(model="transformer")
+    model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
+    val = torch.from_numpy(dataset.val.astype("int64"))
+    total, count = 0.0, 0
+    for start in range(0, len(val) - 1, 8):
+        inputs, targets = val[start : start + 8], val[start + 1 : start + 9]
+        inputs = inputs[: len(targets)]
+        with torch.no_grad():
+            log_p = model(inputs[None])[0].double().log_softmax(-1)
+        total -= sum(float(log_p[t, target]) for t, target in enumerate(targets))
+        count += len(targets)
+    assert count == dataset.val_tokens - 1
+    evaluation = attnlm.evaluate(run, checkpoint="last", device="cpu")
+    assert evaluation.tokens == count
+    assert evaluation.loss == pytest.approx(total / count, abs=1e-6)

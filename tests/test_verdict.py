@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from attnlm.verdict import verdict
+
+
+def said(*losses: float, floor: float | None = None) -> str:
+    return verdict([{"step": 10 * i, "val_loss": loss} for i, loss in enumerate(losses)], floor)
+
+
+def test_verdicts() -> None:
+    assert said(4.0, 3.0).startswith("too few")
+    assert said(4.0, 3.0, 2.5, 2.2, 2.1).startswith("still falling, by 0.100")
+    assert said(4.0, 2.0, 1.9, 1.899, 1.898, 1.897).startswith("levelled off")
+    rising = said(4.0, 2.0, 1.5, 1.6, 1.8)
+    assert rising.startswith("overfitting since step 20") and "0.300" in rising
+    assert said(4.0, 1.0, 0.52, 0.51, floor=0.49).startswith("within 0.020 of the floor")
