@@ -24,7 +24,7 @@ def test_weights_facts_and_optimizers_come_back_bit_for_bit(rung: str, tmp_path:
     optimizers = build_optimizers(model, config.training)
     tokens_BT = torch.randint(V, (2, 6))
     for _ in range(2):
-        cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()
         for optimizer in optimizers:
             optimizer.step()
     path = tmp_path / "last.safetensors"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.config import RUNGS, help_of, load_recipe, recipe_names, resolve, to_toml
+from attnlm.config import RUNGS, Settings, help_of, load_recipe, recipe_names, resolve, to_toml
 from attnlm.errors import AttnlmError, UsageError
 
 
 def test_flags_go_over_recipe_over_defaults() -> None:
-    recipe = {"model": "single-head", "embed_dim": 48, "block_size": 16}
+    recipe: Settings = {"model": "single-head", "embed_dim": 48, "block_size": 16}
     config = resolve({"block_size": 8}, recipe)
     assert (config.model.embed_dim, config.model.block_size) == (48, 8)
     assert config.training.batch_size == resolve({}).training.batch_size
@@ -62,7 +62,13 @@ def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> Non
 
 
 def test_what_another_model_has_no_use_for_is_dropped_and_named() -> None:
-    recipe = {"model": "transformer", "layers": 3, "embed_dim": 48, "heads": 4, "batch_size": 5}
+    recipe: Settings = {
+        "model": "transformer",
+        "layers": 3,
+        "embed_dim": 48,
+        "heads": 4,
+        "batch_size": 5,
+    }
     config = resolve({"model": "single-head"}, recipe)
     assert config.dropped == ("layers", "heads")
     assert config.model.embed_dim == 48 and config.training.batch_size == 5

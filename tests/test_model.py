@@ -76,7 +76,7 @@ def test_every_other_rung_sees_the_past(rung: str, tokens_BT: torch.Tensor) -> N
 @pytest.mark.parametrize("rung", RUNGS)
 def test_gradients_are_finite_and_reach_every_parameter(rung: str, tokens_BT: torch.Tensor) -> None:
     model = scrambled(a_model(rung))
-    cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()  # type: ignore[no-untyped-call]
+    cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -98,7 +98,7 @@ def test_one_batch_can_be_learned_by_heart(rung: str, tokens_BT: torch.Tensor) -
         )
         loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     assert loss.item() < 0.05
 
@@ -155,5 +155,5 @@ def test_caches_give_the_same_logits_as_the_whole_text(rung: str, tokens_BT: tor
     model = scrambled(a_model(rung)).eval()
     whole = model(tokens_BT)
     caches = model.new_caches()
-    parts = [model(part, caches) for part in tokens_BT.split([4, 1, 5, 1, 2], dim=1)]  # type: ignore[no-untyped-call]
+    parts = [model(part, caches) for part in tokens_BT.split([4, 1, 5, 1, 2], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)

@@ -152,7 +152,7 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
 ) -> None:
     settings: dict[str, Any] = {"model": "single-head", "dropout": 0.3, "weight_decay": 0.1}
     whole = trained(**settings)
-    original = torch.Tensor.backward
+    original: Any = torch.Tensor.backward
     calls = 0
 
     def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -191,7 +191,7 @@ def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) 
             attnlm.train(resume=run.path, **wrong)
     for wrong_too in ({"dataset": dataset.path}, {"recipe": "r2-bigram"}, {"name": "x"}):
         with pytest.raises(UsageError, match="takes everything from the run"):
-            attnlm.train(resume=run.path, **wrong_too)  # type: ignore[arg-type]
+            attnlm.train(resume=run.path, **wrong_too)
     notes: list[object] = []
     longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=notes.append)
     assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]

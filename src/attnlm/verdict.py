@@ -25,9 +25,7 @@ def verdict(records: Sequence[Mapping[str, Any]], floor: float | None = None) ->
             f"{losses[-1] - losses[best]:.3f} since then; the best checkpoint is kept"
         )
     if floor is not None and losses[best] < floor + _NEAR_FLOOR:
-        return (
-            f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
-        )
+        return f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
     tail = max(1, len(losses) // 5)
     fallen = min(losses[:-tail]) - losses[best]
     if fallen > _NOTICEABLE:

@@ -1,0 +1,141 @@
+"""The five reference systems, trained by their recipes on the text that they used.
+
+Their figures are those of the references; ours are held to them. The long runs are marked slow.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.config import load_recipe
+from attnlm.dataset import Dataset
+
+HAS_DATA = "ATTNLM_TEST_DATA" in os.environ
+pytestmark = pytest.mark.skipif(
+    not HAS_DATA, reason="ATTNLM_TEST_DATA names no folder with Tiny Shakespeare"
+)
+
+
+@pytest.fixture(scope="module")
+def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    text = Path(os.environ["ATTNLM_TEST_DATA"]) / "tinyshakespeare.txt"
+    return attnlm.prepare(text, data_dir=tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def trained(shakespeare: Dataset, tmp_path: Path) -> Any:
+    def train(recipe: str, **settings: Any) -> attnlm.Run:
+        return attnlm.train(
+            shakespeare.path,
+            recipe=recipe,
+            checkpoint_dir=tmp_path,
+            device="cpu",
+            **{"seed": 1, **settings},
+        )
+
+    return train
+
+
+def best(run: attnlm.Run) -> float:
+    return min(float(record["val_loss"]) for record in run.metrics())
+
+
+def test_r1_ends_its_hundred_steps_under_2_9(trained: Any) -> None:
+    run = trained("r1-multi-head")
+    records = run.metrics()
+    assert records[0]["val_loss"] == pytest.approx(4.1744, abs=0.001)  # ln 65
+    assert records[-1]["step"] == 100
+    # The mean of the last ten batches, since it is evaluated every ten steps.
+    assert records[-1]["train_loss"] < 2.9
+    before = "".join(attnlm.sample(run, tokens=100, checkpoint="last", seed=1))
+    assert len(before) == 100
+
+
+def test_r2_with_four_heads_is_on_its_way_after_a_tenth(trained: Any) -> None:
+    assert trained("r2-multi-head", steps=1000).metrics()[-1]["val_loss"] < 2.68
+
+
+def test_r2_bigram_and_r3_bigram_fall_from_guessing(trained: Any) -> None:
+    for recipe in ("r2-bigram", "r3-bigram"):
+        records = trained(recipe, steps=500, eval_every=250).metrics()
+        assert records[0]["val_loss"] == pytest.approx(4.1744, abs=0.001)
+        assert records[-1]["val_loss"] < 3.8
+
+
+def test_the_bigram_converges_to_the_counted_one(trained: Any, shakespeare: Dataset) -> None:
+    run = trained("r3-bigram", steps=1000, learning_rate=0.1, schedule="linear", batch_size=128)
+    assert shakespeare.bigram_loss == pytest.approx(2.4819, abs=5e-5)
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(shakespeare.bigram_loss, abs=0.02)
+
+
+def test_r4_trains_on_gpt2_tokens_that_skip_one_in_five(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"))
+    text = (Path(os.environ["ATTNLM_TEST_DATA"]) / "tinyshakespeare.txt").read_text()[:20_000]
+    (tmp_path / "text.txt").write_text(text)
+    dataset = attnlm.prepare(
+        tmp_path / "text.txt", tokenizer="gpt2", data_dir=tmp_path / "data", offline=True
+    )
+    assert dataset.vocab_size == 50257
+    run = attnlm.train(
+        dataset.path,
+        recipe="r4-gpt2-windows",
+        steps=3,
+        seed=1,
+        device="cpu",
+        checkpoint_dir=tmp_path / "checkpoints",
+    )
+    assert load_recipe("r4-gpt2-windows")["stride"] == 5
+    losses = [record["val_loss"] for record in run.metrics()]
+    assert losses[-1] < losses[0] == pytest.approx(10.825, abs=0.01)  # ln 50257
+
+
+def test_r5_wide_heads_learn(trained: Any) -> None:
+    assert trained("r5-wide-heads", steps=150).metrics()[-1]["val_loss"] < 2.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "at_most"), [("r2-single-head", 2.39), ("r2-multi-head", 2.23)])
+def test_r2_reaches_its_loss_in_ten_thousand_steps(
+    recipe: str, at_most: float, trained: Any
+) -> None:
+    assert trained(recipe).metrics()[-1]["val_loss"] <= at_most
+
+
+@pytest.mark.slow
+def test_r2_bigram_in_ten_thousand_steps(trained: Any) -> None:
+    """The reference quotes a loss of about 2.57 for its bigram."""
+    assert trained("r2-bigram").metrics()[-1]["val_loss"] < 2.62
+
+
+@pytest.mark.slow
+def test_shakespeare_fast_reaches_nanogpts_cpu_result(trained: Any) -> None:
+    assert best(trained("shakespeare-fast")) < 1.90
+
+
+@pytest.mark.slow
+def test_tales_separate_the_rungs(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("tales", data_dir=tmp_path / "data")
+    assert dataset.floor is not None
+    steps = {"bigram": 1000, "multi-head": 2000, "transformer": 1500}
+    losses = {
+        rung: best(
+            attnlm.train(
+                dataset.path,
+                model=rung,
+                steps=steps[rung],
+                seed=1,
+                checkpoint_dir=tmp_path / "checkpoints",
+            )
+        )
+        for rung in steps
+    }
+    assert losses["multi-head"] < losses["bigram"] - 0.3
+    assert losses["transformer"] < losses["multi-head"] - 0.3
+    assert dataset.floor < losses["transformer"] < dataset.floor + 0.1
