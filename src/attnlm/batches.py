@@ -11,10 +11,8 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.dataset import Ids
 from attnlm.errors import AttnlmError
-
-Ids = NDArray[np.uint16] | NDArray[np.uint32]
-
 
 # Window starts are computed for this many steps at once: numpy's cost per call is spread.
 _STEPS_AT_ONCE = 128

@@ -128,7 +128,7 @@ class TrainingConfig:
     )
     gradient_clip: float | None = _setting("largest norm of the whole gradient", above=0)
     eval_every: int | None = _setting(
-        "steps from one evaluation to the next; a twentieth of the steps unless given", at_least=1
+        "steps from one evaluation to the next; a tenth of the steps unless given", at_least=1
     )
     patience: int | None = _setting(
         "stop after this many evaluations without a better one", at_least=1
@@ -147,7 +147,7 @@ class TrainingConfig:
         default="auto",
         choices=("auto", "on", "off"),
     )
-    threads: int | None = _setting("CPU threads", at_least=1, at_most=4096)
+    threads: int | None = _setting("CPU threads", at_least=1, at_most=1024)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def with_steps(training: TrainingConfig, steps: int | None) -> TrainingConfig:
     """The same training for `steps` updates, and what follows from them."""
     if steps is None:
         return training
-    eval_every = training.eval_every or max(1, math.ceil(steps / 20))
+    eval_every = training.eval_every or max(1, math.ceil(steps / 10))
     return replace(training, steps=steps, budget=None, eval_every=eval_every)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attnlm.batches import Ids, check_length
-from attnlm.dataset import open_dataset
+from attnlm.batches import check_length
+from attnlm.dataset import Ids, open_dataset
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy

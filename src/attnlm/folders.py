@@ -17,8 +17,9 @@ _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 def is_safe_name(name: str) -> bool:
     """Whether every system takes this as a file's name, and we do not need it ourselves."""
     return (
-        0 < len(name.encode()) <= 120
-        and name != _LATEST
+        0 < len(name.encode(errors="replace")) <= 120
+        and name.lower() != _LATEST
+        and name.isprintable()
         and not name.startswith((".", "-", " "))
         and not name.endswith((".", " "))
         and not _FORBIDDEN.search(name)

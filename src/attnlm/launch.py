@@ -178,7 +178,7 @@ def _planned(config: Config, dataset: Dataset, device: Device) -> TrainingConfig
     if config.training.eval_every is not None:
         steps = left / (stepping + evaluating / config.training.eval_every)
         return with_steps(config.training, max(1, int(steps)))
-    evaluations = min(20, max(1, int(_EVALUATION_SHARE * left / evaluating)))
+    evaluations = min(10, max(1, int(_EVALUATION_SHARE * left / evaluating)))
     steps = max(1, int((left - (evaluations + 1) * evaluating) / stepping))
     planned = replace(config.training, eval_every=math.ceil(steps / evaluations))
     return with_steps(planned, steps)

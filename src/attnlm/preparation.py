@@ -60,7 +60,7 @@ def prepare(
     encoding: str = "utf-8",
     offline: bool = False,
     force: bool = False,
-    on_event: OnEvent = ignore,
+    on_event: OnEvent | None = None,
 ) -> Dataset:
     """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
 
@@ -71,6 +71,7 @@ def prepare(
     Raises UsageError for arguments that make no sense, AttnlmError for a text that can't be had,
     read, split or encoded, and for files that can't be written. What was there stays then.
     """
+    on_event = on_event or ignore
     bpe_size(tokenizer)  # for its error
     if not 0 < val_fraction < 1:
         raise UsageError(f"--val-fraction can't be {val_fraction}", "it lies between 0 and 1")

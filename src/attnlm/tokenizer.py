@@ -127,7 +127,7 @@ class BpeTokenizer(Tokenizer):
         if unused < 0 or (end_of_text is not None and not 0 <= end_of_text - len(ranks) < unused):
             raise ValueError("its ids are not below its vocab_size, or stand for two things")
         rank_of = {token: rank for rank, token in enumerate(ranks)}
-        # Without these two, tiktoken takes the process down when it meets the text.
+        # tiktoken panics, past any `except Exception`, when it meets a byte without a rank.
         if len(rank_of) != len(ranks) or not rank_of.keys() >= {bytes([b]) for b in range(256)}:
             raise ValueError("its ranks are not distinct, or lack a byte")
         tokens = [*ranks, *[b""] * unused]
