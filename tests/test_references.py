@@ -110,8 +110,8 @@ def test_r2_reaches_its_loss_in_ten_thousand_steps(
 
 @pytest.mark.slow
 def test_r2_bigram_in_ten_thousand_steps(trained: Any) -> None:
-    """The reference quotes a loss of about 2.57 for its bigram."""
-    assert trained("r2-bigram").metrics()[-1]["val_loss"] < 2.62
+    """The reference quotes about 2.57; the counted bigram's 2.4819 is what it converges to."""
+    assert trained("r2-bigram").metrics()[-1]["val_loss"] == pytest.approx(2.4819, abs=0.02)
 
 
 @pytest.mark.slow

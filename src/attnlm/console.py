@@ -169,7 +169,11 @@ class TrainingDisplay:
                 f"{model.block_size} tokens, {training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
                 "device": f"{device.name} ({device.reason}), {device.dtype}"
-                + (f", {training.threads} threads" if device.name == "cpu" else ""),
+                + (
+                    f", {training.threads} thread{'s' if training.threads > 1 else ''}"
+                    if device.name == "cpu"
+                    else ""
+                ),
                 "run": str(run.path),
             }
         )

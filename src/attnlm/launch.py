@@ -20,7 +20,7 @@ from attnlm.errors import AttnlmError, UsageError
 from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.interruption import Interruption
-from attnlm.model import count_parameters
+from attnlm.model import build_model, count_parameters
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.training import Stepper, TrainingState, fit, initial_state, saved_state
 
@@ -49,24 +49,42 @@ def train(
     last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     on_event = on_event or ignore
+    threads = torch.get_num_threads()
+    try:
+        run, opened, state = _ready(
+            dataset, recipe, resume, name, Path(checkpoint_dir), Path(data_dir), on_event, settings
+        )
+        fit(run, opened, state, on_event)
+    finally:
+        torch.set_num_threads(threads)
+    return run
+
+
+def _ready(
+    dataset: str | Path | None,
+    recipe: str | Path | None,
+    resume: str | Path | None,
+    name: str | None,
+    checkpoint_dir: Path,
+    data_dir: Path,
+    on_event: OnEvent,
+    settings: dict[str, Setting],
+) -> tuple[Run, Dataset, TrainingState]:
+    """The run that is to be trained, its data and where it stands."""
     if resume is None:
         config = resolve(settings, load_recipe(str(recipe)) if recipe is not None else None)
         opened = open_dataset(dataset, data_dir=data_dir)
-        run, state = _begin(config, opened, name, Path(checkpoint_dir), on_event)
-    else:
-        if dataset is not None or recipe is not None or name is not None:
-            raise UsageError(
-                "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
-            )
-        earlier = open_run(resume, checkpoint_dir=Path(checkpoint_dir))
-        run, opened, state = _go_on(earlier, Path(data_dir), settings, on_event)
-    fit(run, opened, state, on_event)
-    return run
+        return _begin(config, opened, name, checkpoint_dir, on_event)
+    if dataset is not None or recipe is not None or name is not None:
+        raise UsageError(
+            "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
+        )
+    return _go_on(open_run(resume, checkpoint_dir=checkpoint_dir), data_dir, settings, on_event)
 
 
 def _begin(
     config: Config, dataset: Dataset, name: str | None, checkpoint_dir: Path, on_event: OnEvent
-) -> tuple[Run, TrainingState]:
+) -> tuple[Run, Dataset, TrainingState]:
     """A new run's folder, and its state before the first step."""
     for key in config.dropped:
         on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
@@ -74,13 +92,13 @@ def _begin(
     check_length(dataset.val_tokens, config.model.block_size, "validation")
     _check_table_fits(config, dataset.vocab_size)
     device = choose_device(config.training.device, config.training.dtype)
-    config = replace(config, training=_decided(config.training, device))
+    config = _decided(config, device, dataset.vocab_size)
     if config.training.steps is None:
         config = replace(config, training=_planned(config, dataset, device))
     state = initial_state(config, dataset.vocab_size, device)
     parameters = count_parameters(state.model)
     run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
-    return run, state
+    return run, dataset, state
 
 
 def _go_on(
@@ -100,7 +118,7 @@ def _go_on(
         on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
-    config = replace(config, training=_decided(config.training, device))
+    config = _decided(config, device, run.vocab_size)
     dataset = open_dataset_of(run, data_dir)
     run = replace(run, config=config)
     state = saved_state(run, device)
@@ -115,23 +133,35 @@ def _go_on(
     return run, dataset, state
 
 
-def _decided(config: TrainingConfig, device: Device) -> TrainingConfig:
+# Floating-point operations in a step below which a second thread saves less than a quarter of the
+# time, and costs most of it when the machine has something else to do.
+_SMALL_STEP = 5e8
+
+
+def _decided(config: Config, device: Device, vocab_size: int) -> Config:
     """Settles what was left open, so that the saved configuration is complete."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if config.compile == "on" and device.name == "cpu" and not _has_compiler():
+    training = config.training
+    if training.compile == "on" and device.name == "cpu" and not _has_compiler():
         raise AttnlmError(
             "--compile on needs a C++ compiler, and there is none",
             "install g++ or clang++, or leave --compile out",
         )
-    return replace(
-        config,
-        seed=secrets.randbits(31) if config.seed is None else config.seed,
+    threads = training.threads
+    if threads is None:
+        with torch.device("meta"):
+            parameters = count_parameters(build_model(config.model, vocab_size))
+        work = 6 * parameters * training.batch_size * config.model.block_size
+        threads = 1 if work < _SMALL_STEP else torch.get_num_threads()
+    torch.set_num_threads(threads)
+    decided = replace(
+        training,
+        seed=secrets.randbits(31) if training.seed is None else training.seed,
         device=device.name,
         dtype=device.dtype,
-        compile="on" if config.compile == "on" else "off",
-        threads=torch.get_num_threads(),
+        compile="on" if training.compile == "on" else "off",
+        threads=threads,
     )
+    return replace(config, training=decided)
 
 
 def _has_compiler() -> bool:

@@ -1,0 +1,49 @@
+"""The README is true: its example runs, its commands, recipes and files are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlm.config import RUNGS, recipe_names
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    loss, text = done.stdout.split("\n", 1)
+    assert 1 < float(loss) < 4
+    assert text.startswith("Once ") and len(text) == 5 + 100 + 1
+
+
+def test_every_flag_that_it_names_exists() -> None:
+    helps = " ".join(_help(command) for command in ("", "prepare", "train", "sample", "eval"))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
+    assert named and all(re.search(rf"{flag}\b", helps) for flag in named)
+
+
+def _help(command: str) -> str:
+    arguments = [sys.executable, "-m", "attnlm", *command.split(), "--help"]
+    return subprocess.run(arguments, capture_output=True, encoding="utf-8", check=True).stdout
+
+
+@pytest.mark.parametrize("name", [*RUNGS, *recipe_names()])
+def test_every_rung_and_recipe_is_explained(name: str) -> None:
+    assert f"`{name}`" in README
+
+
+def test_the_tree_has_every_file_and_no_other() -> None:
+    tree = README.split("## The tree")[1]
+    there = {path.name for path in (ROOT / "src" / "attnlm").glob("[!_]*.py")}
+    tests = {"test_cli.py", "test_references.py"}
+    assert set(re.findall(r"\b[a-z_]+\.py\b", tree)) - tests == there
