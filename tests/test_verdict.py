@@ -3,8 +3,8 @@ from __future__ import annotations
 from attnlm.verdict import verdict
 
 
-def said(*losses: float, floor: float | None = None) -> str:
-    return verdict([{"step": 10 * i, "val_loss": loss} for i, loss in enumerate(losses)], floor)
+def said(*losses: float, **known: float) -> str:
+    return verdict([{"step": 10 * i, "val_loss": loss} for i, loss in enumerate(losses)], **known)
 
 
 def test_verdicts() -> None:
@@ -14,3 +14,5 @@ def test_verdicts() -> None:
     rising = said(4.0, 2.0, 1.5, 1.6, 1.8)
     assert rising.startswith("overfitting since step 20") and "0.300" in rising
     assert said(4.0, 1.0, 0.52, 0.51, floor=0.49).startswith("within 0.020 of the floor")
+    assert said(4.0, 3.0, 2.5, bigram_loss=2.4).endswith("not as good as the counted bigram yet")
+    assert "bigram" not in said(4.0, 3.0, 2.3, bigram_loss=2.4)

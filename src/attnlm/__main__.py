@@ -1,5 +1,28 @@
-"""`python -m attnlm` is `attnlm`."""
+"""Where the command begins: `attnlm` and `python -m attnlm`."""
 
-from attnlm.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Runs the command line; ends the process with the exit code that the design promises."""
+    # While the rest is imported there is nothing to save, and a signal ends us at once.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _leave)
+
+    from attnlm.cli import run_command
+    from attnlm.exits import run_and_exit
+
+    run_and_exit(run_command)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(128 + signum)
+
+
+if __name__ == "__main__":
+    main()

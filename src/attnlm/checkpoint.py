@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnlm import files
 from attnlm.config import ModelConfig
 from attnlm.errors import AttnlmError
-from attnlm.model import LanguageModel, build_model
+from attnlm.model import LanguageModel, build_model, model_skeleton
 
 Optimizers = list[torch.optim.Optimizer]
 
@@ -56,11 +56,16 @@ def load_checkpoint(
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             found = {n: shape for n, shape in shapes.items() if n.startswith(_MODEL)}
             if found != expected:
-                raise AttnlmError(f"{path} does not hold the model that its run describes")
+                raise AttnlmError(
+                    f"{path} does not hold the model that its run describes",
+                    "copy the run's folder again from where it came",
+                )
             tensors = {name: file.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError, ValueError) as error:
         if isinstance(error, FileNotFoundError) or not path.exists():
-            raise AttnlmError(f"there is no checkpoint {path}") from None
+            raise AttnlmError(
+                f"there is no checkpoint {path}", "the run has not got that far; train it again"
+            ) from None
         raise _damaged(path) from None
     described = metadata.get("facts", "")
     if metadata.get("digest") != _digest(described, tensors):
@@ -106,8 +111,7 @@ def _owners(
 
 
 def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        model = build_model(config, vocab_size)
+    model = model_skeleton(config, vocab_size)
     return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,6 @@ import attnlm
 from attnlm import console
 from attnlm.config import Setting, help_of, load_recipe, resolve, setting_names, to_toml
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.exits import run_and_exit
 
 app = typer.Typer(
     name="attnlm",
@@ -264,6 +263,11 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool) -> None:
     from attnlm.verdict import verdict
 
     records = run.metrics()
+    if not records:
+        raise AttnlmError(
+            f"{run.path / 'metrics.jsonl'} has no evaluations",
+            "its checkpoints can be measured again: attnlm eval",
+        )
     last, best = records[-1], min(records, key=lambda record: record["val_loss"])
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     console.say_facts(
@@ -271,7 +275,7 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool) -> None:
             "validation": f"{best['val_loss']:.4f} nats per token at step {best['step']}, "
             f"{best['bits_per_byte']:.3f} bits per byte",
             "beside": _reference_losses(run.vocab_size, bigram, floor),
-            "verdict": verdict(records, floor),
+            "verdict": verdict(records, bigram_loss=bigram, floor=floor),
             "time": f"{last['seconds']:.1f} s, {last['tokens']:,} tokens",
         }
     )
@@ -358,6 +362,8 @@ def sample(
         _talk(sampler, text, config)
     else:
         _sample(sampler, text, config, json)
+        is_top = opened.config.model.model == "transformer"
+        console.say_next("attnlm sample -i" if is_top else "attnlm train --model transformer")
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -407,6 +413,8 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
         )
     elif sys.stdout.isatty():
         console.write("\n")
+    else:
+        console.say("")  # where both streams are shown, the text ends on a line of its own
     console.say(f"{count:,} tokens in {seconds:.2f} s, {speed:,} tokens/s")
 
 
@@ -473,12 +481,8 @@ def eval(
         )
 
 
-def main() -> NoReturn:
-    """Runs the command line and ends the process, with the exit code that the design promises."""
-    run_and_exit(_run_command)
-
-
-def _run_command() -> None:
+def run_command() -> None:
+    """The command that the arguments name. Every failure is an exception."""
     # Not through Typer's own main: it has other ideas about errors, signals and closed pipes.
     command = typer.main.get_command(app)
     with command.make_context("attnlm", sys.argv[1:]) as context:

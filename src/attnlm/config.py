@@ -379,12 +379,14 @@ def _check(name: str, value: Setting) -> None:
 def _check_type(name: str, value: Setting) -> None:
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     kind = next(k for k in expected if _TYPES[name] in (k, k | None))
-    if kind is float and type(value) in (int, float):
-        fits = math.isfinite(value)  # type: ignore[arg-type]
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        # A whole number of a recipe may be too large for any float.
+        fits = isinstance(value, int) or math.isfinite(value)
     else:
         fits = type(value) is kind
     if not fits:
-        raise UsageError(f"{flag(name)} can't be {value!r}", f"it must be {expected[kind]}")
+        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:47]}…"
+        raise UsageError(f"{flag(name)} can't be {shown}", f"it must be {expected[kind]}")
 
 
 def load_recipe(name: str) -> Settings:
@@ -405,7 +407,10 @@ def load_recipe(name: str) -> Settings:
         hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names())}"
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
     except OSError as error:
-        raise AttnlmError(f"can't read the recipe {name}: {error.strerror}") from None
+        raise AttnlmError(
+            f"can't read the recipe {name!r}: {error.strerror}",
+            f"give a TOML file, or one of {', '.join(recipe_names())}",
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise AttnlmError(

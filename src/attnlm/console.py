@@ -29,7 +29,7 @@ def result(text: str) -> None:
 
 def result_json(content: Mapping[str, Any]) -> None:
     """One object on one line."""
-    result(json.dumps(content, ensure_ascii=False))
+    result(json.dumps(content))
 
 
 def say(text: str) -> None:
@@ -61,11 +61,15 @@ def say_next(command: str) -> None:
     say_styled("next", "bold green", f"  {command}")
 
 
-def fail(message: str, hint: str | None) -> None:
+def fail(message: str, hint: str) -> None:
     """What went wrong, and what to do about it."""
-    say_styled("error:", "bold red", f" {message}")
-    if hint:
-        say_styled("hint:", "bold yellow", f" {hint}")
+    say_styled("error:", "bold red", f" {_one_line(message)}")
+    say_styled("hint:", "bold yellow", f" {_one_line(hint)}")
+
+
+def _one_line(text: str) -> str:
+    """With what is not printable escaped: names of files may hold anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def bar(total: float | None, unit: str, label: str, initial: float = 0) -> tqdm[Any]:
@@ -165,7 +169,8 @@ class TrainingDisplay:
                 f"{dataset['train_tokens']:,} tokens to train on, "
                 f"{dataset['val_tokens']:,} to validate",
                 "model": f"{model.model}, {run.parameters:,} parameters: {shape}",
-                "training": f"{training.steps:,} steps of {training.batch_size} × "
+                "training": f"{training.steps:,} step{'s' if training.steps > 1 else ''} of "
+                f"{training.batch_size} × "
                 f"{model.block_size} tokens, {training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
                 "device": f"{device.name} ({device.reason}), {device.dtype}"
@@ -187,12 +192,12 @@ class TrainingDisplay:
             self._bar.n = record["step"]
             self._show(record["tokens_per_second"])
             return
-        train = record["train_loss"]
+        train, speed = record["train_loss"], record["tokens_per_second"]
         say(
             f"step {record['step']:>6}"
             f"  train {'  –   ' if train is None else format(train, '.4f')}"
             f"  validation {record['val_loss']:.4f}{'*' if event.improved else ' '}"
-            f"  {record['tokens_per_second']:>9,} tokens/s"
+            f"  {f'{speed:,}' if speed else '–':>9} tokens/s"
             f"  {record['seconds']:>7.1f} s"
         )
 

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import difflib
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -22,20 +25,28 @@ from attnlm.interruption import Interrupted
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Runs `command` and ends the process."""
     _prepare_streams()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(_run(command))
 
 
 def _prepare_streams() -> None:
-    for stream in (sys.stdout, sys.stderr, sys.stdin):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(
-                encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else None
-            )
+    """UTF-8 in any locale; a stream that the process was started without becomes an empty one."""
+    nowhere = Path(os.devnull)
+    sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
+    sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    # Names of files need not be Unicode, and what is typed need not be UTF-8.
+    for stream, errors in (
+        (sys.stdin, "replace"),
+        (sys.stdout, "surrogateescape"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
+def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(signum)
 
 
@@ -47,19 +58,18 @@ def _run(command: Callable[[], object]) -> int:
         console.fail(error.message, error.hint)
         return error.exit_code
     except KeyboardInterrupt as error:
-        signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
-        return 128 + signum
+        return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
     except typer.Exit as error:
         return error.exit_code
     except BrokenPipeError:
         # The reader has had enough. What is buffered goes nowhere, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
+    except BaseException as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
         return _explain(error)
     return 0
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: BaseException) -> int:
     usage = typer.BadParameter.__base__
     if usage is not None and isinstance(error, usage):
         return _explain_usage(error)
@@ -88,15 +98,20 @@ def _explain(error: Exception) -> int:
 def _explain_usage(error: Any) -> int:
     message, _, suggestion = str(error.format_message()).splitlines()[0].partition(" Did you mean ")
     command = error.ctx.command_path if error.ctx is not None else "attnlm"
-    if near := sorted(getattr(error, "possibilities", None) or ()):
-        message, suggestion = message.split(" (")[0], " or ".join(near) + "?"
+    if near := getattr(error, "possibilities", None):
+        nearest = max(near, key=lambda option: _similarity(option, error.option_name))
+        message, suggestion = message.split(" (")[0], f"{nearest}?"
     message = message.removesuffix(".")
     hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
     console.fail(message[:1].lower() + message[1:], hint)
     return 2
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)

@@ -28,8 +28,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         # mkstemp makes files private; ours are as readable as any other the user creates.
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say where
         raise
     _flush_folder(path.parent)
 
@@ -43,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes `content` with its own SHA-256 as the key `sha256`, which `read_json` checks."""
     sealed = {**content, "sha256": _json_hash(content)}
-    write_bytes(path, (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
+    write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -54,13 +56,15 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise AttnlmError(f"can't read {path}: {error.strerror}") from None
+        raise AttnlmError(
+            f"can't read {path}: {error.strerror}", "check that it is there and may be read"
+        ) from None
     except (ValueError, RecursionError):
-        raise AttnlmError(f"{path} is damaged: it is not valid JSON") from None
+        raise _damaged(path, "it is not valid JSON") from None
     if not isinstance(content, dict):
-        raise AttnlmError(f"{path} is damaged: it is not a JSON object")
+        raise _damaged(path, "it is not a JSON object")
     if content.pop("sha256", None) != _json_hash(content):
-        raise AttnlmError(f"{path} is damaged: it does not match its own hash")
+        raise _damaged(path, "it does not match its own hash")
     return content
 
 
@@ -68,6 +72,12 @@ def file_hash(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _damaged(path: Path, reason: str) -> AttnlmError:
+    return AttnlmError(
+        f"{path} is damaged: {reason}", "copy it again from where it came, or make it anew"
+    )
 
 
 def _json_hash(content: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from attnlm.errors import AttnlmError, UsageError
 from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.interruption import Interruption
-from attnlm.model import build_model, count_parameters
+from attnlm.model import count_parameters, model_skeleton
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.training import Stepper, TrainingState, fit, initial_state, saved_state
 
@@ -94,7 +94,7 @@ def _begin(
     device = choose_device(config.training.device, config.training.dtype)
     config = _decided(config, device, dataset.vocab_size)
     if config.training.steps is None:
-        config = replace(config, training=_planned(config, dataset, device))
+        config = replace(config, training=_planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
     parameters = count_parameters(state.model)
     run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
@@ -148,8 +148,7 @@ def _decided(config: Config, device: Device, vocab_size: int) -> Config:
         )
     threads = training.threads
     if threads is None:
-        with torch.device("meta"):
-            parameters = count_parameters(build_model(config.model, vocab_size))
+        parameters = count_parameters(model_skeleton(config.model, vocab_size))
         work = 6 * parameters * training.batch_size * config.model.block_size
         threads = 1 if work < _SMALL_STEP else torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -195,23 +194,31 @@ def _memory() -> int:
 _TRIAL_SHARE, _EVALUATION_SHARE = 0.03, 0.15
 
 
-def _planned(config: Config, dataset: Dataset, device: Device) -> TrainingConfig:
+def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent) -> TrainingConfig:
     """Turns a budget into steps, by the speed of a trial whose weights are thrown away."""
     budget = config.training.budget
     assert budget is not None
     began = time.perf_counter()
     trial = replace(config, training=with_steps(config.training, 2**30))
     state = initial_state(trial, dataset.vocab_size, device)
-    evaluating = _seconds_of_evaluation(state, dataset)
     stepping = _seconds_per_step(Stepper(state, trial, dataset), _TRIAL_SHARE * budget)
+    evaluating = _seconds_of_evaluation(state, dataset)
     left = max(0.0, budget - (time.perf_counter() - began))
     if config.training.eval_every is not None:
-        steps = left / (stepping + evaluating / config.training.eval_every)
-        return with_steps(config.training, max(1, int(steps)))
-    evaluations = min(10, max(1, int(_EVALUATION_SHARE * left / evaluating)))
-    steps = max(1, int((left - (evaluations + 1) * evaluating) / stepping))
-    planned = replace(config.training, eval_every=math.ceil(steps / evaluations))
-    return with_steps(planned, steps)
+        steps = int(left / (stepping + evaluating / config.training.eval_every))
+        planned = with_steps(config.training, max(1, steps))
+    else:
+        evaluations = min(10, max(1, int(_EVALUATION_SHARE * left / evaluating)))
+        steps = max(1, int((left - (evaluations + 1) * evaluating) / stepping))
+        eval_every = math.ceil(steps / evaluations)
+        planned = with_steps(replace(config.training, eval_every=eval_every), steps)
+    on_event(
+        Note(
+            f"{planned.steps:,} steps fit into {budget:g} s: one takes {1000 * stepping:.3g} ms, "
+            f"an evaluation {evaluating:.2g} s"
+        )
+    )
+    return planned
 
 
 def _seconds_of_evaluation(state: TrainingState, dataset: Dataset) -> float:

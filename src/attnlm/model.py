@@ -5,11 +5,13 @@ Axes as in attention.py; V is the size of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from attnlm.attention import (
     DotProductAttention,
@@ -204,6 +206,27 @@ _MODELS: dict[str, Callable[[ModelConfig, int], LanguageModel]] = {
 def build_model(config: ModelConfig, vocab_size: int) -> LanguageModel:
     """The rung that `config.model` names, initialised from torch's global random state."""
     return _MODELS[config.model](config, vocab_size)
+
+
+def model_skeleton(config: ModelConfig, vocab_size: int) -> LanguageModel:
+    """The model without memory and numbers: names and shapes, on torch's meta device."""
+    with torch.device("meta"), _WithoutInitialisation():
+        return build_model(config, vocab_size)
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """Skips torch.nn.init: for a meta tensor it would import torch's compiler, 1.5 seconds long."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

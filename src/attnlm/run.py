@@ -54,14 +54,22 @@ class Run:
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
         """The tokenizer that the run's data were encoded with; it lies in the run's folder."""
-        return tokenizer.load(self.path / "tokenizer.json")
+        path = self.path / "tokenizer.json"
+        loaded = tokenizer.load(path)
+        if loaded.vocab_size != self.vocab_size:
+            raise _damaged(path)
+        return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record per evaluation, oldest first. A line cut short by a crash is left out."""
         records = []
         path = self.path / "metrics.jsonl"
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except ValueError:
+                raise _damaged(path) from None
+            for line in text.splitlines(keepends=True):
                 if not line.endswith("\n"):
                     break
                 records.append(_metrics_record(line, path))
@@ -133,11 +141,25 @@ def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoint
                 "use that version",
             )
         config = resolve({}, content["config"])
-        return Run(path, config, content["vocab_size"], content["parameters"], content["dataset"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise AttnlmError(
-            f"{path / 'config.json'} is not a run's configuration ({error})"
-        ) from None
+        about = dict(content["dataset"])
+        whole = all(type(about[key]) is kind for key, kind in _DATASET_FACTS.items())
+        vocab_size, parameters = content["vocab_size"], content["parameters"]
+        if whole and type(vocab_size) is int and 0 < vocab_size <= 2**21 and config.training.steps:
+            return Run(path, config, vocab_size, parameters, about)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise _damaged(path / "config.json")
+
+
+_DATASET_FACTS = {
+    "name": str,
+    "path": str,
+    "train_sha256": str,
+    "val_sha256": str,
+    "train_tokens": int,
+    "val_tokens": int,
+    "val_bytes": int,
+}
 
 
 def load_model(run: Run, *, checkpoint: str, device: str) -> tuple[LanguageModel, Device]:
@@ -193,10 +215,20 @@ def _new_folder(checkpoint_dir: Path, model: str, name: str | None) -> Path:
             number += 1
 
 
+_NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")
+
+
 def _metrics_record(line: str, path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-        assert isinstance(record["step"], int)
-        return dict(record)
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-        raise AttnlmError(f"{path} is damaged") from None
+        record = dict(json.loads(line))
+        if all(isinstance(record[key], (int, float)) for key in _NUMBERS):
+            return record
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"{path} is damaged or not ours", "copy the run's folder again from where it came"
+    )

@@ -66,7 +66,7 @@ def next_token_probabilities(
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
     float64 on the CPU, and what is left sums to 1.
     """
-    logits_BV = logits_BV.detach().to("cpu", torch.float64)
+    logits_BV = logits_BV.detach().cpu().double()
     if temperature == 0:
         return F.one_hot(logits_BV.argmax(-1), logits_BV.size(-1)).double()
     # The largest logit becomes 0, so that no temperature however small overflows.

@@ -24,6 +24,7 @@ PIECE = 2**19
 _T = TypeVar("_T")
 
 _FORMAT = 1
+_COPY_AGAIN = "copy it again from where it came, or prepare the text again"
 _MAX_FILE = 2**26  # bytes: several times the largest published vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
 # No token of any pattern we use reaches over these places, nor looks across them: before a space
@@ -219,16 +220,19 @@ def load(path: Path) -> Tokenizer:
     """
     try:
         if path.stat().st_size > _MAX_FILE:
-            raise AttnlmError(f"{path} is too large for a tokenizer")
+            raise AttnlmError(f"{path} is too large for a tokenizer", _COPY_AGAIN)
     except OSError as error:
-        raise AttnlmError(f"can't read {path}: {error.strerror}") from None
+        raise AttnlmError(f"can't read {path}: {error.strerror}", _COPY_AGAIN) from None
     content = read_json(path)
     if content.get("format") != _FORMAT:
-        raise AttnlmError(f"{path} has a format that this version of attnlm doesn't know")
+        raise AttnlmError(
+            f"{path} has a format that this version of attnlm doesn't know",
+            "install a newer attnlm",
+        )
     try:
         return _rebuilt(content)
     except (AttnlmError, ValueError) as error:
-        raise AttnlmError(f"{path} is damaged: {error}") from None
+        raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None
 
 
 def _rebuilt(content: dict[str, Any]) -> Tokenizer:

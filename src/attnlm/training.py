@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -91,10 +92,15 @@ class TrainingState:
 _FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum", "seconds")
 
 
+def keeping_random_state(device: Device) -> contextlib.AbstractContextManager[None]:
+    """Gives the caller's random state back afterwards, that of the device too."""
+    return torch.random.fork_rng([device.torch] if device.name == "cuda" else [])
+
+
 def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingState:
     """The state before the first step; the weights follow from the seed."""
     assert config.training.seed is not None
-    with torch.random.fork_rng():
+    with keeping_random_state(device):
         torch.manual_seed(config.training.seed)
         model = build_model(config.model, vocab_size).to(device.torch)
     return TrainingState(model, build_optimizers(model, config.training), device)
@@ -185,7 +191,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
     """
     interruption = Interruption()
     on_event(Started(run, state.device, state.step))
-    with torch.random.fork_rng(), interruption.listen():
+    with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
         began = time.perf_counter() - state.seconds
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,23 @@ _NOTICEABLE = 0.01
 _NEAR_FLOOR = 0.05
 
 
-def verdict(records: Sequence[Mapping[str, Any]], floor: float | None = None) -> str:
+def verdict(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    bigram_loss: float | None = None,
+    floor: float | None = None,
+) -> str:
     """One sentence: whether the validation loss still falls, has levelled off, or rises again.
 
-    `records` are the lines of metrics.jsonl, oldest first.
+    `records` are the lines of metrics.jsonl, oldest first; the counted bigram's loss and the floor
+    are in nats per token, where they are known.
     """
+    best = min((float(record["val_loss"]) for record in records), default=math.inf)
+    above = bigram_loss is not None and best > bigram_loss + _NOTICEABLE
+    return _trend(records, floor) + ("; not as good as the counted bigram yet" if above else "")
+
+
+def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
     if len(records) < 3:
         return "too few evaluations to tell whether it still falls"
     losses = [float(record["val_loss"]) for record in records]
