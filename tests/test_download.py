@@ -140,7 +140,11 @@ def test_retry_after_is_honoured(web: WebServer, destination: Path) -> None:
     assert time.monotonic() - started >= 1.0
 
 
-@pytest.mark.parametrize("wish", ["3600", formatdate(time.time() + 3600, usegmt=True)])
+@pytest.mark.parametrize(
+    "wish",
+    ["3600", formatdate(time.time() + 3600, usegmt=True)],
+    ids=["seconds", "date"],  # the same in each process that runs tests
+)
 def test_retry_after_an_hour_is_not_waited_for(
     web: WebServer, destination: Path, wish: str
 ) -> None:
