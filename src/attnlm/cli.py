@@ -440,8 +440,8 @@ def _talk(sampler: Any, prompt: str, config: Any) -> None:
         turn += 1
 
 
-@app.command()
-def eval(
+@app.command("eval")
+def measure(
     run: Annotated[
         str | None,
         typer.Argument(show_default=False, help="name or path; the one trained last unless given"),
