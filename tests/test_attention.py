@@ -156,10 +156,12 @@ def test_cache_returns_everything_appended_until_cleared() -> None:
 
 
 def test_query_and_key_norms_are_applied_per_head() -> None:
-    module = SelfAttention(C, H, D, qk_norm=True).double()
+    size = 6  # features are turned in pairs
+    module = SelfAttention(C, H, size, rotary=True).double()
     x_BTC = torch.randn(B, T, C).double()
-    packed = F.linear(x_BTC, module.qkv.flatten(0, 1)).view(B, T, 3, H, D)
+    packed = F.linear(x_BTC, module.qkv.flatten(0, 1)).view(B, T, 3, H, size)
     query, key, value = packed.permute(2, 0, 3, 1, 4)
     query, key = (v / (v.square().mean(-1, keepdim=True) + 1e-6).sqrt() for v in (query, key))
     expected = explicit_attention(query, key, value).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(module(x_BTC), expected)
+    unturned = torch.ones(T, size).double(), torch.zeros(T, size).double()
+    torch.testing.assert_close(module(x_BTC, unturned), expected)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnlm.config import Setting, resolve
+from attnlm.config import Config, Setting, resolve
 from attnlm.model import build_model
-from attnlm.optimizer import Muon, build_optimizers, learning_rate_factor, orthogonalize
+from attnlm.optimizer import Optimizer, learning_rate_factor, orthogonalize
 
 
 def factors(**settings: Setting) -> list[float]:
@@ -45,56 +45,113 @@ def test_orthogonalize_sets_all_singular_values_to_about_one() -> None:
         assert cosine.min() > 0.93
 
 
+def a_model_with_gradients(seed: int, **settings: Setting) -> tuple[nn.Module, Config]:
+    config = resolve({"steps": 10, "embed_dim": 12, "block_size": 5, **settings})
+    torch.manual_seed(seed)
+    model = build_model(config.model, 7)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    return model, config
+
+
+def give_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        gradient = torch.randn(parameter.shape, generator=generator)
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad.copy_(gradient)
+
+
+@pytest.mark.parametrize("decay_on", ["matrices", "all"])
+@pytest.mark.parametrize("clip", [None, 1.5, 1e9])
+def test_adamw_is_pytorchs(decay_on: str, clip: float | None) -> None:
+    settings: dict[str, Setting] = {"weight_decay": 0.3, "weight_decay_on": decay_on, "beta2": 0.9}
+    if clip is not None:
+        settings["gradient_clip"] = clip
+    ours, config = a_model_with_gradients(1, **settings)
+    theirs, _ = a_model_with_gradients(1, **settings)
+    flat_decay = 0.3 if decay_on == "all" else 0.0
+    reference = torch.optim.AdamW(
+        [
+            {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.3},
+            {"params": [p for p in theirs.parameters() if p.ndim <= 1], "weight_decay": flat_decay},
+        ],
+        lr=config.training.learning_rate,
+        betas=(0.9, 0.9),
+    )
+    optimizer = Optimizer(ours, config.training)
+    for step in range(5):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        optimizer.step(step)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+        factor = learning_rate_factor(step, config.training)
+        for group in reference.param_groups:
+            group["lr"] = config.training.learning_rate * factor
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.grad is not None and not one.grad.any(), "gradients are set to 0"
+
+
 def test_muon_makes_the_update_of_the_paper() -> None:
-    torch.manual_seed(0)
-    parameter = nn.Parameter(torch.randn(2, 6, 4))
-    start = parameter.detach().clone()
-    optimizer = Muon([parameter], lr=0.1, weight_decay=0.5)
-    momentum = torch.zeros(2, 6, 4)
-    expected = start.clone()
-    for seed in range(3):
-        gradient = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(seed))
-        parameter.grad = gradient.clone()
-        optimizer.step()
+    settings: dict[str, Setting] = {
+        "model": "transformer", "layers": 2, "heads": 2, "optimizer": "muon",
+        "weight_decay": 0.5, "schedule": "constant", "learning_rate": 0.1,
+    }  # fmt: skip
+    model, config = a_model_with_gradients(1, **settings)
+    reference, _ = a_model_with_gradients(1, **settings)
+    optimizer = Optimizer(model, config.training)
+    name = "blocks.1.mlp.gate_up"
+    expected = reference.get_parameter(name).detach().clone()
+    momentum = torch.zeros_like(expected)
+    for step in range(3):
+        give_gradients(model, step)
+        give_gradients(reference, step)
+        optimizer.step(step)
+        gradient = reference.get_parameter(name).grad
+        assert gradient is not None
         momentum = 0.95 * momentum + 0.05 * gradient
         direction = 0.05 * gradient + 0.95 * momentum
         update = torch.stack([orthogonalize(matrix[None])[0] for matrix in direction])
-        expected = expected * (1 - 0.1 * 0.5) - 0.1 * 0.2 * math.sqrt(6) * update
-    torch.testing.assert_close(parameter.detach(), expected)
-
-
-def decays(**settings: Setting) -> dict[str, float]:
-    config = resolve({"steps": 1, **settings})
-    model = build_model(config.model, 7)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{type(optimizer).__name__} {names[id(parameter)]}": group["weight_decay"]
-        for optimizer in build_optimizers(model, config.training)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-
-
-def test_weight_decay_falls_on_matrices_unless_told_otherwise() -> None:
-    assert decays(model="single-head", weight_decay=0.5) == {
-        "AdamW token_embedding.weight": 0.5,
-        "AdamW position_embedding.weight": 0.5,
-        "AdamW body.qkv": 0.5,
-        "AdamW head.weight": 0.5,
-        "AdamW head.bias": 0.0,
-    }
-    everywhere = decays(model="single-head", weight_decay=0.5, weight_decay_on="all")
-    assert set(everywhere.values()) == {0.5}
+        scale = 0.2 * math.sqrt(max(expected.shape[-2:]))
+        expected = expected * (1 - 0.1 * 0.5) - 0.1 * scale * update
+    torch.testing.assert_close(model.get_parameter(name).detach(), expected)
 
 
 def test_muon_takes_the_matrices_inside_and_adamw_the_rest() -> None:
-    taken = decays(model="transformer", layers=1, embed_dim=8, heads=2, optimizer="muon")
-    assert sorted(name.split(" ")[1] for name in taken if name.startswith("Muon")) == [
+    model, config = a_model_with_gradients(
+        1, model="transformer", layers=1, heads=2, optimizer="muon"
+    )
+    state = Optimizer(model, config.training).state()
+    by_adamw = {name.removesuffix("/square") for name in state if name.endswith("/square")}
+    everything = {name for name, _ in model.named_parameters()}
+    assert {name.removesuffix("/mean") for name in state if name.endswith("/mean")} == everything
+    assert everything - by_adamw == {
         "blocks.0.attention.projection.weight",
         "blocks.0.attention.qkv",
         "blocks.0.mlp.down.weight",
         "blocks.0.mlp.gate_up",
-    ]
-    assert len(taken) == len(
-        list(build_model(resolve({"model": "transformer", "layers": 1}).model, 7).parameters())
-    )
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizer_goes_on_from_its_state(optimizer: str) -> None:
+    settings: dict[str, Setting] = {"model": "transformer", "layers": 2, "optimizer": optimizer}
+    model, config = a_model_with_gradients(1, heads=2, **settings)
+    first = Optimizer(model, config.training)
+    for step in range(3):
+        give_gradients(model, step)
+        first.step(step)
+    copy, _ = a_model_with_gradients(2, heads=2, **settings)
+    copy.load_state_dict(model.state_dict())
+    second = Optimizer(copy, config.training)
+    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
+    for trained, with_optimizer in ((model, first), (copy, second)):
+        give_gradients(trained, 3)
+        with_optimizer.step(3)
+    for one, other in zip(model.parameters(), copy.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -10,6 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlm import kernels
+
+# A longer context takes PyTorch's kernels, which never hold all weights at once.
+SHORT = 256
+
+RMS_EPSILON = 1e-6
+
 
 def attention(
     query: Tensor,
@@ -29,6 +36,9 @@ def attention(
     """
     new, total = query.size(-2), key.size(-2)
     assert not causal or new <= total, "a causal query without a key of its own"
+    if dropout == 0 and 1 < new == total <= SHORT and kernels.suits(query):
+        scale = query.size(-1) ** -0.5 if scale is None else scale
+        return kernels.attention(query, key, value, causal, scale)
     mask = None
     if causal and 1 < new < total:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
@@ -69,8 +79,8 @@ class SelfAttention(nn.Module):
     """Causal self-attention with H heads of any size D, computed for all heads at once.
 
     D = C/H is the usual, narrow multi-head attention; D = C the wide one. The outputs (H·D wide)
-    are concatenated and, with `projection`, mapped back to C. `qk_norm` normalises each head's
-    queries and keys (Henry et al., 2020; as in Qwen3).
+    are concatenated and, with `projection`, mapped back to C. With `rotary`, each head's queries
+    and keys are normalised (Henry et al., 2020) and turned by their positions, as in Qwen3.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class SelfAttention(nn.Module):
         qkv_bias: bool = False,
         projection: bool = False,
         projection_bias: bool = True,
-        qk_norm: bool = False,
+        rotary: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -91,8 +101,8 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Parameter(torch.empty(3, heads * head_size, embed_dim))
         self.qkv_bias = nn.Parameter(torch.zeros(3 * heads * head_size)) if qkv_bias else None
         nn.init.normal_(self.qkv, std=embed_dim**-0.5)
-        self.query_norm = nn.RMSNorm(head_size, eps=1e-6) if qk_norm else None
-        self.key_norm = nn.RMSNorm(head_size, eps=1e-6) if qk_norm else None
+        self.query_gain = nn.Parameter(torch.ones(head_size)) if rotary else None
+        self.key_gain = nn.Parameter(torch.ones(head_size)) if rotary else None
         width = heads * head_size
         self.projection = nn.Linear(width, embed_dim, bias=projection_bias) if projection else None
 
@@ -104,15 +114,13 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """(B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
         packed = F.linear(x_BTC, self.qkv.flatten(0, 1), self.qkv_bias)
-        query_BHTD, key_BHTD, value_BHTD = (
-            packed.view(*x_BTC.shape[:2], 3, self.heads, self.head_size)
-            .permute(2, 0, 3, 1, 4)
-            .unbind()
-        )
-        if self.query_norm is not None and self.key_norm is not None:
-            query_BHTD, key_BHTD = self.query_norm(query_BHTD), self.key_norm(key_BHTD)
-        if rotation is not None:
-            query_BHTD, key_BHTD = rotate(query_BHTD, *rotation), rotate(key_BHTD, *rotation)
+        if self.query_gain is not None and self.key_gain is not None:
+            assert rotation is not None
+            gains_2D = torch.stack((self.query_gain, self.key_gain))
+            heads_3BHTD = rotary_heads(packed, gains_2D, rotation)
+        else:
+            heads_3BHTD = split_heads(packed, self.head_size)
+        query_BHTD, key_BHTD, value_BHTD = heads_3BHTD.unbind()
         if cache is not None:
             key_BHTD, value_BHTD = cache.append(key_BHTD, value_BHTD)
         dropout = self.dropout if self.training else 0.0
@@ -156,3 +164,42 @@ def rotate(x_BHTD: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
     """Turns each pair of numbers in a head by the angle of its position."""
     first, second = x_BHTD.chunk(2, dim=-1)
     return x_BHTD * cosines_TD + torch.cat((-second, first), dim=-1) * sines_TD
+
+
+def split_heads(packed_BTC: Tensor, head_size: int) -> Tensor:
+    """Queries, keys and values side by side, (B, T, 3·H·D), taken apart: (3, B, H, T, D)."""
+    batch, new, width = packed_BTC.shape
+    heads = packed_BTC.view(batch, new, 3, width // (3 * head_size), head_size)
+    return heads.permute(2, 0, 3, 1, 4)
+
+
+def rotary_heads(packed_BTC: Tensor, gains_2D: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """As `split_heads`, but queries and keys are RMS-normalised, with the gains (2, D), and turned.
+
+    `rotation` holds the cosines and sines, each (T, D), of the T tokens' positions.
+    """
+    if packed_BTC.size(1) > 1 and kernels.suits(packed_BTC):
+        return kernels.rotary_heads(packed_BTC, gains_2D, rotation, RMS_EPSILON)
+    heads_3BHTD = split_heads(packed_BTC, gains_2D.size(-1))
+    unit = rms_norm(heads_3BHTD[:2], gains_2D.new_ones(gains_2D.size(-1)))
+    turned = rotate(unit * gains_2D[:, None, None, None], *rotation)
+    return torch.cat((turned, heads_3BHTD[2:]))
+
+
+def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+    """x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
+    if kernels.suits(x):
+        return kernels.rms_norm(x, gain, RMS_EPSILON)
+    return F.rms_norm(x, gain.shape, gain, RMS_EPSILON)
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with a learned gain (C,)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return rms_norm(x, self.gain)

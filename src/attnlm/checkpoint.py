@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlm import files
 from attnlm.config import ModelConfig
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, build_model, model_skeleton
-
-Optimizers = list[torch.optim.Optimizer]
+from attnlm.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
@@ -27,14 +26,15 @@ def save_checkpoint(
     path: Path,
     model: LanguageModel,
     facts: Mapping[str, Any],
-    optimizers: Optimizers | None = None,
+    optimizer: Optimizer | None = None,
 ) -> None:
-    """Writes weights, `facts` (JSON values) and, where given, the optimizers' state.
+    """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
     The file replaces an older one in one step. A digest of all that it holds is part of it.
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
-    tensors |= _optimizer_tensors(model, optimizers or [])
+    if optimizer is not None:
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
     metadata = {"facts": described, "digest": _digest(described, tensors)}
@@ -44,7 +44,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, config: ModelConfig, vocab_size: int
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
-    """The model of a checkpoint on the CPU, its facts, and the optimizers' tensors by name.
+    """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
     Raises AttnlmError when the file is missing, damaged, or holds another model. Names and shapes
     are compared before any tensor is read.
@@ -74,40 +74,8 @@ def load_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[_MODEL + name])
-    state = {name: t for name, t in tensors.items() if name.startswith(_OPTIMIZER)}
+    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
     return model, json.loads(described), state
-
-
-def restore_optimizers(
-    model: LanguageModel, optimizers: Optimizers, tensors: Mapping[str, Tensor]
-) -> None:
-    """Gives the optimizers the state that `load_checkpoint` returned."""
-    for name, parameter, optimizer in _owners(model, optimizers):
-        prefix = f"{_OPTIMIZER}{name}/"
-        for key, tensor in tensors.items():
-            if key.startswith(prefix):
-                state = optimizer.state[parameter]
-                state[key.removeprefix(prefix)] = tensor.to(parameter.device)
-
-
-def _optimizer_tensors(model: LanguageModel, optimizers: Optimizers) -> dict[str, Tensor]:
-    return {
-        f"{_OPTIMIZER}{name}/{key}": value
-        for name, parameter, optimizer in _owners(model, optimizers)
-        for key, value in optimizer.state[parameter].items()
-    }
-
-
-def _owners(
-    model: LanguageModel, optimizers: Optimizers
-) -> list[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [
-        (names[id(parameter)], parameter, optimizer)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
 
 
 def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from attnlm import kernels
 from attnlm.attention import (
     DotProductAttention,
     LayerCache,
+    RMSNorm,
     SelfAttention,
     UniformAttention,
     rotary_angles,
@@ -114,7 +116,7 @@ class Transformer(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, config.embed_dim)
         self.dropout = nn.Dropout(config.dropout or 0.0)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.embed_dim, eps=1e-6)
+        self.norm = RMSNorm(config.embed_dim)
         self.head = nn.Linear(config.embed_dim, vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
@@ -147,16 +149,16 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.embed_dim is not None
-        self.attention_norm = nn.RMSNorm(config.embed_dim, eps=1e-6)
+        self.attention_norm = RMSNorm(config.embed_dim)
         self.attention = SelfAttention(
             config.embed_dim,
             config.num_heads,
             config.head_dim,
             projection=True,
             projection_bias=False,
-            qk_norm=True,
+            rotary=True,
         )
-        self.mlp_norm = nn.RMSNorm(config.embed_dim, eps=1e-6)
+        self.mlp_norm = RMSNorm(config.embed_dim)
         self.mlp = SwiGLU(config.embed_dim)
         self.dropout = nn.Dropout(config.dropout or 0.0)
         assert self.attention.projection is not None
@@ -185,9 +187,17 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """(B, T, C) → (B, T, C)."""
-        gate, up = F.linear(x_BTC, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
-        down: Tensor = self.down(F.silu(gate) * up)
+        gate_up = F.linear(x_BTC, self.gate_up.flatten(0, 1))
+        down: Tensor = self.down(swiglu(gate_up))
         return down
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up, with both in one tensor, (..., 2F) → (..., F)."""
+    if kernels.suits(gate_up):
+        return kernels.swiglu(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 LanguageModel = Bigram | AttentionModel | Transformer

@@ -1,15 +1,21 @@
-"""AdamW, Muon, and the learning rate as a function of the step."""
+"""AdamW, Muon, and the learning rate as a function of the step.
+
+Not torch.optim's: importing that loads PyTorch's compiler, which takes longer than a small run.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Mapping
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from attnlm.config import TrainingConfig
+
+MUON_MOMENTUM = 0.95
 
 
 def learning_rate_factor(step: int, config: TrainingConfig) -> float:
@@ -28,101 +34,145 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
     return left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
 
 
-def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
-    """The optimizers that together update every parameter of the model once per step.
+class Optimizer:
+    """Updates all parameters of a model, which it lays side by side in memory.
+
+    Each kind of parameter is then one long vector, as are its gradients, and takes a handful of
+    operations however many parameters there are. The model's own parameters become views of it.
 
     Muon takes the matrices inside the model; embeddings, head, norms and biases are AdamW's.
     Weight decay falls on matrices (embeddings and head among them) or, as the configuration says,
     on all parameters.
     """
-    inside = _matrices_inside(model) if config.optimizer == "muon" else []
-    taken = {id(parameter) for parameter in inside}
-    rest = [p for p in model.parameters() if id(p) not in taken]
-    decaying = [p for p in rest if p.ndim > 1 or config.weight_decay_on == "all"]
-    steady = [p for p in rest if p.ndim <= 1 and config.weight_decay_on != "all"]
-    groups: list[dict[str, Any]] = [
-        {"params": decaying, "weight_decay": config.weight_decay},
-        {"params": steady, "weight_decay": 0.0},
-    ]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
+
+    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+        self._config = config
+
+        # Parameters of one shape stand together: Muon takes them as one stack.
+        def place_of(pair: tuple[str, nn.Parameter]) -> _Place:
+            return _place(pair[0], pair[1], config)
+
+        named = sorted(model.named_parameters(), key=place_of)
+        flat = torch.cat([parameter.detach().flatten() for _, parameter in named])
+        self._gradient = torch.zeros_like(flat)
+        self._mean = torch.zeros_like(flat)
+        by_adamw = sum(p.numel() for name, p in named if not _place(name, p, config).by_muon)
+        self._square = torch.zeros_like(flat[:by_adamw])
+        self._spans: list[tuple[str, slice, torch.Size]] = []
+        self._groups: list[_AdamW | _Muon] = []
+        end = 0
+        for place, group in groupby(named, key=place_of):
+            begin = end
+            for name, parameter in group:
+                span = slice(end, end := end + parameter.numel())
+                self._spans.append((name, span, parameter.shape))
+                parameter.data = flat[span].view(parameter.shape)
+                parameter.grad = self._gradient[span].view(parameter.shape)
+            values, gradient, mean = (v[begin:end] for v in (flat, self._gradient, self._mean))
+            decay = config.weight_decay if place.decays else 0.0
+            if place.shape is None:
+                square = self._square[begin:end]
+                self._groups.append(_AdamW(values, gradient, mean, square, decay, config))
+            else:
+                stack = (-1, *place.shape)
+                values, gradient, mean = (v.view(stack) for v in (values, gradient, mean))
+                self._groups.append(_Muon(values, gradient, mean, decay))
+
+    def step(self, step: int) -> None:
+        """The update after step 0, 1, …, from the gradients, which it then sets to 0."""
+        if self._config.gradient_clip is not None:
+            norm = self._gradient.norm()
+            self._gradient.mul_((self._config.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
+        rate = self._config.learning_rate * learning_rate_factor(step, self._config)
+        for group in self._groups:
+            group.update(rate, step)
+        self._gradient.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """Views of what it remembers from step to step, named `<parameter>/<what>`."""
+        views = {}
+        for name, span, shape in self._spans:
+            views[f"{name}/mean"] = self._mean[span].view(shape)
+            if span.stop <= len(self._square):
+                views[f"{name}/square"] = self._square[span].view(shape)
+        return views
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `state` gave. Raises KeyError when a tensor is missing."""
+        for name, view in self.state().items():
+            view.copy_(tensors[name])
+
+
+class _Place(NamedTuple):
+    """Which group a parameter belongs to, AdamW's first; groups lie in this order in memory."""
+
+    by_muon: bool
+    decays: bool
+    shape: tuple[int, int] | None
+
+
+def _place(name: str, parameter: Tensor, config: TrainingConfig) -> _Place:
+    decays = parameter.ndim > 1 or config.weight_decay_on == "all"
+    outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
+    if config.optimizer != "muon" or outside or parameter.ndim < 2:
+        return _Place(False, decays, None)
+    return _Place(True, decays, (parameter.size(-2), parameter.size(-1)))
+
+
+class _AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+
+    def __init__(
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        mean: Tensor,
+        square: Tensor,
+        weight_decay: float,
+        config: TrainingConfig,
+    ) -> None:
+        self._vectors = [values], [gradient], [mean], [square]
+        self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
+        self._made = torch.zeros((), device=values.device)
+
+    def update(self, rate: float, step: int) -> None:
+        # What torch.optim.AdamW(fused=True) calls: one pass over the five vectors.
+        torch._fused_adamw_(
+            *self._vectors,
+            [],
+            [self._made.fill_(step + 1)],
+            lr=rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=self._weight_decay,
             eps=1e-8,
-            fused=rest[0].device.type in ("cpu", "cuda"),
+            amsgrad=False,
+            maximize=False,
         )
-    ]
-    if inside:
-        optimizers.append(Muon(inside, lr=config.learning_rate, weight_decay=config.weight_decay))
-    return optimizers
 
 
-def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
-    """The rate that the next update is made with."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-
-
-def _matrices_inside(model: nn.Module) -> list[nn.Parameter]:
-    outside = ("token_embedding", "position_embedding", "head", "table")
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.ndim >= 2 and name.split(".")[0] not in outside
-    ]
-
-
-class Muon(torch.optim.Optimizer):
+class _Muon:
     """Momentum whose matrices are made orthogonal before the update (Jordan et al., 2024).
 
-    A parameter (..., rows, columns) counts as a stack of matrices. Updates are scaled by
+    Of matrices of one shape, stacked (N, rows, columns). Updates are scaled by
     0.2 √max(rows, columns), which gives them the size of AdamW's, so that both take the same
     learning rate and weight decay (Liu et al., 2025, "Muon is scalable for LLM training").
     """
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
+        self, values: Tensor, gradient: Tensor, momentum: Tensor, weight_decay: float
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._values, self._gradient, self._momentum = values, gradient, momentum
+        self._weight_decay = weight_decay
+        self._scale = 0.2 * math.sqrt(max(values.shape[-2:]))
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update. Matrices of the same shape are made orthogonal in one batch."""
-        assert closure is None
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape[-2:], []).append(parameter)
-            for shape, parameters in by_shape.items():
-                self._update(parameters, shape, group)
-
-    def _update(
-        self, parameters: list[nn.Parameter], shape: torch.Size, group: dict[str, Any]
-    ) -> None:
-        directions = []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            momentum: Tensor = state["momentum"]
-            momentum.lerp_(parameter.grad, 1 - group["momentum"])
-            # Nesterov: one step further along the momentum.
-            direction = parameter.grad.lerp(momentum, group["momentum"])
-            directions.append(direction.reshape(-1, *shape))
-        orthogonal = orthogonalize(torch.cat(directions))
-        scale = -group["lr"] * 0.2 * math.sqrt(max(shape))
-        counts = [direction.size(0) for direction in directions]
-        for parameter, update in zip(parameters, orthogonal.split(counts), strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update.view_as(parameter), alpha=scale)
+    def update(self, rate: float, step: int) -> None:
+        self._momentum.lerp_(self._gradient, 1 - MUON_MOMENTUM)
+        # Nesterov: one step further along the momentum.
+        direction = self._gradient.lerp(self._momentum, MUON_MOMENTUM)
+        if self._weight_decay:
+            self._values.mul_(1 - rate * self._weight_decay)
+        self._values.add_(orthogonalize(direction), alpha=-rate * self._scale)
 
 
 def orthogonalize(matrices_NRC: Tensor, steps: int = 5) -> Tensor:
@@ -138,6 +188,7 @@ def orthogonalize(matrices_NRC: Tensor, steps: int = 5) -> Tensor:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return (x.mT if tall else x).to(matrices_NRC.dtype)

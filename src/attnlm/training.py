@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnlm import one_layer
 from attnlm.batches import Batches, step_seed
-from attnlm.checkpoint import load_checkpoint, restore_optimizers, save_checkpoint
-from attnlm.config import Config
+from attnlm.checkpoint import load_checkpoint, save_checkpoint
+from attnlm.config import Config, TrainingConfig
 from attnlm.dataset import Dataset
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.evaluation import validation_loss
 from attnlm.events import OnEvent
 from attnlm.interruption import Interrupted, Interruption
-from attnlm.model import LanguageModel, build_model, cross_entropy
-from attnlm.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
+from attnlm.model import AttentionModel, LanguageModel, build_model, cross_entropy
+from attnlm.optimizer import Optimizer, learning_rate_factor
 from attnlm.run import Run
 
 _SECONDS_BETWEEN_REPORTS = 0.1
@@ -70,7 +72,7 @@ class TrainingState:
     """What changes from step to step: saved with the weights, all but the device."""
 
     model: LanguageModel
-    optimizers: list[torch.optim.Optimizer]
+    optimizer: Optimizer
     device: Device
     step: int = 0
     evaluated_step: int = -1
@@ -103,16 +105,16 @@ def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingSt
     with keeping_random_state(device):
         torch.manual_seed(config.training.seed)
         model = build_model(config.model, vocab_size).to(device.torch)
-    return TrainingState(model, build_optimizers(model, config.training), device)
+    return TrainingState(model, Optimizer(model, config.training), device)
 
 
 def saved_state(run: Run, device: Device) -> TrainingState:
     """The state that the run's last checkpoint holds. Raises AttnlmError as loading does."""
     model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
     model.to(device.torch)
-    optimizers = build_optimizers(model, run.config.training)
-    restore_optimizers(model, optimizers, tensors)
-    return TrainingState(model, optimizers, device, **{name: facts[name] for name in _FACTS})
+    optimizer = Optimizer(model, run.config.training)
+    optimizer.load_state(tensors)
+    return TrainingState(model, optimizer, device, **{name: facts[name] for name in _FACTS})
 
 
 def training_batches(config: Config, dataset: Dataset) -> Batches:
@@ -135,7 +137,7 @@ class Stepper:
     def __init__(self, state: TrainingState, config: Config, dataset: Dataset) -> None:
         self.state, self.config = state, config.training
         self.batches = training_batches(config, dataset)
-        self._compute_loss = torch.compile(_loss) if self.config.compile == "on" else _loss
+        self._backpropagate = _backpropagation(state, self.config)
         self._draws = bool(config.model.dropout)
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
 
@@ -145,20 +147,12 @@ class Stepper:
         if self._draws:
             torch.manual_seed(step_seed(self.batches.seed, state.step))
         inputs_BT, targets_BT = (_on(array, state.device) for array in self.batches(state.step))
-        with state.device.autocast():
-            loss = self._compute_loss(state.model, inputs_BT, targets_BT)
-        loss.backward()
-        if self.config.gradient_clip is not None:
-            torch.nn.utils.clip_grad_norm_(state.model.parameters(), self.config.gradient_clip)
-        factor = learning_rate_factor(state.step, self.config)
-        set_learning_rate(state.optimizers, self.config.learning_rate * factor)
+        loss = self._backpropagate(inputs_BT, targets_BT)
         with interruption.shield():
-            for optimizer in state.optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            self._loss_sum += loss.detach()
+            state.optimizer.step(state.step)
+            self._loss_sum += loss
             state.step += 1
-        return loss.detach()
+        return loss
 
     def read_loss_sum(self) -> float:
         """The sum of losses since the newest evaluation; raises AttnlmError unless finite."""
@@ -174,6 +168,26 @@ class Stepper:
     def reset_loss_sum(self) -> None:
         """Starts a new mean."""
         self._loss_sum.zero_()
+
+
+Backpropagation = Callable[[Tensor, Tensor], Tensor]
+
+
+def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropagation:
+    """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
+    model = state.model
+    if config.compile != "on" and one_layer.suits(model, config.batch_size):
+        assert isinstance(model, AttentionModel)
+        return one_layer.OneLayer(model, config.batch_size)
+    compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
+
+    def backpropagate(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with state.device.autocast():
+            loss = compute_loss(model, inputs_BT, targets_BT)
+        loss.backward()
+        return loss.detach()
+
+    return backpropagate
 
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -199,7 +213,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
         except Interrupted:
             state.seconds = time.perf_counter() - began
             state.loss_sum = stepper.read_loss_sum()
-            save_checkpoint(run.last, state.model, state.facts(), state.optimizers)
+            save_checkpoint(run.last, state.model, state.facts(), state.optimizer)
             raise
 
 
@@ -282,5 +296,5 @@ def _evaluate_and_save(
         facts = {"step": state.step, "val_loss": evaluation.loss}
         if improved:
             save_checkpoint(run.best, state.model, facts)
-        save_checkpoint(run.last, state.model, state.facts(), state.optimizers)
+        save_checkpoint(run.last, state.model, state.facts(), state.optimizer)
     on_event(Evaluated(record, improved))

@@ -1,0 +1,92 @@
+"""The gradient that is written out equals autograd's, through PyTorch's own attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlm import kernels
+from attnlm.attention import SelfAttention
+from attnlm.config import resolve
+from attnlm.model import AttentionModel, build_model, cross_entropy
+from attnlm.one_layer import OneLayer, suits
+
+V, B, T = 11, 4, 5
+
+
+def a_model(**settings: Any) -> AttentionModel:
+    torch.manual_seed(0)
+    model = build_model(resolve({"block_size": T, "steps": 1, **settings}).model, V).double()
+    assert isinstance(model, AttentionModel)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "single-head", "embed_dim": 7},
+        {"model": "single-head", "embed_dim": 7, "head_size": 3},
+        {"model": "multi-head", "embed_dim": 12, "heads": 3},
+        {"model": "multi-head", "embed_dim": 6, "heads": 3, "head_size": 5, "projection": True},
+        {"model": "multi-head", "embed_dim": 6, "heads": 3, "qkv_bias": True},
+        {"model": "wide-head", "embed_dim": 6, "heads": 2},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_are_autograds(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_model(**settings)
+    assert suits(model, B)
+    written_out = OneLayer(model, B)
+    for _ in range(2):  # the second time its memory is full of the first
+        inputs, targets = torch.randint(V, (2, B, T))
+        loss = written_out(inputs, targets)
+        found = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "suits", lambda x: False)
+            expected = cross_entropy(model(inputs), targets)
+        gradients = torch.autograd.grad(expected, list(model.parameters()))
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+        for one, other in zip(found, gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_a_loss_of_hopeless_logits_is_finite() -> None:
+    model = a_model(model="single-head", embed_dim=7)
+    inputs, targets = torch.randint(V, (2, B, T))
+    with torch.no_grad():
+        model.head.bias[:] = torch.linspace(-3000, 3000, V)
+    loss = OneLayer(model, B)(inputs, targets)
+    logits: Tensor = model(inputs)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(loss, expected.detach())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "average", "embed_dim": 6},
+        {"model": "single-head", "embed_dim": 6, "dropout": 0.1},
+        {"model": "single-head", "embed_dim": 6, "block_size": 300},
+        {"model": "transformer", "embed_dim": 8, "heads": 2, "layers": 1},
+        {"model": "bigram"},
+    ],
+    ids=str,
+)
+def test_other_models_are_left_to_autograd(settings: dict[str, Any]) -> None:
+    model = build_model(resolve({"block_size": T, "steps": 1, **settings}).model, V)
+    assert not suits(model, B)
+
+
+def test_a_vocabulary_larger_than_the_batch_is_left_to_autograd() -> None:
+    model = a_model(model="multi-head", embed_dim=12, heads=3)
+    assert isinstance(model.body, SelfAttention)
+    assert suits(model, 3) and not suits(model, 2)
