@@ -100,7 +100,7 @@ def test_adamw_is_pytorchs(decay_on: str, clip: float | None) -> None:
 def test_muon_makes_the_update_of_the_paper() -> None:
     settings: dict[str, Setting] = {
         "model": "transformer", "layers": 2, "heads": 2, "optimizer": "muon",
-        "weight_decay": 0.5, "schedule": "constant", "learning_rate": 0.1,
+        "weight_decay": 0.5, "schedule": "constant", "learning_rate": 0.1, "beta1": 0.95,
     }  # fmt: skip
     model, config = a_model_with_gradients(1, **settings)
     reference, _ = a_model_with_gradients(1, **settings)

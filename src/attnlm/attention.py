@@ -6,6 +6,7 @@ H heads, D head size.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -154,10 +155,11 @@ def rotary_angles(length: int, head_size: int, base: float = 10_000.0) -> tuple[
 
     The two halves of a head hold the pairs, as in Llama and Qwen.
     """
-    frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-    both = torch.cat((angles, angles), dim=-1)
-    return both.cos().float(), both.sin().float()
+    # NumPy, since a model's skeleton must not load what torch.arange needs on the meta device.
+    frequencies = base ** (-np.arange(0, head_size, 2) / head_size)
+    angles = np.tile(np.arange(length)[:, None] * frequencies, 2)
+    cosines, sines = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
+    return torch.from_numpy(cosines), torch.from_numpy(sines)
 
 
 def rotate(x_BHTD: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:

@@ -109,7 +109,9 @@ class TrainingConfig:
         default="adamw",
         choices=("adamw", "muon"),
     )
-    beta1: float = _setting("AdamW: decay of the mean gradient", default=0.9, at_least=0, below=1)
+    beta1: float = _setting(
+        "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
+    )
     beta2: float = _setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
     schedule: str = _setting(
         "learning rate after the warm-up: constant, or falling to 0 in a line or a cosine",

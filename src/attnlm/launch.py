@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,15 @@ from attnlm.events import Note, OnEvent, ignore
 from attnlm.interruption import Interruption
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.run import Run, create_run, open_dataset_of, open_run
-from attnlm.training import Stepper, TrainingState, fit, initial_state, saved_state
+from attnlm.threads import choose_threads
+from attnlm.training import (
+    Stepper,
+    TrainingState,
+    fit,
+    initial_state,
+    keeping_random_state,
+    saved_state,
+)
 
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads")
 
@@ -92,7 +100,7 @@ def _begin(
     check_length(dataset.val_tokens, config.model.block_size, "validation")
     _check_table_fits(config, dataset.vocab_size)
     device = choose_device(config.training.device, config.training.dtype)
-    config = _decided(config, device, dataset.vocab_size)
+    config = _decided(config, device, dataset)
     if config.training.steps is None:
         config = replace(config, training=_planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
@@ -118,8 +126,8 @@ def _go_on(
         on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
-    config = _decided(config, device, run.vocab_size)
     dataset = open_dataset_of(run, data_dir)
+    config = _decided(config, device, dataset)
     run = replace(run, config=config)
     state = saved_state(run, device)
     if state.step > (config.training.steps or 0):
@@ -133,12 +141,7 @@ def _go_on(
     return run, dataset, state
 
 
-# Floating-point operations in a step below which a second thread saves less than a quarter of the
-# time, and costs most of it when the machine has something else to do.
-_SMALL_STEP = 5e8
-
-
-def _decided(config: Config, device: Device, vocab_size: int) -> Config:
+def _decided(config: Config, device: Device, dataset: Dataset) -> Config:
     """Settles what was left open, so that the saved configuration is complete."""
     training = config.training
     if training.compile == "on" and device.name == "cpu" and not _has_compiler():
@@ -146,21 +149,38 @@ def _decided(config: Config, device: Device, vocab_size: int) -> Config:
             "--compile on needs a C++ compiler, and there is none",
             "install g++ or clang++, or leave --compile out",
         )
-    threads = training.threads
-    if threads is None:
-        parameters = count_parameters(model_skeleton(config.model, vocab_size))
-        work = 6 * parameters * training.batch_size * config.model.block_size
-        threads = 1 if work < _SMALL_STEP else torch.get_num_threads()
-    torch.set_num_threads(threads)
     decided = replace(
         training,
         seed=secrets.randbits(31) if training.seed is None else training.seed,
         device=device.name,
         dtype=device.dtype,
         compile="on" if training.compile == "on" else "off",
-        threads=threads,
     )
-    return replace(config, training=decided)
+    config = replace(config, training=decided)
+    threads = training.threads or _chosen_threads(config, device, dataset)
+    torch.set_num_threads(threads)
+    return replace(config, training=replace(decided, threads=threads))
+
+
+def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
+    """As many as make a step fastest, by a trial whose weights are thrown away."""
+    if device.name != "cpu" or config.training.compile == "on":
+        return torch.get_num_threads()
+    trial = replace(config, training=with_steps(config.training, 2**30))
+    training = config.training
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    work = 6 * parameters * training.batch_size * config.model.block_size
+    about = [asdict(config.model), dataset.vocab_size, training.batch_size, training.optimizer]
+    stepper: list[Stepper] = []
+
+    def step() -> None:
+        if not stepper:  # made only where a trial is needed
+            state = initial_state(trial, dataset.vocab_size, device)
+            stepper.append(Stepper(state, trial, dataset))
+        stepper[0].step(Interruption())
+
+    with keeping_random_state(device):
+        return choose_threads(work, about, step)
 
 
 def _has_compiler() -> bool:
@@ -201,7 +221,8 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     began = time.perf_counter()
     trial = replace(config, training=with_steps(config.training, 2**30))
     state = initial_state(trial, dataset.vocab_size, device)
-    stepping = _seconds_per_step(Stepper(state, trial, dataset), _TRIAL_SHARE * budget)
+    with keeping_random_state(device):
+        stepping = _seconds_per_step(Stepper(state, trial, dataset), _TRIAL_SHARE * budget)
     evaluating = _seconds_of_evaluation(state, dataset)
     left = max(0.0, budget - (time.perf_counter() - began))
     if config.training.eval_every is not None:

@@ -114,6 +114,8 @@ class Transformer(nn.Module):
         assert config.embed_dim is not None and config.layers is not None
         self.config, self.vocab_size = config, vocab_size
         self.token_embedding = nn.Embedding(vocab_size, config.embed_dim)
+        # Small beside what the blocks add: measured, it learns faster so.
+        nn.init.normal_(self.token_embedding.weight, std=0.3)
         self.dropout = nn.Dropout(config.dropout or 0.0)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.embed_dim)

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from attnlm.config import TrainingConfig
 
-MUON_MOMENTUM = 0.95
-
 
 def learning_rate_factor(step: int, config: TrainingConfig) -> float:
     """The share of the highest learning rate that step 0 … steps − 1 is taken with.
@@ -76,7 +74,7 @@ class Optimizer:
             else:
                 stack = (-1, *place.shape)
                 values, gradient, mean = (v.view(stack) for v in (values, gradient, mean))
-                self._groups.append(_Muon(values, gradient, mean, decay))
+                self._groups.append(_Muon(values, gradient, mean, decay, config))
 
     def step(self, step: int) -> None:
         """The update after step 0, 1, …, from the gradients, which it then sets to 0."""
@@ -160,16 +158,21 @@ class _Muon:
     """
 
     def __init__(
-        self, values: Tensor, gradient: Tensor, momentum: Tensor, weight_decay: float
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        mean: Tensor,
+        weight_decay: float,
+        config: TrainingConfig,
     ) -> None:
-        self._values, self._gradient, self._momentum = values, gradient, momentum
-        self._weight_decay = weight_decay
+        self._values, self._gradient, self._mean = values, gradient, mean
+        self._weight_decay, self._momentum = weight_decay, config.beta1
         self._scale = 0.2 * math.sqrt(max(values.shape[-2:]))
 
     def update(self, rate: float, step: int) -> None:
-        self._momentum.lerp_(self._gradient, 1 - MUON_MOMENTUM)
+        self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
-        direction = self._gradient.lerp(self._momentum, MUON_MOMENTUM)
+        direction = self._gradient.lerp(self._mean, self._momentum)
         if self._weight_decay:
             self._values.mul_(1 - rate * self._weight_decay)
         self._values.add_(orthogonalize(direction), alpha=-rate * self._scale)

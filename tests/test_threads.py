@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnlm import threads
+from attnlm.threads import choose_threads
+
+
+@pytest.fixture(autouse=True)
+def four_threads_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    counts = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: counts[-1])
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(threads, "_SECONDS", 0.0)
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+    # What a trial sets, the caller sets anew; the number that counts here is the first.
+    monkeypatch.setattr(threads, "_measured", measured_with(counts))
+    return tmp_path / "cache" / "threads.json"
+
+
+def measured_with(counts: list[int]) -> Any:
+    original = threads._measured
+
+    def measured(tried: tuple[int, ...], step: Any) -> dict[int, float]:
+        seconds = original(tried, step)
+        counts.append(4)
+        return seconds
+
+    return measured
+
+
+class Step:
+    """A step that takes as long as told, for each number of threads."""
+
+    def __init__(self, one: float, all_: float) -> None:
+        self.seconds = {1: one, 4: all_}
+        self.made = 0
+
+    def __call__(self) -> None:
+        self.made += 1
+        time.sleep(self.seconds[torch.get_num_threads()])
+
+
+def test_the_faster_number_is_taken_and_remembered(four_threads_and_a_cache: Path) -> None:
+    assert choose_threads(1e6, ["small"], Step(one=0.001, all_=0.02)) == 1
+    assert choose_threads(1e6, ["wide"], Step(one=0.02, all_=0.001)) == 4
+    for about, expected in (("small", 1), ("wide", 4)):
+        again = Step(one=0, all_=0)
+        assert choose_threads(1e6, [about], again) == expected
+        assert again.made == 0
+    assert four_threads_and_a_cache.is_file()
+
+
+def test_threads_that_save_nothing_are_left_to_others() -> None:
+    assert choose_threads(1e6, ["even"], Step(one=0.005, all_=0.005)) == 1
+
+
+def test_large_steps_take_all_threads_without_a_trial() -> None:
+    step = Step(one=0, all_=0)
+    assert choose_threads(1e11, ["large"], step) == 4
+    assert step.made == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"threads": 3}', '{"threads": {"a": "b"}}'])
+def test_a_damaged_memory_is_made_anew(content: str, four_threads_and_a_cache: Path) -> None:
+    four_threads_and_a_cache.parent.mkdir()
+    four_threads_and_a_cache.write_text(content)
+    assert choose_threads(1e6, ["small"], Step(one=0.001, all_=0.02)) == 1
+    step = Step(one=0, all_=0)
+    assert choose_threads(1e6, ["small"], step) == 1
+    assert step.made == 0
+
+
+def test_a_cache_that_cannot_be_written_costs_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", "/dev/null/nowhere")
+    for _ in range(2):
+        step = Step(one=0.001, all_=0.02)
+        assert choose_threads(1e6, ["small"], step) == 1
+        assert step.made > 0
