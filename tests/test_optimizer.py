@@ -67,7 +67,12 @@ def give_gradients(model: nn.Module, step: int) -> None:
 @pytest.mark.parametrize("decay_on", ["matrices", "all"])
 @pytest.mark.parametrize("clip", [None, 1.5, 1e9])
 def test_adamw_is_pytorchs(decay_on: str, clip: float | None) -> None:
-    settings: dict[str, Setting] = {"weight_decay": 0.3, "weight_decay_on": decay_on, "beta2": 0.9}
+    settings: dict[str, Setting] = {
+        "optimizer": "adamw",
+        "weight_decay": 0.3,
+        "weight_decay_on": decay_on,
+        "beta2": 0.9,
+    }
     if clip is not None:
         settings["gradient_clip"] = clip
     ours, config = a_model_with_gradients(1, **settings)

@@ -192,8 +192,13 @@ _DEFAULTS: Settings = {
     "steps": 2000,
 }
 
+_WITH_MATRICES: Settings = {"optimizer": "muon", "learning_rate": 0.02, "steps": 1000}
+
 _RUNG_DEFAULTS: dict[str, Settings] = {
     "bigram": {"learning_rate": 0.1, "steps": 1000},
+    "single-head": _WITH_MATRICES,
+    "multi-head": _WITH_MATRICES,
+    "wide-head": _WITH_MATRICES,
     "transformer": {
         "embed_dim": 128,
         "layers": 2,

@@ -100,7 +100,7 @@ def _begin(
     check_length(dataset.val_tokens, config.model.block_size, "validation")
     _check_table_fits(config, dataset.vocab_size)
     device = choose_device(config.training.device, config.training.dtype)
-    config = _decided(config, device, dataset)
+    config = settle(config, device, dataset)
     if config.training.steps is None:
         config = replace(config, training=_planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
@@ -127,7 +127,7 @@ def _go_on(
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
     dataset = open_dataset_of(run, data_dir)
-    config = _decided(config, device, dataset)
+    config = settle(config, device, dataset)
     run = replace(run, config=config)
     state = saved_state(run, device)
     if state.step > (config.training.steps or 0):
@@ -141,7 +141,7 @@ def _go_on(
     return run, dataset, state
 
 
-def _decided(config: Config, device: Device, dataset: Dataset) -> Config:
+def settle(config: Config, device: Device, dataset: Dataset) -> Config:
     """Settles what was left open, so that the saved configuration is complete."""
     training = config.training
     if training.compile == "on" and device.name == "cpu" and not _has_compiler():

@@ -1,0 +1,57 @@
+"""`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
+
+Parts: steps, process, quality, shakespeare. ATTNLM_TEST_DATA names a folder with
+tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT. Run it on a quiet machine.
+Nothing here is compiled at run time, so a first run is as fast as a later one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import training
+
+PARTS = {
+    "steps": training.steps,
+    "process": training.process,
+    "quality": training.quality,
+    "shakespeare": training.shakespeare,
+}
+
+
+def main() -> None:
+    """Measures the parts that were named, or all."""
+    named = sys.argv[1:] or list(PARTS)
+    unknown = set(named) - set(PARTS)
+    if unknown:
+        sys.exit(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    text = Path(os.environ.get("ATTNLM_TEST_DATA", ".")) / "tinyshakespeare.txt"
+    if not text.is_file():
+        sys.exit("ATTNLM_TEST_DATA must name a folder with tinyshakespeare.txt in it")
+    table = Table("measured", "attnlm", "beside", "ratio", title=_machine())
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = training.prepared(text, Path(folder))
+        for part in named:
+            for row in PARTS[part](dataset, text):
+                table.add_row(*row)
+    Console(width=120).print(table)
+
+
+def _machine() -> str:
+    peak = training.peak_of_products() / 1e9
+    return (
+        f"{os.cpu_count()} cores ({platform.machine()}), {peak:.0f} GFLOP/s in float32 products, "
+        f"torch {torch.__version__}"
+    )
+
+
+if __name__ == "__main__":
+    main()
