@@ -30,7 +30,9 @@ class Batches:
         self, tokens: Ids, *, block_size: int, batch_size: int, stride: int | None, seed: int
     ) -> None:
         check_length(len(tokens), block_size, "training")
-        self.tokens, self.block_size, self.batch_size = tokens, block_size, batch_size
+        # Seen as a plain array, since indexing a np.memmap runs a method of its own each time.
+        self.tokens = tokens.view(np.ndarray)
+        self.block_size, self.batch_size = block_size, batch_size
         self.stride, self.seed = stride, seed
         self._possible = len(tokens) - block_size
         self._offsets = np.arange(block_size + 1)
