@@ -322,10 +322,11 @@ def _write_bin(
     digest = hashlib.sha256()
     counts = _no_pair_counts(tokenizer.vocab_size)
     before: Ids | None = None
-    encode = functools.partial(_encode, tokenizer)
-    # Of the simple tokenizers this thread, which reads, hashes and writes, has as much to do.
-    workers = min(cores(), _MOST_WORKERS) if isinstance(tokenizer, BpeTokenizer) else 1
-    encoding = map_ahead(encode, safe_pieces(texts, _PIECE), workers)
+    workers = 1  # this thread, which reads, hashes and writes, has as much to do
+    if isinstance(tokenizer, BpeTokenizer):
+        texts = safe_pieces(texts, _PIECE)
+        workers = min(cores(), _MOST_WORKERS)
+    encoding = map_ahead(functools.partial(_encode, tokenizer), texts, workers)
     with replacing(path) as file, contextlib.closing(encoding):
         for piece in encoding:
             file.write(piece.ids.data)

@@ -19,7 +19,7 @@ PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
 SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 END_OF_TEXT = "<|endoftext|>"
 # Characters. tiktoken's regular expressions give up on a run of a million spaces.
-PIECE = 2**19
+PIECE = 2**18
 
 _T = TypeVar("_T")
 
@@ -83,7 +83,8 @@ class CharTokenizer(Tokenizer):
         self._id_of: NDArray[np.unsignedinteger[Any]]
         self._id_of = np.full(0x110000, self.vocab_size, dtype)
         self._id_of[code_points(characters)] = np.arange(self.vocab_size, dtype=dtype)
-        self._id_of_ascii = np.minimum(self._id_of[:256], _NO_BYTE).astype(np.uint8).tobytes()
+        has_byte = self._id_of[:256] < min(self.vocab_size, _NO_BYTE)
+        self._id_of_ascii = np.where(has_byte, self._id_of[:256], _NO_BYTE).astype("u1").tobytes()
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "characters": self.characters}
