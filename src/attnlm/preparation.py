@@ -312,7 +312,7 @@ class _Encoded:
     ids: Ids
     characters: int
     utf8_bytes: int
-    pair_counts: NDArray[np.int64] | None
+    pair_counts: NDArray[np.int64] | None  # shape (V, V)
 
 
 def _write_bin(
@@ -320,8 +320,7 @@ def _write_bin(
 ) -> _Bin:
     tokens = utf8_bytes = 0
     digest = hashlib.sha256()
-    counts = _no_pair_counts(tokenizer.vocab_size)
-    before: Ids | None = None
+    pairs = _Pairs(tokenizer.vocab_size)
     workers = 1  # this thread, which reads, hashes and writes, has as much to do
     if isinstance(tokenizer, BpeTokenizer):
         texts = safe_pieces(texts, _PIECE)
@@ -333,16 +332,9 @@ def _write_bin(
             digest.update(piece.ids.data)
             tokens += len(piece.ids)
             utf8_bytes += piece.utf8_bytes
-            if counts is not None and piece.pair_counts is not None:
-                counts += piece.pair_counts
-                if before is not None:
-                    counts[int(before[-1]) * tokenizer.vocab_size + int(piece.ids[0])] += 1
-            before = piece.ids
+            pairs.add(piece)
             count(piece.characters)
-    shape = (tokenizer.vocab_size, tokenizer.vocab_size)
-    return _Bin(
-        tokens, utf8_bytes, digest.hexdigest(), None if counts is None else counts.reshape(shape)
-    )
+    return _Bin(tokens, utf8_bytes, digest.hexdigest(), pairs.counts_VV)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> _Encoded:
@@ -355,21 +347,34 @@ def _encode(tokenizer: Tokenizer, text: str) -> _Encoded:
     )
 
 
-def _no_pair_counts(vocab_size: int) -> NDArray[np.int64] | None:
-    """Zeros, shape (V·V,), or None for large vocabularies."""
-    return np.zeros(vocab_size**2, np.int64) if vocab_size <= _MOST_BIGRAM_IDS else None
+class _Pairs:
+    """How often each id (row) is followed by each (column); None for large vocabularies."""
+
+    def __init__(self, vocab_size: int) -> None:
+        shape = (vocab_size, vocab_size)
+        self.counts_VV = np.zeros(shape, np.int64) if vocab_size <= _MOST_BIGRAM_IDS else None
+        self._before: Ids | None = None
+
+    def add(self, piece: _Encoded) -> None:
+        """Counts the pairs in the next piece, and the one across its beginning."""
+        if self.counts_VV is None or piece.pair_counts is None:
+            return
+        self.counts_VV += piece.pair_counts
+        if self._before is not None:
+            self.counts_VV[self._before[-1], piece.ids[0]] += 1
+        self._before = piece.ids
 
 
 def _pair_counts(
     ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
 ) -> NDArray[np.int64] | None:
-    """How often each id is followed by each, at former · V + latter; None when V is large."""
+    """How often each id is followed by each, shape (V, V); None for large vocabularies."""
     if vocab_size > _MOST_BIGRAM_IDS:
         return None
     dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
     pairs = np.multiply(ids[:-1], vocab_size, dtype=dtype)
     pairs += ids[1:]
-    return np.bincount(pairs, minlength=vocab_size**2)
+    return np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
 
 
 def _bigram_loss(train: _Bin, val: _Bin) -> float | None:

@@ -91,7 +91,7 @@ class CharTokenizer(Tokenizer):
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         if text.isascii():
-            # Most texts are ASCII for long stretches, and a table of bytes is the fastest there is.
+            # Many texts are ASCII for long stretches, and nothing is faster than a table of bytes.
             in_bytes = text.encode().translate(self._id_of_ascii)
             if _NO_BYTE not in in_bytes:
                 return np.frombuffer(in_bytes, np.uint8)
