@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm import bpe, preparation, tales
+from attnlm import bpe, corpus, preparation, tales
 from attnlm.corpus import Corpus
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.errors import AttnlmError, UsageError
@@ -184,10 +184,45 @@ def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
 def test_the_bigram_loss_is_that_of_counted_pairs(
     spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_COUNTED_AT_ONCE", 7)  # pairs lie across the reads
+    monkeypatch.setattr(preparation, "_PIECE", 7)  # pairs lie across the pieces
     dataset = prepare(source, tokenizer=spec, data_dir=data)
     expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
+
+
+MIXED = "\ufeffA cat.\r\nna\u0131\u0308ve \u65e5\u672c, \U0001d11e!\x7f\x80\xff ab" * 3 + "\u732b"
+
+
+@pytest.mark.parametrize("spec", ["char", "byte"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 64])
+def test_chunks_of_any_size_make_the_same_data_set(
+    size: int, encoding: str, spec: str, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.txt").write_bytes(MIXED.encode(encoding))
+    whole = prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data).path
+    monkeypatch.setattr(corpus, "PIECE", size)
+    monkeypatch.setattr(preparation, "_PIECE", size)
+    prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
+    assert content(data / "chunks" / whole.name) == content(whole)
+
+
+@pytest.mark.parametrize("spec", ["bpe:300", "gpt2"])
+def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
+    spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if spec == "gpt2":
+        if "ATTNLM_TEST_DATA" not in os.environ:
+            pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
+        folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+    monkeypatch.setattr(corpus, "PIECE", 11)
+    monkeypatch.setattr(preparation, "_PIECE", 20)
+    monkeypatch.setattr(preparation, "cores", lambda: 3)
+    dataset = prepare(source, tokenizer=spec, data_dir=data, offline=True)
+    cut = len(TEXT) * 9 // 10
+    assert np.array_equal(dataset.train, dataset.tokenizer.encode(TEXT[:cut]))
+    assert np.array_equal(dataset.val, dataset.tokenizer.encode(TEXT[cut:]))
 
 
 def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
@@ -426,6 +461,22 @@ def test_what_a_killed_prepare_leaves_is_cleared_by_the_next(source: Path, data:
     assert not (data / "cats-char").exists()
     prepare(source, data_dir=data)
     assert entries(data) == {"cats-char", "latest"}
+
+
+# --- What it needs --------------------------------------------------------------------------------
+
+IMPORTED = """
+import sys
+from attnlm.preparation import prepare
+prepare(sys.argv[1], data_dir=sys.argv[2])
+late = {"torch", "tokenizers", "tiktoken", "requests", "rich", "tqdm"}
+sys.exit(", ".join(late & sys.modules.keys()))
+"""
+
+
+def test_characters_need_nothing_that_is_slow_to_import(source: Path, data: Path) -> None:
+    command = [sys.executable, "-c", IMPORTED, str(source), str(data)]
+    assert subprocess.run(command, stderr=subprocess.PIPE, text=True).stderr.strip() == ""
 
 
 # --- Memory ---------------------------------------------------------------------------------------

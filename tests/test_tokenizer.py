@@ -35,6 +35,7 @@ from attnlm.tokenizer import (
 )
 
 TALE = "It's the cat, isn't it? The cat that sat on the mat; the other cat's hat.\n\n  'Twas!\n" * 9
+MIXED = "The cat!\nThe naïve cat: 日本, ß\x7f\x80ÿ a\n"
 PATTERNS = {
     "gpt2": bpe.GPT2_PATTERN,
     "cl100k_base": bpe.CL100K_PATTERN,
@@ -83,6 +84,22 @@ def test_char_ids_are_places_in_the_sorted_vocabulary(text: str) -> None:
     assert made.vocab_size == len(characters)
     assert made.encode(text).tolist() == [characters.index(character) for character in text]
     assert made.decode(made.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "characters",
+    [
+        "".join(sorted(set(MIXED))),
+        "".join(map(chr, range(0x500, 0x700))) + "".join(sorted(set(MIXED))),
+    ],
+    ids=["ascii first", "ascii past 255"],
+)
+def test_ascii_and_other_pieces_have_the_same_char_ids(characters: str) -> None:
+    made = CharTokenizer(characters)
+    expected = [characters.index(character) for character in MIXED]
+    for cut in range(len(MIXED) + 1):
+        ids = [made.encode(part) for part in (MIXED[:cut], MIXED[cut:])]
+        assert np.concatenate(ids).tolist() == expected
 
 
 def test_byte_ids_are_utf8() -> None:

@@ -100,7 +100,7 @@ class PreparationDisplay:
         if isinstance(event, Note):
             self.close()
             say(event.text)
-        elif isinstance(event, Progress):
+        elif isinstance(event, Progress) and sys.stderr.isatty():
             if self._bar is None or event.task != self._task:
                 self.close()
                 self._bar, self._task = bar(event.total, event.unit, event.task), event.task

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -81,9 +82,18 @@ def open_dataset(
     """
     path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
     meta = _read_meta(path / "meta.json")
-    bins = {split: _open_bin(path, split, meta, verify) for split in ("train", "val")}
-    fields = {key: meta[key] for key in meta if key in Dataset.__dataclass_fields__}
-    return Dataset(**{**fields, "path": path, "tokenizer": _open_tokenizer(path, meta), **bins})
+    opened = _opened(path, meta)
+    for split in ("train", "val"):
+        _check_bin(path / f"{split}.bin", split, meta, verify)
+    return opened
+
+
+def open_trusted(path: Path) -> Dataset:
+    """The data set in the folder `path`, the hashes of its bins not checked.
+
+    For whoever computed or checked them a moment ago: it saves reading all of a large text again.
+    """
+    return _opened(path, _read_meta(path / "meta.json"))
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -168,20 +178,35 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _open_bin(folder: Path, split: str, meta: dict[str, Any], verify: bool) -> Ids:
-    path = folder / f"{split}.bin"
+def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
+    bins = {split: _open_bin(path / f"{split}.bin", split, meta) for split in ("train", "val")}
+    fields = {key: meta[key] for key in meta if key in Dataset.__dataclass_fields__}
+    return Dataset(**{**fields, "path": path, "tokenizer": _open_tokenizer(path, meta), **bins})
+
+
+def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
     size = meta[f"{split}_tokens"] * dtype.itemsize
-    try:
+    with _reading(path):
         if path.stat().st_size != size:
             raise AttnlmError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", _DAMAGED)
-        if size > _LARGE and not verify:
+        return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+
+
+def _check_bin(path: Path, split: str, meta: dict[str, Any], verify: bool) -> None:
+    with _reading(path):
+        if path.stat().st_size > _LARGE and not verify:
             intact = sampled_hash(path) == meta[f"{split}_sampled_sha256"]
         else:
             intact = file_hash(path) == meta[f"{split}_sha256"]
-        if not intact:
-            raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
-        return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+    if not intact:
+        raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise AttnlmError(f"can't read {path}: {error.strerror}", _DAMAGED) from None
 

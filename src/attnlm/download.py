@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import errno
 import functools
 import hashlib
@@ -305,7 +304,9 @@ def _seconds(retry_after: str) -> float:
     if retry_after.isdecimal():
         return float(retry_after)
     try:
-        return email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time()
+        from email.utils import parsedate_to_datetime  # late: it is slow to import, rarely needed
+
+        return parsedate_to_datetime(retry_after).timestamp() - time.time()
     except ValueError:
         return 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import itertools
 import math
@@ -16,18 +17,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm import bpe
 from attnlm.corpus import Corpus, get_corpus
-from attnlm.dataset import FORMAT, Dataset, id_dtype, open_dataset, sampled_hash
+from attnlm.dataset import FORMAT, Dataset, Ids, id_dtype, open_dataset, open_trusted, sampled_hash
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, Progress, ignore
 from attnlm.files import file_hash, replacing, write_json
 from attnlm.folders import check_name, write_latest
+from attnlm.parallel import cores, map_ahead
 from attnlm.tokenizer import (
+    PIECE,
+    BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
@@ -45,7 +50,8 @@ if sys.platform != "win32":
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
 _MOST_BIGRAM_IDS = 1024
-_COUNTED_AT_ONCE = 2**20  # tokens
+_MOST_WORKERS = 8
+_PIECE = PIECE  # characters encoded at once
 _WORKSPACE = ".prepare-"
 
 
@@ -100,7 +106,7 @@ def prepare(
             _build(work / "new", name, split, chosen, on_event)
             _install(work, target, lambda: _is_prepared(target, tokenizer, split, force))
         write_latest(data_dir, name)
-        return open_dataset(target)
+        return open_trusted(target)
 
 
 # --- The text, and where it is split --------------------------------------------------------------
@@ -178,17 +184,33 @@ def _read(corpus: Corpus, on_event: OnEvent) -> _Text:
     characters = utf8_bytes = 0
     digest = hashlib.sha256()
     is_there = np.zeros(0x110000, np.bool_)
-    for piece in corpus.pieces():
+
+    def survey(piece: str) -> tuple[int, bytes, NDArray[np.unsignedinteger[Any]]]:
         utf8 = encoded(piece, "utf-8")
-        digest.update(utf8)
-        is_there[code_points(piece)] = True
-        characters += len(piece)
-        utf8_bytes += len(utf8)
-        on_event(Progress("read", characters, None, "chars"))
+        return len(piece), utf8, _newcomers(piece, utf8, is_there)
+
+    with contextlib.closing(map_ahead(survey, corpus.pieces())) as surveys:
+        for length, utf8, newcomers in surveys:
+            digest.update(utf8)
+            is_there[newcomers] = True
+            characters += length
+            utf8_bytes += len(utf8)
+            on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.source} is empty", "give a text with something in it")
     distinct = "".join(map(chr, np.flatnonzero(is_there)))
     return _Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)
+
+
+def _newcomers(
+    piece: str, utf8: bytes, is_there: NDArray[np.bool_]
+) -> NDArray[np.unsignedinteger[Any]]:
+    """The code points of `piece` that are not there yet, each as often as it comes."""
+    if piece.isascii():
+        known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
+        return np.frombuffer(utf8.translate(None, known), np.uint8)
+    points = code_points(piece)
+    return points[~is_there.take(points)]
 
 
 def _tokenizer(
@@ -211,11 +233,16 @@ def _tokenizer(
 
 @dataclass(frozen=True)
 class _Bin:
-    """A file of ids that was written; `utf8_bytes` are those of the text."""
+    """A file of ids that was written; `utf8_bytes` are those of the text.
+
+    `pair_counts`, shape (V, V), says how often each id (row) is followed by each (column); it is
+    None for large vocabularies.
+    """
 
     tokens: int
     utf8_bytes: int
     sha256: str
+    pair_counts: NDArray[np.int64] | None
 
 
 def _build(folder: Path, name: str, split: _Split, tokenizer: Tokenizer, on_event: OnEvent) -> None:
@@ -244,7 +271,7 @@ def _build(folder: Path, name: str, split: _Split, tokenizer: Tokenizer, on_even
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "vocab_size": tokenizer.vocab_size,
         "dtype": id_dtype(tokenizer.vocab_size).name,
-        "bigram_loss": _bigram_loss(folder, tokenizer.vocab_size),
+        "bigram_loss": _bigram_loss(bins["train"], bins["val"]),
         "floor": None if floor_nats is None else floor_nats / val_tokens,
     }
     for key, written in bins.items():
@@ -278,44 +305,85 @@ def _write_bins(
     return bins
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """The ids of a piece of text, as they are stored, and what was counted on the way."""
+
+    ids: Ids
+    characters: int
+    utf8_bytes: int
+    pair_counts: NDArray[np.int64] | None  # shape (V, V)
+
+
 def _write_bin(
     path: Path, texts: Iterable[str], tokenizer: Tokenizer, count: Callable[[int], None]
 ) -> _Bin:
     tokens = utf8_bytes = 0
     digest = hashlib.sha256()
-    with replacing(path) as file:
-        for text in safe_pieces(texts):
-            ids = tokenizer.encode(text).astype(id_dtype(tokenizer.vocab_size))
-            file.write(ids.data)
-            digest.update(ids.data)
-            tokens += len(ids)
-            utf8_bytes += len(text.encode())
-            count(len(text))
-    return _Bin(tokens, utf8_bytes, digest.hexdigest())
+    pairs = _Pairs(tokenizer.vocab_size)
+    workers = 1  # this thread, which reads, hashes and writes, has as much to do
+    if isinstance(tokenizer, BpeTokenizer):
+        texts = safe_pieces(texts, _PIECE)
+        workers = min(cores(), _MOST_WORKERS)
+    encoding = map_ahead(functools.partial(_encode, tokenizer), texts, workers)
+    with replacing(path) as file, contextlib.closing(encoding):
+        for piece in encoding:
+            file.write(piece.ids.data)
+            digest.update(piece.ids.data)
+            tokens += len(piece.ids)
+            utf8_bytes += piece.utf8_bytes
+            pairs.add(piece)
+            count(piece.characters)
+    return _Bin(tokens, utf8_bytes, digest.hexdigest(), pairs.counts_VV)
 
 
-def _bigram_loss(folder: Path, vocab_size: int) -> float | None:
-    """Nats per validation token of training counts plus one; None for large vocabularies."""
+def _encode(tokenizer: Tokenizer, text: str) -> _Encoded:
+    ids = tokenizer.encode_piece(text)
+    return _Encoded(
+        ids.astype(id_dtype(tokenizer.vocab_size), copy=False),
+        len(text),
+        len(text) if text.isascii() else len(text.encode()),
+        _pair_counts(ids, tokenizer.vocab_size),
+    )
+
+
+class _Pairs:
+    """How often each id (row) is followed by each (column); None for large vocabularies."""
+
+    def __init__(self, vocab_size: int) -> None:
+        shape = (vocab_size, vocab_size)
+        self.counts_VV = np.zeros(shape, np.int64) if vocab_size <= _MOST_BIGRAM_IDS else None
+        self._before: Ids | None = None
+
+    def add(self, piece: _Encoded) -> None:
+        """Counts the pairs in the next piece, and the one across its beginning."""
+        if self.counts_VV is None or piece.pair_counts is None:
+            return
+        self.counts_VV += piece.pair_counts
+        if self._before is not None:
+            self.counts_VV[self._before[-1], piece.ids[0]] += 1
+        self._before = piece.ids
+
+
+def _pair_counts(
+    ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
+) -> NDArray[np.int64] | None:
+    """How often each id is followed by each, shape (V, V); None for large vocabularies."""
     if vocab_size > _MOST_BIGRAM_IDS:
         return None
-    counts_VV = _pair_counts(folder / "train.bin", vocab_size) + 1
+    dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
+    pairs = np.multiply(ids[:-1], vocab_size, dtype=dtype)
+    pairs += ids[1:]
+    return np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
+
+
+def _bigram_loss(train: _Bin, val: _Bin) -> float | None:
+    """Nats per validation token of training counts plus one; None for large vocabularies."""
+    if train.pair_counts is None or val.pair_counts is None:
+        return None
+    counts_VV = train.pair_counts + 1
     log_p_VV = np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
-    val_counts_VV = _pair_counts(folder / "val.bin", vocab_size)
-    return float(-(val_counts_VV * log_p_VV).sum() / val_counts_VV.sum())
-
-
-def _pair_counts(path: Path, vocab_size: int) -> NDArray[np.int64]:
-    """How often each id follows each, shape (V, V): row the former, column the latter."""
-    dtype = id_dtype(vocab_size)
-    counts = np.zeros(vocab_size**2, np.int64)
-    before = np.empty(0, dtype)
-    # Not mapped to memory: the pages read would count as ours.
-    with path.open("rb") as file:
-        while len(ids := np.fromfile(file, dtype, _COUNTED_AT_ONCE)):
-            joined = np.concatenate([before, ids]).astype(np.int64)
-            counts += np.bincount(joined[:-1] * vocab_size + joined[1:], minlength=len(counts))
-            before = ids[-1:]
-    return counts.reshape(vocab_size, vocab_size)
+    return float(-(val.pair_counts * log_p_VV).sum() / val.pair_counts.sum())
 
 
 # --- Where the folder goes ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
 SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 END_OF_TEXT = "<|endoftext|>"
 # Characters. tiktoken's regular expressions give up on a run of a million spaces.
-PIECE = 2**19
+PIECE = 2**18
 
 _T = TypeVar("_T")
 
@@ -27,6 +27,7 @@ _FORMAT = 1
 _COPY_AGAIN = "copy it again from where it came, or prepare the text again"
 _MAX_FILE = 2**26  # bytes: several times the largest published vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
+_NO_BYTE = 255  # in a table of bytes: there is no id, or it takes more than a byte
 # No token of any pattern we use reaches over these places, nor looks across them: before a space
 # that follows text; between a line's end that follows text and the text of the next line (a
 # slash belongs to that line's end in o200k_base).
@@ -52,8 +53,8 @@ class Tokenizer(abc.ABC):
 
         Raises AttnlmError when the vocabulary lacks a character, or the text is not Unicode.
         """
-        pieces = [self._encode_piece(piece) for piece in safe_pieces([text])]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+        pieces = [self.encode_piece(piece) for piece in safe_pieces([text])]
+        return np.concatenate(pieces, dtype=np.uint32) if pieces else np.empty(0, np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that never complete a character become U+FFFD."""
@@ -68,7 +69,8 @@ class Tokenizer(abc.ABC):
         return {"format": _FORMAT, "name": self.name}
 
     @abc.abstractmethod
-    def _encode_piece(self, text: str) -> NDArray[np.uint32]: ...
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        """The ids of at most `PIECE` characters, in as few bytes as come cheaply."""
 
 
 class CharTokenizer(Tokenizer):
@@ -77,14 +79,23 @@ class CharTokenizer(Tokenizer):
     def __init__(self, characters: str) -> None:
         super().__init__("char", [character.encode() for character in characters])
         self.characters = characters
-        self._id_of = np.full(0x110000, self.vocab_size, np.uint32)
-        self._id_of[code_points(characters)] = np.arange(self.vocab_size, dtype=np.uint32)
+        dtype = np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
+        self._id_of: NDArray[np.unsignedinteger[Any]]
+        self._id_of = np.full(0x110000, self.vocab_size, dtype)
+        self._id_of[code_points(characters)] = np.arange(self.vocab_size, dtype=dtype)
+        has_byte = self._id_of[:256] < min(self.vocab_size, _NO_BYTE)
+        self._id_of_ascii = np.where(has_byte, self._id_of[:256], _NO_BYTE).astype("u1").tobytes()
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "characters": self.characters}
 
-    def _encode_piece(self, text: str) -> NDArray[np.uint32]:
-        ids = self._id_of[code_points(text)]
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        if text.isascii():
+            # Many texts are ASCII for long stretches, and nothing is faster than a table of bytes.
+            in_bytes = text.encode().translate(self._id_of_ascii)
+            if _NO_BYTE not in in_bytes:
+                return np.frombuffer(in_bytes, np.uint8)
+        ids: NDArray[np.unsignedinteger[Any]] = self._id_of.take(code_points(text))
         if ids.max() == self.vocab_size:
             lacking = dict.fromkeys(text[i] for i in np.flatnonzero(ids == self.vocab_size))
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
@@ -101,8 +112,8 @@ class ByteTokenizer(Tokenizer):
     def __init__(self) -> None:
         super().__init__("byte", [bytes([byte]) for byte in range(256)])
 
-    def _encode_piece(self, text: str) -> NDArray[np.uint32]:
-        return np.frombuffer(encoded(text, "utf-8"), np.uint8).astype(np.uint32)
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        return np.frombuffer(encoded(text, "utf-8"), np.uint8)
 
 
 class BpeTokenizer(Tokenizer):
@@ -153,7 +164,7 @@ class BpeTokenizer(Tokenizer):
             "ranks": " ".join(base64.b64encode(token).decode() for token in self.ranks),
         }
 
-    def _encode_piece(self, text: str) -> NDArray[np.uint32]:
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
         return self._encoding.encode_to_numpy(
             text, allowed_special=self._special, disallowed_special=()
