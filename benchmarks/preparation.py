@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlm.corpus import get_corpus
+from attnlm.dataset import Dataset
+from benchmarks.table import Row, attnlm
 
 _SCRIPT = Path("data/shakespeare_char/prepare.py")
 _ENCODING = """
@@ -42,43 +43,32 @@ sys.exit(done.returncode)
 """
 
 
-class Row(NamedTuple):
-    """One comparison, as text: above 1 in `ratio` is in our favour."""
-
-    name: str
-    ours: str
-    rival: str
-    ratio: str
-
-
 class _Measured(NamedTuple):
     seconds: float
     mib: float
     stdout: str
 
 
-def rows(megabytes: int = 100, turns: int = 3) -> list[Row]:
-    """Measures `turns` times on about that much text, Tiny Shakespeare over and over."""
+_BYTES, _TURNS = 100e6, 3
+
+
+def prepare(dataset: Dataset, text: Path) -> list[Row]:
+    """100 MB of text, the given one over and over, and the start of a command."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        text = folder / "input.txt"
-        shakespeare = "".join(get_corpus("tinyshakespeare", spool=folder).pieces())
-        text.write_text(shakespeare * max(1, round(megabytes * 1e6 / len(shakespeare))))
+        long = Path(name) / "input.txt"
+        short = text.read_bytes()
+        long.write_bytes(short * max(1, round(_BYTES / len(short))))
         return [
-            *(_char_rows(text, Path(os.environ["NANOGPT"]), turns) if _has_nanogpt() else []),
-            *_gpt2_rows(text, turns),
-            *_start_rows(folder, shakespeare, turns),
+            *(_char_rows(long, Path(os.environ["NANOGPT"])) if "NANOGPT" in os.environ else []),
+            *(_gpt2_rows(long) if "TIKTOKEN_CACHE_DIR" in os.environ else []),
+            *_start_rows(Path(name), short),
         ]
 
 
-def _has_nanogpt() -> bool:
-    return (Path(os.environ.get("NANOGPT", "")) / _SCRIPT).is_file() and "NANOGPT" in os.environ
-
-
-def _char_rows(text: Path, nanogpt: Path, turns: int) -> list[Row]:
+def _char_rows(text: Path, nanogpt: Path) -> list[Row]:
     shutil.copy(nanogpt / _SCRIPT, text.parent)  # it reads input.txt beside itself
     ours, theirs = _taking_turns(
-        _preparing(text, "char"), [sys.executable, str(text.parent / _SCRIPT.name)], turns
+        _preparing(text, "char"), [sys.executable, str(text.parent / _SCRIPT.name)]
     )
     return [
         _seconds_row("prepare, char: nanoGPT's script", _seconds(ours), _seconds(theirs)),
@@ -86,9 +76,9 @@ def _char_rows(text: Path, nanogpt: Path, turns: int) -> list[Row]:
     ]
 
 
-def _gpt2_rows(text: Path, turns: int) -> list[Row]:
+def _gpt2_rows(text: Path) -> list[Row]:
     ours, theirs = _taking_turns(
-        _preparing(text, "gpt2"), [sys.executable, "-c", _ENCODING, str(text)], turns
+        _preparing(text, "gpt2"), [sys.executable, "-c", _ENCODING, str(text)]
     )
     encoding = statistics.median(float(run.stdout) for run in theirs)
     return [
@@ -97,11 +87,11 @@ def _gpt2_rows(text: Path, turns: int) -> list[Row]:
     ]
 
 
-def _start_rows(folder: Path, shakespeare: str, turns: int) -> list[Row]:
+def _start_rows(folder: Path, shakespeare: bytes) -> list[Row]:
     small = folder / "small.txt"
-    small.write_text(shakespeare)
-    ours, python = _taking_turns(_preparing(small, "char"), [sys.executable, "-c", ""], turns)
-    helped, _ = _taking_turns([sys.executable, "-m", "attnlm", "--help"], ["true"], turns)
+    small.write_bytes(shakespeare)
+    ours, python = _taking_turns(_preparing(small, "char"), [sys.executable, "-c", ""])
+    helped, _ = _taking_turns(attnlm("--help"), ["true"])
     return [
         _seconds_row("prepare, 1.1 MB: python -c ''", _seconds(ours), _seconds(python)),
         _seconds_row("--help: python -c ''", _seconds(helped), _seconds(python)),
@@ -110,15 +100,15 @@ def _start_rows(folder: Path, shakespeare: str, turns: int) -> list[Row]:
 
 def _preparing(text: Path, tokenizer: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "attnlm", "prepare", str(text), "--tokenizer", tokenizer),
+        *attnlm("prepare", str(text), "--tokenizer", tokenizer),
         *("--data-dir", str(text.parent / "data"), "--force"),
     ]
 
 
 def _taking_turns(
-    ours: Sequence[str], theirs: Sequence[str], turns: int
+    ours: Sequence[str], theirs: Sequence[str]
 ) -> tuple[list[_Measured], list[_Measured]]:
-    runs = [(_measured(ours), _measured(theirs)) for _ in range(turns)]
+    runs = [(_measured(ours), _measured(theirs)) for _ in range(_TURNS)]
     return [run[0] for run in runs], [run[1] for run in runs]
 
 
@@ -142,13 +132,3 @@ def _seconds_row(name: str, ours: float, theirs: float) -> Row:
 def _memory_row(name: str, ours: Sequence[_Measured], theirs: Sequence[_Measured]) -> Row:
     our_peak, their_peak = (max(run.mib for run in runs) for runs in (ours, theirs))
     return Row(name, f"{our_peak:.0f} MiB", f"{their_peak:.0f} MiB", f"{their_peak / our_peak:.2f}")
-
-
-def main() -> None:
-    """Prints the rows."""
-    for row in rows():
-        print(f"{row.name:<40}{row.ours:>12}{row.rival:>12}{row.ratio:>8}")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
