@@ -10,6 +10,7 @@ D head size, F hidden units, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,9 +104,8 @@ class OneLayerDecoder:
     def __init__(self, model: AttentionModel) -> None:
         tokens_VC = _array(model.token_embedding.weight)
         positions_SC = _array(model.position_embedding.weight)
-        self._heads = _heads(model)
-        self._token_query, self._token_key_value = _query_key_value(model, tokens_VC, bias=True)
-        self._query, self._key_value = _query_key_value(model, positions_SC, bias=False)
+        self._token_queries, self._token_keys_values = _tables(model, tokens_VC)
+        self._position_queries, self._position_keys_values = _tables(model, positions_SC, True)
         self._head, self._bias = _array(model.head.weight), _array(model.head.bias)
         projection = getattr(model.body, "projection", None)
         if projection is not None:
@@ -113,17 +113,16 @@ class OneLayerDecoder:
             self._head = self._head @ _array(projection.weight)
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
-        length, heads = ids_BS.shape[1], self._heads
-        query = self._token_query[ids_BS[:, -1]] + self._query[length - 1]
-        key_value = self._token_key_value.take(ids_BS, axis=0)
-        key_value += self._key_value[:length]
-        width = query.shape[-1]
-        query_BHD1 = query.reshape(len(ids_BS), heads, -1, 1)
-        key_BSHD = key_value[..., :width].reshape(len(ids_BS), length, heads, -1)
-        value_BSHD = key_value[..., width:].reshape(len(ids_BS), length, heads, -1)
-        scores_BHS = np.matmul(key_BSHD.transpose(0, 2, 1, 3), query_BHD1)[..., 0]
-        scores_BHS -= np.maximum.reduce(scores_BHS, -1, keepdims=True)
-        mixed_BH1D = _mix(scores_BHS[:, :, None], value_BSHD.transpose(0, 2, 1, 3))
+        length = ids_BS.shape[1]
+        query_BHD = self._token_queries[ids_BS[:, -1]] + self._position_queries[length - 1]
+        key_value_BSHE = self._token_keys_values.take(ids_BS, axis=0)
+        key_value_BSHE += self._position_keys_values[:length]
+        size = query_BHD.shape[-1]
+        key_BHDS = key_value_BSHE[..., :size].transpose(0, 2, 3, 1)
+        value_BHSD = key_value_BSHE[..., size:].transpose(0, 2, 1, 3)
+        scores_BH1S = np.matmul(query_BHD[:, :, None], key_BHDS)
+        scores_BH1S -= np.maximum.reduce(scores_BH1S, -1, keepdims=True)
+        mixed_BH1D = _mix(scores_BH1S, value_BHSD)
         return _product(mixed_BH1D.reshape(len(ids_BS), -1), self._head) + self._bias
 
 
@@ -133,42 +132,44 @@ def table_size(model: AttentionModel) -> int:
     return rows * 3 * model.config.num_heads * model.config.head_dim
 
 
-def _heads(model: AttentionModel) -> int:
-    return model.body.heads if isinstance(model.body, SelfAttention) else 1
+def _tables(model: AttentionModel, x_NC: Array, positions: bool = False) -> tuple[Array, Array]:
+    """Scaled queries (N, H, D), and keys, values and a 1 in a row (N, H, 2·D + 1).
 
-
-def _query_key_value(model: AttentionModel, x_NC: Array, bias: bool) -> tuple[Array, Array]:
-    """Scaled queries (N, H·D), and keys beside values (N, 2·H·D), of tokens or of positions.
-
-    The bias is to be added to one of the two.
+    Biases and the 1 are the tokens' part of the sum of both.
     """
     body = model.body
     if isinstance(body, SelfAttention):
         packed = x_NC @ _array(body.qkv.flatten(0, 1)).T
-        if bias and body.qkv_bias is not None:
+        if body.qkv_bias is not None and not positions:
             packed += _array(body.qkv_bias)
-        query, key, value = np.split(packed, 3, axis=1)
-        return query * body.head_size**-0.5, np.concatenate((key, value), axis=1)
-    assert isinstance(body, DotProductAttention | UniformAttention)
-    # Queries of 0 make all scores equal.
-    scale = x_NC.shape[1] ** -0.5 if isinstance(body, DotProductAttention) else 0.0
-    return x_NC * scale, np.concatenate((x_NC, x_NC), axis=1)
+        query, key, value = packed.reshape(len(x_NC), 3, body.heads, -1).swapaxes(0, 1)
+        scale = body.head_size**-0.5
+    else:
+        assert isinstance(body, DotProductAttention | UniformAttention)
+        query = key = value = x_NC[:, None]
+        # Queries of 0 make all scores equal.
+        scale = x_NC.shape[1] ** -0.5 if isinstance(body, DotProductAttention) else 0.0
+    last = np.full((*value.shape[:-1], 1), 0.0 if positions else 1.0, x_NC.dtype)
+    return query * scale, np.concatenate((key, value, last), axis=-1)
 
 
 @dataclass(frozen=True)
 class _BlockWeights:
-    """One block's numbers; the gains of its norms are factors of the matrices that follow."""
+    """One block's numbers; the gains of its norms are factors of the matrices that follow.
+
+    In queries and keys the two numbers that a rotary position turns lie side by side.
+    """
 
     qkv: Array
     """(3·H·D, C)"""
-    cosines: Array
-    """(block_size, 2·H, 2, D/2) for the heads' queries and then their keys, gains and 1/√D in it"""
-    sines: Array
+    gains: Array
+    """(2·H, D) for queries and then keys, 1/√D in it"""
     largest_score: float
     projection: Array
     gate_up: Array
-    """(2·F, C), the gate's half of it by 1/2"""
+    """(2·F, C), the gate's half of it negated"""
     down: Array
+    """(C, F), negated for that"""
 
 
 class TransformerDecoder:
@@ -178,51 +179,55 @@ class TransformerDecoder:
         config = model.config
         self._heads, self._size = config.num_heads, config.head_dim
         self._embedding_VC = _array(model.token_embedding.weight)
-        self._blocks = [_block_weights(model, block) for block in _blocks(model)]
+        self._turns_S1K = _turns(model)
+        self._blocks = [_block_weights(block) for block in _blocks(model)]
         self._head = _array(model.head.weight) * _gain(model.norm)
-        shape = (len(self._blocks), num_samples, self._heads, config.block_size, self._size)
-        self._keys_LBHSD = np.empty(shape, self._embedding_VC.dtype)
-        self._values_LBHSD = np.empty_like(self._keys_LBHSD)
+        shape = (num_samples, self._heads, config.block_size, self._size)
+        dtype = self._embedding_VC.dtype
+        self._keys_BHSD = [np.empty(shape, dtype) for _ in self._blocks]
+        # A last column of ones: there the softmax's denominator appears.
+        self._values_BHSD = [np.ones((*shape[:-1], self._size + 1), dtype) for _ in self._blocks]
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         new_BT = ids_BS[:, known:]
+        x_NC = self._embedding_VC[new_BT.ravel()]
         with _threads_for(new_BT.size):
-            x_NC = self._embedding_VC[new_BT.ravel()]
             for layer, block in enumerate(self._blocks):
-                mixed, asked = self._attend(layer, block, _normalised(x_NC), new_BT.shape, known)
-                if asked < new_BT.shape[1]:
-                    x_NC = x_NC.reshape(*new_BT.shape, -1)[:, -asked:].reshape(len(mixed), -1)
-                x_NC = x_NC + _product(mixed, block.projection)
+                packed = _product(_normalised(x_NC), block.qkv)
+                query_BTHD = self._remember(
+                    layer, packed.reshape(*new_BT.shape, -1, self._size), known
+                )
+                if layer == len(self._blocks) - 1 and new_BT.shape[1] > 1:
+                    # Only the last token's logits are wanted.
+                    query_BTHD = query_BTHD[:, -1:]
+                    x_NC = x_NC.reshape(*new_BT.shape, -1)[:, -1]
+                x_NC = x_NC + _product(self._attend(layer, query_BTHD, ids_BS.shape[1]), block.projection)
                 x_NC += _mlp(block, _normalised(x_NC))
             return _product(_normalised(x_NC), self._head)
 
-    def _attend(
-        self, layer: int, block: _BlockWeights, x_NC: Array, new: tuple[int, ...], known: int
-    ) -> tuple[Array, int]:
-        """The heads' outputs (B·T, H·D) for the T tokens that are asked about, and T.
+    def _remember(self, layer: int, packed_BTHD: Array, known: int) -> Array:
+        """Keeps the new tokens' keys and values; returns their queries, (B, T, H, D)."""
+        heads, total = self._heads, known + packed_BTHD.shape[1]
+        turned_BTHD = _normalised(packed_BTHD[:, :, : 2 * heads])
+        turned_BTHD *= self._blocks[layer].gains
+        pairs_BTHK = turned_BTHD.view(self._turns_S1K.dtype)
+        pairs_BTHK *= self._turns_S1K[known:total]
+        new_keys, new_values = turned_BTHD[:, :, heads:], packed_BTHD[:, :, 2 * heads :]
+        self._keys_BHSD[layer][:, :, known:total] = new_keys.transpose(0, 2, 1, 3)
+        self._values_BHSD[layer][:, :, known:total, :-1] = new_values.transpose(0, 2, 1, 3)
+        return turned_BTHD[:, :, :heads]
 
-        After the last layer only the last token counts.
-        """
-        count, total, heads = new[1], known + new[1], self._heads
-        packed = _product(x_NC, block.qkv).reshape(*new, 3 * heads, self._size)
-        turned = _rotated(
-            _normalised(packed[:, :, : 2 * heads]),
-            block.cosines[known:total],
-            block.sines[known:total],
-        )
-        keys, values = self._keys_LBHSD[layer], self._values_LBHSD[layer]
-        keys[:, :, known:total] = turned[:, :, heads:].transpose(0, 2, 1, 3)
-        values[:, :, known:total] = packed[:, :, 2 * heads :].transpose(0, 2, 1, 3)
-        asked = 1 if layer == len(self._blocks) - 1 else count
-        query_BHTD = turned[:, -asked:, :heads].transpose(0, 2, 1, 3)
-        scores_BHTS = np.matmul(query_BHTD, keys[:, :, :total].transpose(0, 1, 3, 2))
-        if block.largest_score > _SAFE_EXPONENT:
+    def _attend(self, layer: int, query_BTHD: Array, total: int) -> Array:
+        """What the newest T of `total` tokens gather, (B·T, H·D)."""
+        count = query_BTHD.shape[1]
+        keys_BHSD = self._keys_BHSD[layer][:, :, :total]
+        scores_BHTS = np.matmul(query_BTHD.transpose(0, 2, 1, 3), keys_BHSD.transpose(0, 1, 3, 2))
+        if count > 1:
+            scores_BHTS[..., ~np.tri(count, total, total - count, dtype=bool)] = -np.inf
+        if self._blocks[layer].largest_score > _SAFE_EXPONENT:
             scores_BHTS -= np.maximum.reduce(scores_BHTS, -1, keepdims=True)
-        if asked > 1:
-            future_TS = ~np.tri(asked, total, total - asked, dtype=bool)
-            scores_BHTS[..., future_TS] = -np.inf
-        mixed_BHTD = _mix(scores_BHTS, values[:, :, :total])
-        return mixed_BHTD.transpose(0, 2, 1, 3).reshape(new[0] * asked, -1), asked
+        mixed_BHTD = _mix(scores_BHTS, self._values_BHSD[layer][:, :, :total])
+        return mixed_BHTD.transpose(0, 2, 1, 3).reshape(len(query_BTHD) * count, -1)
 
 
 # Below it neither e^x nor a sum of many of them leaves the range of float32.
@@ -241,67 +246,74 @@ def _gain(norm: nn.Module | None) -> Array:
     return _array(norm.weight)
 
 
-def _block_weights(model: Transformer, block: Block) -> _BlockWeights:
-    attention, heads = block.attention, block.attention.heads
+def _block_weights(block: Block) -> _BlockWeights:
+    attention = block.attention
+    heads, size = attention.heads, attention.head_size
     assert attention.projection is not None
+    qkv = _array(attention.qkv.flatten(0, 1)) * _gain(block.attention_norm)
+    qkv_3HDC = qkv.reshape(3, heads, size, -1)
+    # From two halves, as the model has them, to pairs.
+    paired = np.arange(size).reshape(2, -1).T.ravel()
+    qkv_3HDC[:2] = qkv_3HDC[:2, :, paired]
     query_gain, key_gain = _gain(attention.query_norm), _gain(attention.key_norm)
-    scale = attention.head_size**-0.5
-    gains = np.stack([query_gain * scale] * heads + [key_gain] * heads)
-    gains_H2K = gains.reshape(2 * heads, 2, -1)
-    cosines_S12K, sines_S12K = (
-        _array(angles).reshape(len(angles), 1, 2, -1) for angles in (model.cosines, model.sines)
-    )
-    signs_21 = np.array([[-1], [1]], dtype=gains.dtype)
+    gains = np.stack([query_gain * size**-0.5] * heads + [key_gain] * heads)
     gate_up = _array(block.mlp.gate_up) * _gain(block.mlp_norm)
-    gate_up[0] *= 0.5
+    gate_up[0] *= -1
     return _BlockWeights(
-        qkv=_array(attention.qkv.flatten(0, 1)) * _gain(block.attention_norm),
-        cosines=cosines_S12K * gains_H2K,
-        sines=sines_S12K * signs_21 * gains_H2K[:, ::-1],
-        largest_score=math.sqrt(attention.head_size)
-        * float(np.abs(query_gain).max() * np.abs(key_gain).max()),
+        qkv=qkv,
+        gains=gains[:, paired],
+        largest_score=float(np.abs(query_gain).max() * np.abs(key_gain).max()) * math.sqrt(size),
         projection=_array(attention.projection.weight),
         gate_up=gate_up.reshape(-1, gate_up.shape[-1]),
-        down=_array(block.mlp.down.weight),
+        down=-_array(block.mlp.down.weight),
     )
+
+
+def _turns(model: Transformer) -> Array:
+    """Rotary positions as complex numbers of length 1, (block_size, 1, D/2)."""
+    cosines, sines = _array(model.cosines), _array(model.sines)
+    half = cosines.shape[-1] // 2
+    turns: Array = cosines[:, None, :half] + 1j * sines[:, None, :half]
+    return turns
 
 
 def _normalised(x: Array) -> Array:
     """x / √(mean(x²) + ε) along the last axis: RMSNorm without its gain."""
     size = x.shape[-1]
-    root = np.square(x).dot(np.full(size, 1 / size, x.dtype))
+    if x.size == size:
+        row = x.ravel()
+        single: Array = x * (1 / math.sqrt(float(row.dot(row)) / size + _EPSILON))
+        return single
+    root = np.square(x).dot(_averaging(size, x.dtype))
     root += _EPSILON
-    np.sqrt(root, root)
-    normalised: Array = x / root[..., None]
+    normalised: Array = x / np.sqrt(root, root)[..., None]
     return normalised
 
 
-def _rotated(x_BTHD: Array, cosines_TH2K: Array, sines_TH2K: Array) -> Array:
-    """Rotary positions: the halves of a head are what is turned into one another."""
-    x_BTH2K = x_BTHD.reshape(*x_BTHD.shape[:-1], 2, -1)
-    turned = x_BTH2K * cosines_TH2K
-    turned += x_BTH2K[..., ::-1, :] * sines_TH2K
-    return turned.reshape(x_BTHD.shape)
+@functools.cache
+def _averaging(size: int, dtype: np.dtype[Any]) -> Array:
+    return np.full(size, 1 / size, dtype)
 
 
 def _mix(scores_BHTS: Array, values_BHSD: Array) -> Array:
-    """softmax(scores) · values, (B, H, T, D); the scores are overwritten."""
-    weights_BHTS = np.exp(scores_BHTS, scores_BHTS)
-    mixed: Array = np.matmul(weights_BHTS, values_BHSD)
-    mixed /= np.add.reduce(weights_BHTS, -1, keepdims=True)
+    """softmax(scores) · values, (B, H, T, D), for values that end in a 1.
+
+    The scores are overwritten.
+    """
+    sums_BHTD = np.matmul(np.exp(scores_BHTS, scores_BHTS), values_BHSD)
+    mixed: Array = sums_BHTD[..., :-1] / sums_BHTD[..., -1:]
     return mixed
 
 
 def _mlp(block: _BlockWeights, x_NC: Array) -> Array:
-    """SwiGLU, with silu(2g) = g · (1 + tanh g): no number is too large for it."""
+    """SwiGLU, with silu(g) = −(−g) / (1 + e^−g): the two signs are in the weights."""
     gate_up = _product(x_NC, block.gate_up)
     hidden = gate_up.shape[1] // 2
-    gate, up = gate_up[:, :hidden], gate_up[:, hidden:]
-    hidden_NF = np.tanh(gate)
-    hidden_NF += 1
-    hidden_NF *= gate
-    hidden_NF *= up
-    return _product(hidden_NF, block.down)
+    gate = gate_up[:, :hidden]
+    divisor_NF = np.exp(gate)
+    divisor_NF += 1
+    gate *= gate_up[:, hidden:]
+    return _product(np.divide(gate, divisor_NF, divisor_NF), block.down)
 
 
 def _product(x_NC: Array, weight_RC: Array) -> Array:

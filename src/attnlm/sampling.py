@@ -93,13 +93,13 @@ def draw(probabilities_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
 
     A token of probability 0 is never drawn.
     """
-    sums_BV = probabilities_BV.cumsum(-1)
-    total_B = sums_BV[:, -1]
-    # Rounding must not lift the number to the total itself.
-    wanted_B = np.minimum(uniforms_B * total_B, np.nextafter(total_B, 0))
-    return np.array(
-        [sums.searchsorted(wanted, "right") for sums, wanted in zip(sums_BV, wanted_B, strict=True)]
-    )
+    drawn = []
+    for sums_V, uniform in zip(probabilities_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
+        total = float(sums_V[-1])
+        # Rounding must not lift the number to the total itself.
+        wanted = min(uniform * total, math.nextafter(total, 0))
+        drawn.append(sums_V.searchsorted(wanted, "right"))
+    return np.array(drawn)
 
 
 class Uniforms:
