@@ -26,7 +26,8 @@ V, BLOCK = 31, 12
 
 
 def logits(*probabilities: float) -> Probabilities:
-    return np.log(np.array([probabilities])) + 3.7  # a constant changes nothing
+    logs: Probabilities = np.log(np.array([probabilities])) + 3.7  # a constant changes nothing
+    return logs
 
 
 def assert_probabilities(got: Probabilities, *expected: float) -> None:
@@ -102,13 +103,13 @@ def test_each_sample_has_a_stream_of_its_own_whatever_the_others() -> None:
 
 
 def a_model(
-    rung: str, dtype: torch.dtype, block_size: int = BLOCK, **settings: Setting
+    rung: str, dtype: torch.dtype, settings: dict[str, Setting] | None = None
 ) -> LanguageModel:
     torch.manual_seed(4)
     size: dict[str, Setting] = {} if rung == "bigram" else {"embed_dim": 20}
     size |= {"heads": 5} if rung in ("multi-head", "wide-head") else {}
     size |= {"heads": 2, "layers": 2} if rung == "transformer" else {}
-    config = resolve({"model": rung, "block_size": block_size, **size, **settings})
+    config = resolve({"model": rung, "block_size": BLOCK, **size, **(settings or {})})
     model = build_model(config.model, V)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -133,7 +134,7 @@ VARIANTS: list[tuple[str, dict[str, Setting]]] = [
 def test_fast_tokens_equal_plain_ones_far_past_the_context(
     rung: str, settings: dict[str, Setting], prompt_length: int, num_samples: int
 ) -> None:
-    model = a_model(rung, torch.float64, **settings)
+    model = a_model(rung, torch.float64, settings)
     prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
     config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
     fast = np.stack(list(generate(model, prompt, config, CPU)))
@@ -147,7 +148,7 @@ def test_fast_tokens_equal_plain_ones_far_past_the_context(
 def test_fast_logits_equal_plain_ones_far_past_the_context(
     rung: str, settings: dict[str, Setting], num_samples: int
 ) -> None:
-    model = a_model(rung, torch.float32, **settings)
+    model = a_model(rung, torch.float32, settings)
     assert not isinstance(new_decoder(model, num_samples, CPU), CachedDecoder)
     assert_equal_logits(model, new_decoder(model, num_samples, CPU), num_samples)
 
@@ -232,7 +233,7 @@ def test_a_full_window_slides_or_keeps_its_newer_half() -> None:
 
 def test_a_context_of_one_token_works() -> None:
     for rung in RUNGS:
-        model = a_model(rung, torch.float64, block_size=1)
+        model = a_model(rung, torch.float64, {"block_size": 1})
         config = SamplingConfig(tokens=7, seed=1)
         cached = list(generate(model, [2, 3], config, CPU))
         assert cached == list(generate(model, [2, 3], config, CPU, cached=False))

@@ -31,6 +31,8 @@ Array = NDArray[Any]
 
 _LARGEST_TABLES = 2**24
 _EPSILON = 1e-6
+# Where no score is further from 0, neither e^score nor sums of many leave the range of float32.
+_SAFE_EXPONENT = 60.0
 
 
 class Decoder(Protocol):
@@ -106,6 +108,10 @@ class OneLayerDecoder:
         positions_SC = _array(model.position_embedding.weight)
         self._token_queries, self._token_keys_values = _tables(model, tokens_VC)
         self._position_queries, self._position_keys_values = _tables(model, positions_SC, True)
+        size = self._token_queries.shape[-1]
+        self._largest_score = _largest(self._token_queries, self._position_queries) * _largest(
+            self._token_keys_values[..., :size], self._position_keys_values[..., :size]
+        )
         self._head, self._bias = _array(model.head.weight), _array(model.head.bias)
         projection = getattr(model.body, "projection", None)
         if projection is not None:
@@ -121,7 +127,8 @@ class OneLayerDecoder:
         key_BHDS = key_value_BSHE[..., :size].transpose(0, 2, 3, 1)
         value_BHSD = key_value_BSHE[..., size:].transpose(0, 2, 1, 3)
         scores_BH1S = np.matmul(query_BHD[:, :, None], key_BHDS)
-        scores_BH1S -= np.maximum.reduce(scores_BH1S, -1, keepdims=True)
+        if self._largest_score > _SAFE_EXPONENT:
+            scores_BH1S -= np.maximum.reduce(scores_BH1S, -1, keepdims=True)
         mixed_BH1D = _mix(scores_BH1S, value_BHSD)
         return _product(mixed_BH1D.reshape(len(ids_BS), -1), self._head) + self._bias
 
@@ -151,6 +158,12 @@ def _tables(model: AttentionModel, x_NC: Array, positions: bool = False) -> tupl
         scale = x_NC.shape[1] ** -0.5 if isinstance(body, DotProductAttention) else 0.0
     last = np.full((*value.shape[:-1], 1), 0.0 if positions else 1.0, x_NC.dtype)
     return query * scale, np.concatenate((key, value, last), axis=-1)
+
+
+def _largest(tokens_VHD: Array, positions_SHD: Array) -> float:
+    """No token's vector and position's vector have a longer sum."""
+    longest = (np.linalg.norm(part, axis=-1).max() for part in (tokens_VHD, positions_SHD))
+    return float(sum(longest))
 
 
 @dataclass(frozen=True)
@@ -201,7 +214,8 @@ class TransformerDecoder:
                     # Only the last token's logits are wanted.
                     query_BTHD = query_BTHD[:, -1:]
                     x_NC = x_NC.reshape(*new_BT.shape, -1)[:, -1]
-                x_NC = x_NC + _product(self._attend(layer, query_BTHD, ids_BS.shape[1]), block.projection)
+                mixed_NE = self._attend(layer, query_BTHD, ids_BS.shape[1])
+                x_NC = x_NC + _product(mixed_NE, block.projection)
                 x_NC += _mlp(block, _normalised(x_NC))
             return _product(_normalised(x_NC), self._head)
 
@@ -228,10 +242,6 @@ class TransformerDecoder:
             scores_BHTS -= np.maximum.reduce(scores_BHTS, -1, keepdims=True)
         mixed_BHTD = _mix(scores_BHTS, self._values_BHSD[layer][:, :, :total])
         return mixed_BHTD.transpose(0, 2, 1, 3).reshape(len(query_BTHD) * count, -1)
-
-
-# Below it neither e^x nor a sum of many of them leaves the range of float32.
-_SAFE_EXPONENT = 60.0
 
 
 def _blocks(model: Transformer) -> Iterator[Block]:

@@ -67,9 +67,20 @@ def next_token_probabilities(
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
     float64, and what is left sums to 1.
     """
+    weights_BV = token_weights(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
+    probabilities_BV: Probabilities = weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
+    return probabilities_BV
+
+
+def token_weights(
+    logits_BV: Array, *, temperature: float, top_k: int | None, top_p: float | None
+) -> Probabilities:
+    """What next_token_probabilities gives, but for a factor: enough to draw from."""
     logits_BV = logits_BV.astype(np.float64)
     if temperature == 0:
-        return np.eye(logits_BV.shape[-1])[logits_BV.argmax(-1)]
+        likeliest_BV = np.zeros_like(logits_BV)
+        np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
+        return likeliest_BV
     # The largest logit becomes 0, so that no temperature however small overflows.
     logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
     if temperature != 1:
@@ -77,24 +88,23 @@ def next_token_probabilities(
     if top_k is not None and top_k < logits_BV.shape[-1]:
         dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
         np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
-    probabilities_BV = np.exp(logits_BV, logits_BV)
-    probabilities_BV /= np.add.reduce(probabilities_BV, -1, keepdims=True)
+    weights_BV = np.exp(logits_BV, logits_BV)
     if top_p is not None and top_p < 1:
-        places = np.argsort(-probabilities_BV, axis=-1, kind="stable")
-        ordered = np.take_along_axis(probabilities_BV, places, -1)
+        weights_BV /= np.add.reduce(weights_BV, -1, keepdims=True)
+        places = np.argsort(-weights_BV, axis=-1, kind="stable")
+        ordered = np.take_along_axis(weights_BV, places, -1)
         ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-        np.put_along_axis(probabilities_BV, places, ordered, -1)
-        probabilities_BV /= np.add.reduce(probabilities_BV, -1, keepdims=True)
-    return probabilities_BV
+        np.put_along_axis(weights_BV, places, ordered, -1)
+    return weights_BV
 
 
-def draw(probabilities_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """The token where the running sum of probabilities passes a number drawn from [0, 1), (B,).
+def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
+    """The token where the running sum of weights passes a fraction, from [0, 1), of the sum, (B,).
 
-    A token of probability 0 is never drawn.
+    The weights are probabilities, or proportional to them. One of weight 0 is never drawn.
     """
     drawn = []
-    for sums_V, uniform in zip(probabilities_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
+    for sums_V, uniform in zip(weights_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
         total = float(sums_V[-1])
         # Rounding must not lift the number to the total itself.
         wanted = min(uniform * total, math.nextafter(total, 0))
@@ -162,10 +172,10 @@ def generate(
             start, known = moved, 0
         with np.errstate(over="ignore", invalid="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
-            probabilities_BV = next_token_probabilities(
+            weights_BV = token_weights(
                 logits_BV, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
             )
-            next_B = draw(probabilities_BV, uniforms.next())
+            next_B = draw(weights_BV, uniforms.next())
         known = length - start
         if length == ids_BT.shape[1]:
             ids_BT[:, :known] = ids_BT[:, start:length].copy()
