@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from numpy.typing import NDArray
 
+from attnlm.decoding import Array, Ids, PlainDecoder, new_decoder
 from attnlm.device import Device
 from attnlm.errors import UsageError
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.model import LanguageModel
 from attnlm.run import Run, load_model, open_run
 from attnlm.tokenizer import Tokenizer
+
+Probabilities = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,46 +55,61 @@ def drawn_seed() -> int:
 
 
 def next_token_probabilities(
-    logits_BV: Tensor,
+    logits_BV: Array,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-) -> Tensor:
+) -> Probabilities:
     """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
 
     Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
-    float64 on the CPU, and what is left sums to 1.
+    float64, and what is left sums to 1.
     """
-    logits_BV = logits_BV.detach().cpu().double()
-    if temperature == 0:
-        return F.one_hot(logits_BV.argmax(-1), logits_BV.size(-1)).double()
-    # The largest logit becomes 0, so that no temperature however small overflows.
-    logits_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)) / temperature
-    if top_k is not None and top_k < logits_BV.size(-1):
-        kept, places = logits_BV.topk(top_k)
-        logits_BV = torch.full_like(logits_BV, -torch.inf).scatter(-1, places, kept)
-    probabilities_BV = logits_BV.softmax(-1)
-    if top_p is not None and top_p < 1:
-        ordered, places = probabilities_BV.sort(descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        ordered[before >= top_p] = 0
-        probabilities_BV = torch.zeros_like(ordered).scatter(-1, places, ordered)
-        probabilities_BV /= probabilities_BV.sum(-1, keepdim=True)
+    weights_BV = token_weights(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
+    probabilities_BV: Probabilities = weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
     return probabilities_BV
 
 
-def draw(probabilities_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """The token where the running sum of probabilities passes a number drawn from [0, 1), (B,).
+def token_weights(
+    logits_BV: Array, *, temperature: float, top_k: int | None, top_p: float | None
+) -> Probabilities:
+    """What next_token_probabilities gives, but for a factor: enough to draw from."""
+    logits_BV = logits_BV.astype(np.float64)
+    if temperature == 0:
+        likeliest_BV = np.zeros_like(logits_BV)
+        np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
+        return likeliest_BV
+    # The largest logit becomes 0, so that no temperature however small overflows.
+    logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
+    if temperature != 1:
+        logits_BV /= temperature
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
+        np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
+    weights_BV = np.exp(logits_BV, logits_BV)
+    if top_p is not None and top_p < 1:
+        weights_BV /= np.add.reduce(weights_BV, -1, keepdims=True)
+        places = np.argsort(-weights_BV, axis=-1, kind="stable")
+        ordered = np.take_along_axis(weights_BV, places, -1)
+        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        np.put_along_axis(weights_BV, places, ordered, -1)
+    return weights_BV
 
-    A token of probability 0 is never drawn.
+
+def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
+    """The token where the running sum of weights passes a fraction, from [0, 1), of the sum, (B,).
+
+    The weights are probabilities, or proportional to them. One of weight 0 is never drawn.
     """
-    sums_BV = probabilities_BV.cumsum(-1)
-    total_B1 = sums_BV[:, -1:]
-    # Rounding must not lift the number to the total itself.
-    wanted_B1 = torch.minimum(uniforms_B[:, None] * total_B1, total_B1.nextafter(0 * total_B1))
-    return torch.searchsorted(sums_BV, wanted_B1, right=True).squeeze(-1)
+    drawn = []
+    for sums_V, uniform in zip(weights_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
+        total = float(sums_V[-1])
+        # Rounding must not lift the number to the total itself.
+        wanted = min(uniform * total, math.nextafter(total, 0))
+        drawn.append(sums_V.searchsorted(wanted, "right"))
+    return np.array(drawn)
 
 
 class Uniforms:
@@ -102,10 +118,17 @@ class Uniforms:
     def __init__(self, seed: int, num_samples: int) -> None:
         keys = [np.random.SeedSequence([seed, sample]) for sample in range(num_samples)]
         self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
+        self._ahead = self._rows()
 
-    def next(self) -> Tensor:
+    def next(self) -> Probabilities:
         """The next number of every sample, float64 (B,)."""
-        return torch.tensor([stream.random() for stream in self._streams], dtype=torch.float64)
+        return next(self._ahead)
+
+    def _rows(self) -> Iterator[Probabilities]:
+        # Many at once: a call for a single number takes longer than drawing it.
+        count = max(1, 2**16 // max(64, len(self._streams)))
+        while True:
+            yield from np.stack([stream.random(count) for stream in self._streams], axis=1)
 
 
 def window_start(model: LanguageModel, length: int, start: int) -> int:
@@ -121,7 +144,6 @@ def window_start(model: LanguageModel, length: int, start: int) -> int:
     return length - kept
 
 
-@torch.inference_mode()
 def generate(
     model: LanguageModel,
     prompt: Sequence[int],
@@ -129,37 +151,37 @@ def generate(
     device: Device,
     *,
     cached: bool = True,
-) -> Iterator[Tensor]:
-    """Yields `config.tokens` times the next ids of all samples, (B,), on the CPU.
+) -> Iterator[Ids]:
+    """Yields `config.tokens` times the next ids of all samples, (B,).
 
-    Keys and values are cached while the window stands still, where that is exact; once it has
-    moved they are computed anew. `cached=False` computes everything anew each time: the plain path
-    that the other is tested against.
+    What is known of the tokens before is used again while the window stands still, where that is
+    exact. `cached=False` computes everything anew each time with the model itself: the plain path
+    that the others are tested against.
     """
     assert prompt, "there is always a first token"
-    uniforms = Uniforms(config.seed, config.num_samples)
-    ids_BT = torch.tensor([list(prompt)] * config.num_samples)
-    caches = model.new_caches()
-    start = known = max(0, len(prompt) - model.config.block_size)
-    ids_BT = ids_BT[:, start:]
-    offset = start  # of the first id that is still held
+    block_size, count = model.config.block_size, config.num_samples
+    uniforms = Uniforms(config.seed, count)
+    decoder = new_decoder(model, count, device) if cached else PlainDecoder(model, device)
+    kept = np.array(prompt[-block_size:], dtype=np.int64)
+    # Room for two windows: what lies before the newest one is dropped when the room is used up.
+    ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
+    ids_BT[:, : len(kept)] = kept
+    start, known, length = 0, 0, len(kept)
     for _ in range(config.tokens):
-        length = offset + ids_BT.size(1)
-        moved = window_start(model, length, start)
-        if moved != start or not cached:
-            for cache in caches:
-                cache.clear()
-            start = known = moved
-            ids_BT, offset = ids_BT[:, start - offset :], start
-        new_BT = ids_BT[:, known - offset :].to(device.torch)
-        with device.autocast():
-            logits_BV = model(new_BT, caches if cached else None)[:, -1]
-        known = length
-        probabilities_BV = next_token_probabilities(
-            logits_BV, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
-        )
-        next_B = draw(probabilities_BV, uniforms.next())
-        ids_BT = torch.cat((ids_BT, next_B[:, None]), dim=1)
+        if (moved := window_start(model, length, start)) != start:
+            start, known = moved, 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits_BV = decoder.logits(ids_BT[:, start:length], known)
+            weights_BV = token_weights(
+                logits_BV, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+            )
+            next_B = draw(weights_BV, uniforms.next())
+        known = length - start
+        if length == ids_BT.shape[1]:
+            ids_BT[:, :known] = ids_BT[:, start:length].copy()
+            start, length = 0, known
+        ids_BT[:, length] = next_B
+        length += 1
         yield next_B
 
 
@@ -188,7 +210,7 @@ class Sampler:
         assert config.num_samples == 1
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for next_B in generate(self.model, ids, config, self.device):
-            ids.append(int(next_B))
+            ids.append(int(next_B[0]))
             if text := decoder.decode(self.tokenizer.decode_bytes([ids[-1]])):
                 yield text
         if rest := decoder.decode(b"", final=True):
@@ -197,7 +219,7 @@ class Sampler:
     def samples(self, ids: list[int], config: SamplingConfig) -> list[str]:
         """Several continuations of `ids`, computed side by side."""
         columns = list(generate(self.model, ids, config, self.device))
-        rows = torch.stack(columns, dim=1).tolist() if columns else [[]] * config.num_samples
+        rows = np.stack(columns, axis=1).tolist() if columns else [[]] * config.num_samples
         return [self.tokenizer.decode(row) for row in rows]
 
 

@@ -1,0 +1,139 @@
+"""Tokens per second: attnlm beside nanoGPT and beside the plain loop, all past their context.
+
+`python benchmarks/sampling.py` prints a table. nanoGPT is measured where the environment variable
+NANOGPT names a checkout of it. Runs alternate and each side's best counts, since whatever else the
+machine does only ever slows them down; look at the ratios, not at the speeds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from plain import PlainModel
+
+from attnlm.config import Setting, resolve
+from attnlm.device import Device
+from attnlm.model import LanguageModel, build_model
+from attnlm.sampling import SamplingConfig, generate
+
+VOCAB_SIZE = 65
+CPU = Device("cpu", "float32", "to be measured")
+
+Timed = Callable[[], int]
+"""Makes tokens, and says how many."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison; speeds in tokens per second."""
+
+    name: str
+    ours: float
+    other: str
+    theirs: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+
+def measure(rounds: int = 5) -> list[Row]:
+    """All comparisons."""
+    rows = []
+    if "NANOGPT" in os.environ:
+        nanogpt = _nanogpt(Path(os.environ["NANOGPT"]))
+        model = _model(model="transformer", layers=4, embed_dim=128, heads=4, block_size=64)
+        for name, tokens, num_samples in (("one stream", 2000, 1), ("64 samples", 200, 64)):
+            ours = _ours(model, tokens, num_samples)
+            name = f"transformer, {name}"
+            rows.append(_compare(name, ours, "nanoGPT, one stream", nanogpt, rounds))
+    for rung, heads in (("single-head", 1), ("multi-head", 4)):
+        settings: dict[str, Setting] = {"heads": heads} if heads > 1 else {}
+        model = _model(model=rung, embed_dim=32, block_size=32, **settings)
+        ours = _ours(model, 2000, 1)
+        rows.append(_compare(rung, ours, "plain loop", _plain(heads), rounds))
+    return rows
+
+
+def _compare(name: str, ours: Timed, other: str, theirs: Timed, rounds: int) -> Row:
+    best = {ours: 0.0, theirs: 0.0}
+    for _ in range(rounds):
+        for timed in best:
+            began = time.perf_counter()
+            tokens = timed()
+            best[timed] = max(best[timed], tokens / (time.perf_counter() - began))
+    return Row(name, best[ours], other, best[theirs])
+
+
+def _model(**settings: Setting) -> LanguageModel:
+    torch.manual_seed(1)
+    model = build_model(resolve(settings).model, VOCAB_SIZE).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model
+
+
+def _ours(model: LanguageModel, tokens: int, num_samples: int) -> Timed:
+    config = SamplingConfig(tokens=tokens, num_samples=num_samples)
+
+    def timed() -> int:
+        return sum(len(next_B) for next_B in generate(model, [0], config, CPU))
+
+    return timed
+
+
+def _plain(heads: int) -> Timed:
+    model = PlainModel(VOCAB_SIZE, embed_dim=32, heads=heads, block_size=32)
+    return _timed_generate(model, 300)
+
+
+def _nanogpt(checkout: Path) -> Timed:
+    spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    config = module.GPTConfig(
+        n_layer=4,
+        n_head=4,
+        n_embd=128,
+        block_size=64,
+        bias=False,
+        vocab_size=VOCAB_SIZE,
+        dropout=0,
+    )
+    return _timed_generate(module.GPT(config).eval(), 100)
+
+
+def _timed_generate(model: Any, tokens: int) -> Timed:
+    first = torch.zeros(1, 1, dtype=torch.long)
+    full = model.generate(first, 64)  # from a full context on
+
+    def timed() -> int:
+        model.generate(full, tokens)
+        return tokens
+
+    return timed
+
+
+def main() -> None:
+    """Prints the table."""
+    torch.set_num_threads(int(os.environ.get("THREADS", "1")))
+    for row in measure():
+        print(  # noqa: T201
+            f"{row.name:26} {row.ours:9,.0f} tokens/s   "
+            f"{row.other} {row.theirs:7,.0f} tokens/s   x {row.ratio:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
