@@ -1,6 +1,6 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, process, quality, shakespeare, prepare. ATTNLM_TEST_DATA names a folder with
+Parts: steps, process, quality, shakespeare, sample, prepare. ATTNLM_TEST_DATA names a folder with
 tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
 Nothing here is compiled at run time, so a first run is as fast as a later one.
@@ -18,13 +18,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import preparation, training
+from benchmarks import preparation, sampling, training
 
 PARTS = {
     "steps": training.steps,
     "process": training.process,
     "quality": training.quality,
     "shakespeare": training.shakespeare,
+    "sample": sampling.sample,
     "prepare": preparation.prepare,
 }
 

@@ -1,8 +1,7 @@
 """Tokens per second: attnlm beside nanoGPT and beside the plain loop, all past their context.
 
-`python benchmarks/sampling.py` prints a table. nanoGPT is measured where the environment variable
-NANOGPT names a checkout of it. Runs alternate and each side's best counts, since whatever else the
-machine does only ever slows them down; look at the ratios, not at the speeds.
+nanoGPT is measured where the environment variable NANOGPT names a checkout of it. Runs alternate
+and each side's best counts, since whatever else the machine does only ever slows them down.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from plain import PlainModel
 
 from attnlm.config import Setting, resolve
+from attnlm.dataset import Dataset
 from attnlm.device import Device
 from attnlm.model import LanguageModel, build_model
 from attnlm.sampling import SamplingConfig, generate
+from benchmarks.plain import PlainModel
+from benchmarks.table import Row
 
 VOCAB_SIZE = 65
 CPU = Device("cpu", "float32", "to be measured")
@@ -31,22 +31,11 @@ Timed = Callable[[], int]
 """Makes tokens, and says how many."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One comparison; speeds in tokens per second."""
-
-    name: str
-    ours: float
-    other: str
-    theirs: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.theirs
+_ROUNDS = 5
 
 
-def measure(rounds: int = 5) -> list[Row]:
-    """All comparisons."""
+def sample(dataset: Dataset, text: Path) -> list[Row]:
+    """Models of random weights: what they say costs as much as what a trained one says."""
     rows = []
     if "NANOGPT" in os.environ:
         nanogpt = _nanogpt(Path(os.environ["NANOGPT"]))
@@ -54,23 +43,23 @@ def measure(rounds: int = 5) -> list[Row]:
         for name, tokens, num_samples in (("one stream", 2000, 1), ("64 samples", 200, 64)):
             ours = _ours(model, tokens, num_samples)
             name = f"transformer, {name}"
-            rows.append(_compare(name, ours, "nanoGPT, one stream", nanogpt, rounds))
+            rows.append(_compare(name, ours, "nanoGPT, one stream", nanogpt))
     for rung, heads in (("single-head", 1), ("multi-head", 4)):
         settings: dict[str, Setting] = {"heads": heads} if heads > 1 else {}
         model = _model(model=rung, embed_dim=32, block_size=32, **settings)
-        ours = _ours(model, 2000, 1)
-        rows.append(_compare(rung, ours, "plain loop", _plain(heads), rounds))
+        rows.append(_compare(rung, _ours(model, 2000, 1), "plain loop", _plain(heads)))
     return rows
 
 
-def _compare(name: str, ours: Timed, other: str, theirs: Timed, rounds: int) -> Row:
+def _compare(name: str, ours: Timed, other: str, theirs: Timed) -> Row:
     best = {ours: 0.0, theirs: 0.0}
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         for timed in best:
             began = time.perf_counter()
             tokens = timed()
             best[timed] = max(best[timed], tokens / (time.perf_counter() - began))
-    return Row(name, best[ours], other, best[theirs])
+    speeds = f"{best[ours]:,.0f} tokens/s", f"{other} {best[theirs]:,.0f} tokens/s"
+    return Row(f"sampling, {name}", *speeds, f"{best[ours] / best[theirs]:.1f}")
 
 
 def _model(**settings: Setting) -> LanguageModel:
@@ -123,17 +112,3 @@ def _timed_generate(model: Any, tokens: int) -> Timed:
         return tokens
 
     return timed
-
-
-def main() -> None:
-    """Prints the table."""
-    torch.set_num_threads(int(os.environ.get("THREADS", "1")))
-    for row in measure():
-        print(  # noqa: T201
-            f"{row.name:26} {row.ours:9,.0f} tokens/s   "
-            f"{row.other} {row.theirs:7,.0f} tokens/s   x {row.ratio:.1f}"
-        )
-
-
-if __name__ == "__main__":
-    main()

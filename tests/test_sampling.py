@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from attnlm.config import RUNGS, Setting, resolve
-from attnlm.decoding import CachedDecoder, Decoder, PlainDecoder, new_decoder, table_size
+from attnlm.decoding import (
+    CachedDecoder,
+    Decoder,
+    PlainDecoder,
+    SideBySide,
+    new_decoder,
+    table_size,
+)
 from attnlm.device import Device
 from attnlm.errors import UsageError
-from attnlm.model import AttentionModel, LanguageModel, build_model
+from attnlm.model import AttentionModel, LanguageModel, Transformer, build_model
 from attnlm.sampling import (
     Probabilities,
     SamplingConfig,
@@ -157,6 +164,14 @@ def test_fast_logits_equal_plain_ones_far_past_the_context(
 def test_logits_from_cached_keys_equal_plain_ones_on_any_device(rung: str) -> None:
     model = a_model(rung, torch.float32)
     assert_equal_logits(model, CachedDecoder(model, CPU), 2)
+
+
+def test_samples_divided_among_threads_are_the_same() -> None:
+    model = a_model("transformer", torch.float32)
+    assert isinstance(model, Transformer)
+    threads = torch.get_num_threads()
+    assert_equal_logits(model, SideBySide(model, num_samples=7, parts=3), 7)
+    assert torch.get_num_threads() == threads
 
 
 def assert_equal_logits(model: LanguageModel, decoder: Decoder, num_samples: int) -> None:

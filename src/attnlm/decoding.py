@@ -13,24 +13,32 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnlm.attention import DotProductAttention, LayerCache, SelfAttention, UniformAttention
+from attnlm.attention import (
+    RMS_EPSILON,
+    DotProductAttention,
+    LayerCache,
+    SelfAttention,
+    UniformAttention,
+)
 from attnlm.device import Device
 from attnlm.model import AttentionModel, Bigram, Block, LanguageModel, Transformer
+from attnlm.parallel import cores
 
 Ids = NDArray[np.int64]
 Array = NDArray[Any]
 """Floating-point numbers, in the precision of the model's weights."""
 
 _LARGEST_TABLES = 2**24
-_EPSILON = 1e-6
+_FEWEST_SIDE_BY_SIDE = 8  # samples that are worth a thread
 # Where no score is further from 0, neither e^score nor sums of many leave the range of float32.
 _SAFE_EXPONENT = 60.0
 
@@ -47,6 +55,9 @@ def new_decoder(model: LanguageModel, num_samples: int, device: Device) -> Decod
     if device.name != "cpu" or device.dtype != "float32":
         return CachedDecoder(model, device)
     if isinstance(model, Transformer):
+        parts = min(cores(), num_samples // _FEWEST_SIDE_BY_SIDE)
+        if parts > 1:
+            return SideBySide(model, num_samples, parts)
         return TransformerDecoder(model, num_samples)
     if isinstance(model, Bigram):
         return BigramDecoder(model)
@@ -194,7 +205,7 @@ class TransformerDecoder:
         self._embedding_VC = _array(model.token_embedding.weight)
         self._turns_S1K = _turns(model)
         self._blocks = [_block_weights(block) for block in _blocks(model)]
-        self._head = _array(model.head.weight) * _gain(model.norm)
+        self._head = _array(model.head.weight) * _array(model.norm.gain)
         shape = (num_samples, self._heads, config.block_size, self._size)
         dtype = self._embedding_VC.dtype
         self._keys_BHSD = [np.empty(shape, dtype) for _ in self._blocks]
@@ -244,30 +255,41 @@ class TransformerDecoder:
         return mixed_BHTD.transpose(0, 2, 1, 3).reshape(len(query_BTHD) * count, -1)
 
 
+class SideBySide:
+    """Many samples of a transformer, divided among as many threads as there are parts."""
+
+    def __init__(self, model: Transformer, num_samples: int, parts: int) -> None:
+        sizes = [len(part) for part in np.array_split(np.arange(num_samples), parts)]
+        self._decoders = [TransformerDecoder(model, size) for size in sizes]
+        self._borders = np.cumsum(sizes)[:-1]
+        self._pool = ThreadPoolExecutor(parts)
+
+    def logits(self, ids_BS: Ids, known: int) -> Array:
+        parts = np.split(ids_BS, self._borders)
+        with _one_thread():  # for each part
+            found = self._pool.map(lambda d, ids: d.logits(ids, known), self._decoders, parts)
+            return np.concatenate(list(found))
+
+
 def _blocks(model: Transformer) -> Iterator[Block]:
     for block in model.blocks:
         assert isinstance(block, Block)
         yield block
 
 
-def _gain(norm: nn.Module | None) -> Array:
-    """The factors of an RMSNorm."""
-    assert isinstance(norm, nn.RMSNorm)
-    return _array(norm.weight)
-
-
 def _block_weights(block: Block) -> _BlockWeights:
     attention = block.attention
     heads, size = attention.heads, attention.head_size
     assert attention.projection is not None
-    qkv = _array(attention.qkv.flatten(0, 1)) * _gain(block.attention_norm)
+    assert attention.query_gain is not None and attention.key_gain is not None
+    qkv = _array(attention.qkv.flatten(0, 1)) * _array(block.attention_norm.gain)
     qkv_3HDC = qkv.reshape(3, heads, size, -1)
     # From two halves, as the model has them, to pairs.
     paired = np.arange(size).reshape(2, -1).T.ravel()
     qkv_3HDC[:2] = qkv_3HDC[:2, :, paired]
-    query_gain, key_gain = _gain(attention.query_norm), _gain(attention.key_norm)
+    query_gain, key_gain = _array(attention.query_gain), _array(attention.key_gain)
     gains = np.stack([query_gain * size**-0.5] * heads + [key_gain] * heads)
-    gate_up = _array(block.mlp.gate_up) * _gain(block.mlp_norm)
+    gate_up = _array(block.mlp.gate_up) * _array(block.mlp_norm.gain)
     gate_up[0] *= -1
     return _BlockWeights(
         qkv=qkv,
@@ -292,10 +314,10 @@ def _normalised(x: Array) -> Array:
     size = x.shape[-1]
     if x.size == size:
         row = x.ravel()
-        single: Array = x * (1 / math.sqrt(float(row.dot(row)) / size + _EPSILON))
+        single: Array = x * (1 / math.sqrt(float(row.dot(row)) / size + RMS_EPSILON))
         return single
     root = np.square(x).dot(_averaging(size, x.dtype))
-    root += _EPSILON
+    root += RMS_EPSILON
     normalised: Array = x / np.sqrt(root, root)[..., None]
     return normalised
 
@@ -336,11 +358,15 @@ def _product(x_NC: Array, weight_RC: Array) -> Array:
     return product
 
 
-@contextlib.contextmanager
-def _threads_for(rows: int) -> Iterator[None]:
+def _threads_for(rows: int) -> contextlib.AbstractContextManager[None]:
     """One thread where there are few rows: a second one would cost more than it does."""
+    return contextlib.nullcontext() if rows >= 256 else _one_thread()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
-    if rows >= 256 or threads == 1:
+    if threads == 1:
         yield
         return
     torch.set_num_threads(1)
