@@ -174,7 +174,7 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
 
 def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:
     """Metrics go to disk before the checkpoint: what lies after it is dropped, half lines too."""
-    whole, other = trained(), trained(steps=5)
+    whole, other = trained(), trained(steps=10)
     attnlm.train(resume=other.path, steps=12)
     records = other.metrics()
     with (other.path / "metrics.jsonl").open("a") as file:

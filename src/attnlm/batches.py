@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from attnlm.dataset import Ids
 from attnlm.errors import AttnlmError
 
-# Window starts are computed for this many steps at once: numpy's cost per call is spread.
-_STEPS_AT_ONCE = 128
+# The windows of several steps are looked up at once: NumPy's cost per call is spread.
+_MOST_STEPS_AT_ONCE = 128
+_TOKENS_AT_ONCE = 2**16
 
 
 class Batches:
@@ -35,22 +36,25 @@ class Batches:
         self.block_size, self.batch_size = block_size, batch_size
         self.stride, self.seed = stride, seed
         self._possible = len(tokens) - block_size
-        self._offsets = np.arange(block_size + 1)
-        self._block = functools.lru_cache(maxsize=2)(self._starts_of_block)
+        at_once = _TOKENS_AT_ONCE // (batch_size * block_size)
+        self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
+        self._block = functools.lru_cache(maxsize=2)(self._windows_of_block)
 
     def __call__(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and targets of a step, each (batch_size, block_size)."""
-        windows = self.tokens[self.starts(step)[:, None] + self._offsets].astype(np.int64)
+        block, place = divmod(step, self._steps_at_once)
+        windows = self._block(block)[place * self.batch_size : (place + 1) * self.batch_size]
         return windows[:, :-1], windows[:, 1:]
 
-    def starts(self, step: int) -> NDArray[np.int64]:
-        """Where the windows of a step begin, (batch_size,)."""
-        block, place = divmod(step, _STEPS_AT_ONCE)
-        return self._block(block)[place * self.batch_size : (place + 1) * self.batch_size]
+    def _windows_of_block(self, block: int) -> NDArray[np.int64]:
+        count = self._steps_at_once * self.batch_size
+        starts = self.starts(np.arange(block * count, (block + 1) * count, dtype=np.uint64))
+        places = starts[:, None] + np.arange(self.block_size + 1)
+        windows: NDArray[np.int64] = self.tokens[places].astype(np.int64)
+        return windows
 
-    def _starts_of_block(self, block: int) -> NDArray[np.int64]:
-        count = _STEPS_AT_ONCE * self.batch_size
-        windows = np.arange(block * count, (block + 1) * count, dtype=np.uint64)
+    def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Where windows number 0, 1, … of the training begin; step s has the next batch_size."""
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)

@@ -35,122 +35,144 @@ def suits(model: LanguageModel, batch_size: int) -> bool:
 
 
 class OneLayer:
-    """Loss and gradients of a model of one attention layer, for batches of one size."""
+    """Loss and gradients of a model of one attention layer, for batches of one size.
+
+    Made when the model's parameters lie where they stay: it holds views of them.
+    """
 
     def __init__(self, model: AttentionModel, batch_size: int) -> None:
-        assert isinstance(model.body, SelfAttention)
-        self._model, self._body = model, model.body
-        heads, size = model.body.heads, model.body.head_size
-        block_size, vocab_size = model.config.block_size, model.vocab_size
-        rows, width = vocab_size + block_size, heads * size
+        body = model.body
+        assert isinstance(body, SelfAttention)
+        self._parameters = _Parameters(model, body, gradients=False)
+        self._gradients = _Parameters(model, body, gradients=True)
+        heads, size, width = body.heads, body.head_size, body.heads * body.head_size
+        length, vocab_size = model.config.block_size, model.vocab_size
 
         def memory(*shape: int) -> Tensor:
-            return model.head.weight.new_empty(shape, requires_grad=False)
+            return torch.empty(shape, dtype=model.head.weight.dtype)
 
-        self._mask_TT = kernels.causal_mask(block_size, model.head.weight)
-        self._embeddings_RC = memory(rows, model.token_embedding.embedding_dim)
-        self._tables, self._d_tables = memory(rows, 3 * width), memory(rows, 3 * width)
-        self._packed = memory(batch_size, block_size, 3 * width)
-        self._heads_3BHDT = memory(3, batch_size, heads, size, block_size)
-        self._d_heads_3BHDT = memory(3, batch_size, heads, size, block_size)
-        self._scores_NTT = memory(batch_size * heads, block_size, block_size)
-        self._weights_NTT = memory(batch_size * heads, block_size, block_size)
-        self._mixed_NDT = memory(batch_size * heads, size, block_size)
-        self._d_mixed_NDT = memory(batch_size * heads, size, block_size)
-        self._mixed_BTC = memory(batch_size, block_size, width)
-        self._logits = memory(batch_size * block_size, vocab_size)
-        self._minus_one = -torch.ones_like(self._logits[:, :1])
+        self._scale = size**-0.5
+        self._mask_TT = kernels.causal_mask(length, model.head.weight)
+        self._embeddings_RC = memory(vocab_size + length, model.token_embedding.embedding_dim)
+        self._tables = memory(vocab_size + length, 3 * width)
+        self._d_tables = memory(vocab_size + length, 3 * width)
+        self._rows = slice(0, vocab_size), slice(vocab_size, None)
+        self._packed_BTC = memory(batch_size, length, 3 * width)
+        self._packed_NC = self._packed_BTC.flatten(0, 1)
+        split = self._packed_BTC.view(batch_size, length, 3, heads, size)
+        self._packed_3BHDT = split.permute(2, 0, 3, 4, 1)
+        self._heads_3BHDT = memory(3, batch_size, heads, size, length)
+        self._d_heads_3BHDT = memory(3, batch_size, heads, size, length)
+        self._qkv = self._heads_3BHDT.flatten(1, 2).unbind()
+        self._d_qkv = self._d_heads_3BHDT.flatten(1, 2).unbind()
+        self._scores_NTT = memory(batch_size * heads, length, length)
+        self._weights_NTT = memory(batch_size * heads, length, length)
+        self._mixed_NDT = memory(batch_size * heads, size, length)
+        self._d_mixed_NDT = memory(batch_size * heads, size, length)
+        self._mixed_BTC = memory(batch_size, length, width)
+        self._mixed_NC = self._mixed_BTC.flatten(0, 1)
+        self._logits_NV = memory(batch_size * length, vocab_size)
+        self._minus_one_N1 = torch.full_like(self._logits_NV[:, :1], -1)
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token; every parameter's `grad` is set to its gradient."""
-        tokens, targets = inputs_BT.reshape(-1), targets_BT.reshape(-1, 1)
+        tokens, targets_N1 = inputs_BT.reshape(-1), targets_BT.reshape(-1, 1)
         self._look_up(tokens)
         self._attend()
-        loss, d_mixed = self._predict(targets)
-        self._attend_backward(d_mixed)
+        loss, d_mixed_NC = self._predict(targets_N1)
+        self._attend_backward(d_mixed_NC)
         self._look_up_backward(tokens)
         return loss
 
     def _look_up(self, tokens: Tensor) -> None:
         """Tokens → queries, keys and values."""
-        model, body = self._model, self._body
-        embeddings = model.token_embedding.weight, model.position_embedding.weight
-        torch.cat(embeddings, out=self._embeddings_RC)
-        torch.mm(self._embeddings_RC, body.qkv.flatten(0, 1).T, out=self._tables)
-        positions = self._tables[model.vocab_size :]
-        if body.qkv_bias is not None:
-            positions += body.qkv_bias
-        torch.index_select(self._tables, 0, tokens, out=self._packed.flatten(0, 1))
-        self._packed += positions
-        self._heads_3BHDT.copy_(_features_first(self._packed, body))
+        p = self._parameters
+        torch.cat((p.tokens, p.positions), out=self._embeddings_RC)
+        torch.mm(self._embeddings_RC, p.qkv.T, out=self._tables)
+        positions = self._tables[self._rows[1]]
+        if p.qkv_bias is not None:
+            positions += p.qkv_bias
+        torch.index_select(self._tables, 0, tokens, out=self._packed_NC)
+        self._packed_BTC += positions
+        self._heads_3BHDT.copy_(self._packed_3BHDT)
 
     def _look_up_backward(self, tokens: Tensor) -> None:
         """Gradients of the embeddings and of the query, key and value maps."""
-        model, body = self._model, self._body
-        _features_first(self._packed, body).copy_(self._d_heads_3BHDT)
-        self._d_tables.zero_().index_add_(0, tokens, self._packed.flatten(0, 1))
-        d_positions = self._d_tables[model.vocab_size :]
-        torch.sum(self._packed, 0, out=d_positions)
-        if body.qkv_bias is not None:
-            torch.sum(d_positions, 0, out=body.qkv_bias.grad)
-        torch.mm(self._d_tables.T, self._embeddings_RC, out=_gradient(body.qkv).flatten(0, 1))
-        weight = body.qkv.flatten(0, 1)
-        d_tokens, d_positions = self._d_tables.split((model.vocab_size, len(d_positions)))
-        torch.mm(d_tokens, weight, out=model.token_embedding.weight.grad)
-        torch.mm(d_positions, weight, out=model.position_embedding.weight.grad)
+        p, d = self._parameters, self._gradients
+        self._packed_3BHDT.copy_(self._d_heads_3BHDT)
+        self._d_tables.zero_().index_add_(0, tokens, self._packed_NC)
+        d_tokens, d_positions = (self._d_tables[rows] for rows in self._rows)
+        torch.sum(self._packed_BTC, 0, out=d_positions)
+        if d.qkv_bias is not None:
+            torch.sum(d_positions, 0, out=d.qkv_bias)
+        torch.mm(self._d_tables.T, self._embeddings_RC, out=d.qkv)
+        torch.mm(d_tokens, p.qkv, out=d.tokens)
+        torch.mm(d_positions, p.qkv, out=d.positions)
 
     def _attend(self) -> None:
         """Queries, keys and values → the heads' outputs, side by side."""
-        q_NDT, k_NDT, v_NDT = self._heads_3BHDT.flatten(1, 2)
-        scale = self._body.head_size**-0.5
-        torch.baddbmm(self._mask_TT, q_NDT.mT, k_NDT, alpha=scale, out=self._scores_NTT)
+        q_NDT, k_NDT, v_NDT = self._qkv
+        torch.baddbmm(self._mask_TT, q_NDT.mT, k_NDT, alpha=self._scale, out=self._scores_NTT)
         torch.softmax(self._scores_NTT, -1, out=self._weights_NTT)
         torch.bmm(v_NDT, self._weights_NTT.mT, out=self._mixed_NDT)
-        mixed_BCT = self._mixed_NDT.view(self._mixed_BTC.mT.shape)
-        self._mixed_BTC.copy_(mixed_BCT.mT)
+        self._mixed_BTC.mT.copy_(self._mixed_NDT.view(self._mixed_BTC.mT.shape))
 
-    def _attend_backward(self, d_mixed: Tensor) -> None:
-        q_NDT, k_NDT, v_NDT = self._heads_3BHDT.flatten(1, 2)
-        d_q, d_k, d_v = self._d_heads_3BHDT.flatten(1, 2)
+    def _attend_backward(self, d_mixed_NC: Tensor) -> None:
+        q_NDT, k_NDT, v_NDT = self._qkv
+        d_q, d_k, d_v = self._d_qkv
         d_mixed_BCT = self._d_mixed_NDT.view(self._mixed_BTC.mT.shape)
-        d_mixed_BCT.copy_(d_mixed.view(self._mixed_BTC.shape).mT)
+        d_mixed_BCT.copy_(d_mixed_NC.view(self._mixed_BTC.shape).mT)
         torch.bmm(self._d_mixed_NDT, self._weights_NTT, out=d_v)
         d_weights = torch.bmm(self._d_mixed_NDT.mT, v_NDT, out=self._scores_NTT)
         d_scores = kernels.softmax_backward_(d_weights, self._weights_NTT)
         torch.bmm(k_NDT, d_scores.mT, out=d_q)
         torch.bmm(q_NDT, d_scores, out=d_k)
-        self._d_heads_3BHDT[:2] *= self._body.head_size**-0.5
+        self._d_heads_3BHDT[:2] *= self._scale
 
-    def _predict(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict(self, targets_N1: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, the gradients of projection and head, and that of the heads' outputs."""
-        head, projection = self._model.head, self._body.projection
-        mixed = self._mixed_BTC.flatten(0, 1)
-        x = mixed if projection is None else projection(mixed)
-        logits = torch.addmm(head.bias, x, head.weight.T, out=self._logits)
-        top, at_target = logits.amax(1), logits.gather(1, targets)
-        probabilities = torch.softmax(logits, 1, out=logits)
+        p, d = self._parameters, self._gradients
+        x_NC = self._mixed_NC
+        if p.projection is not None:
+            x_NC = x_NC @ p.projection.T
+            if p.projection_bias is not None:
+                x_NC += p.projection_bias
+        logits_NV = torch.addmm(p.head_bias, x_NC, p.head.T, out=self._logits_NV)
+        top, at_target = logits_NV.amax(1), logits_NV.gather(1, targets_N1)
+        probabilities_NV = torch.softmax(logits_NV, 1, out=logits_NV)
         # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
-        loss = (top - probabilities.amax(1).log_() - at_target.squeeze(1)).mean()
-        d_logits = probabilities.scatter_add_(1, targets, self._minus_one)
-        d_logits *= 1 / len(targets)
-        torch.mm(d_logits.T, x, out=head.weight.grad)
-        torch.sum(d_logits, 0, out=head.bias.grad)
-        d_x = d_logits @ head.weight
-        if projection is None:
-            return loss, d_x
-        torch.mm(d_x.T, mixed, out=projection.weight.grad)
-        if projection.bias is not None:
-            torch.sum(d_x, 0, out=projection.bias.grad)
-        return loss, d_x @ projection.weight
+        loss = (top - probabilities_NV.amax(1).log_() - at_target.squeeze(1)).mean()
+        d_logits_NV = probabilities_NV.scatter_add_(1, targets_N1, self._minus_one_N1)
+        d_logits_NV *= 1 / len(targets_N1)
+        torch.mm(d_logits_NV.T, x_NC, out=d.head)
+        torch.sum(d_logits_NV, 0, out=d.head_bias)
+        d_x_NC = d_logits_NV @ p.head
+        if p.projection is None or d.projection is None:
+            return loss, d_x_NC
+        torch.mm(d_x_NC.T, self._mixed_NC, out=d.projection)
+        if d.projection_bias is not None:
+            torch.sum(d_x_NC, 0, out=d.projection_bias)
+        return loss, d_x_NC @ p.projection
 
 
-def _features_first(packed: Tensor, body: SelfAttention) -> Tensor:
-    """A view of (B, T, 3·H·D) as (3, B, H, D, T)."""
-    split = packed.view(*packed.shape[:2], 3, body.heads, body.head_size)
-    return split.permute(2, 0, 3, 4, 1)
+class _Parameters:
+    """A model's parameters, or the gradients of them, as plain tensors."""
 
+    def __init__(self, model: AttentionModel, body: SelfAttention, *, gradients: bool) -> None:
+        def plain(parameter: Tensor) -> Tensor:
+            tensor = parameter.grad if gradients else parameter.detach()
+            assert tensor is not None
+            return tensor
 
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+        def plain_or_none(parameter: Tensor | None) -> Tensor | None:
+            return None if parameter is None else plain(parameter)
+
+        self.tokens = plain(model.token_embedding.weight)
+        self.positions = plain(model.position_embedding.weight)
+        self.qkv = plain(body.qkv).flatten(0, 1)
+        self.qkv_bias = plain_or_none(body.qkv_bias)
+        projection = body.projection
+        self.projection = None if projection is None else plain(projection.weight)
+        self.projection_bias = None if projection is None else plain_or_none(projection.bias)
+        self.head, self.head_bias = plain(model.head.weight), plain(model.head.bias)

@@ -233,6 +233,8 @@ def _steps_and_evaluations(
     reported = since
     while True:
         due = state.step % config.eval_every == 0 or state.step == config.steps
+        if state.step == 0 and config.eval_every >= config.steps:
+            due = False  # one evaluation was asked for, and it is the last step's
         if due and state.evaluated_step != state.step:
             speed = (state.step - since_step) * tokens_per_step / (time.perf_counter() - since)
             _evaluate_and_save(run, dataset, stepper, began, speed, interruption, on_event)
