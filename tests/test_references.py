@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.config import load_recipe
+from attnlm.config import load_recipe, resolve
 from attnlm.dataset import Dataset
 
 HAS_DATA = "ATTNLM_TEST_DATA" in os.environ
@@ -98,6 +98,14 @@ def test_r4_trains_on_gpt2_tokens_that_skip_one_in_five(
 
 def test_r5_wide_heads_learn(trained: Any) -> None:
     assert trained("r5-wide-heads", steps=150).metrics()[-1]["val_loss"] < 2.7
+
+
+def test_multi_head_fast_reaches_r2s_loss_in_a_twentieth_of_its_steps(trained: Any) -> None:
+    run = trained("multi-head-fast")
+    reference = resolve({}, load_recipe("r2-multi-head"))
+    assert run.config.model == reference.model
+    assert run.config.training.steps * 20 < (reference.training.steps or 0)
+    assert run.metrics()[-1]["val_loss"] <= 2.215
 
 
 @pytest.mark.slow

@@ -247,6 +247,13 @@ def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
     assert attnlm.evaluate(run, checkpoint="last").loss < math.inf
 
 
+@pytest.mark.parametrize("model", ["multi-head", "transformer"])
+def test_products_in_bfloat16_are_near_those_in_float32(trained: Any, model: str) -> None:
+    full, half = (trained(model=model, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    losses = [run.metrics()[-1]["val_loss"] for run in (full, half)]
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], abs=0.05)
+
+
 def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
     run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
     losses = [record["val_loss"] for record in run.metrics()]

@@ -16,8 +16,12 @@ from torch.autograd.function import once_differentiable
 
 
 def suits(x: Tensor) -> bool:
-    """Whether these forms are the faster ones here: on a CPU, and not inside torch.compile."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether these forms are the faster ones here: in full precision on a CPU, not compiled."""
+    return (
+        x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> Tensor:

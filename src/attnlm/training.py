@@ -175,8 +175,8 @@ Backpropagation = Callable[[Tensor, Tensor], Tensor]
 
 def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropagation:
     """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
-    model = state.model
-    if config.compile != "on" and one_layer.suits(model, config.batch_size):
+    model, plainly = state.model, config.compile != "on" and state.device.dtype == "float32"
+    if plainly and one_layer.suits(model, config.batch_size):
         assert isinstance(model, AttentionModel)
         return one_layer.OneLayer(model, config.batch_size)
     compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
