@@ -192,7 +192,7 @@ def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
     """x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
     if kernels.suits(x):
         return kernels.rms_norm(x, gain, RMS_EPSILON)
-    return F.rms_norm(x, gain.shape, gain, RMS_EPSILON)
+    return F.rms_norm(x, gain.shape, gain.to(x.dtype), RMS_EPSILON)
 
 
 class RMSNorm(nn.Module):
