@@ -1,12 +1,13 @@
-"""The loss of the one-layer rungs and its gradient, written out: all of backpropagation in a page.
+"""The loss of the one-layer rungs and its gradient, written out.
 
 A model this small spends its time between operations, not in them. So there are few: products for
 all heads at once, into memory that is taken once, and no graph. Since there is one layer, queries,
 keys and values are functions of a token plus functions of a position, W(e + p) = We + Wp; they are
 computed once for each token of the vocabulary, and then looked up.
 
-Axes as in attention.py. N counts heads of all windows, B·H; R the rows of the tables, V + T;
-features stand before positions, (D, T), as in kernels.py. `d_x` is the gradient of the loss by x.
+Axes as in attention.py. M counts the tokens of a batch, B·T; N the heads of all its windows,
+B·H; R the rows of the tables, V + T. Features stand before positions, (D, T), as in kernels.py.
+`d_x` is the gradient of the loss by x.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class OneLayer:
         self._d_tables = memory(vocab_size + length, 3 * width)
         self._rows = slice(0, vocab_size), slice(vocab_size, None)
         self._packed_BTC = memory(batch_size, length, 3 * width)
-        self._packed_NC = self._packed_BTC.flatten(0, 1)
+        self._packed_MC = self._packed_BTC.flatten(0, 1)
         split = self._packed_BTC.view(batch_size, length, 3, heads, size)
         self._packed_3BHDT = split.permute(2, 0, 3, 4, 1)
         self._heads_3BHDT = memory(3, batch_size, heads, size, length)
@@ -70,18 +71,18 @@ class OneLayer:
         self._mixed_NDT = memory(batch_size * heads, size, length)
         self._d_mixed_NDT = memory(batch_size * heads, size, length)
         self._mixed_BTC = memory(batch_size, length, width)
-        self._mixed_NC = self._mixed_BTC.flatten(0, 1)
-        self._logits_NV = memory(batch_size * length, vocab_size)
-        self._minus_one_N1 = torch.full_like(self._logits_NV[:, :1], -1)
+        self._mixed_MC = self._mixed_BTC.flatten(0, 1)
+        self._logits_MV = memory(batch_size * length, vocab_size)
+        self._minus_one_M1 = torch.full_like(self._logits_MV[:, :1], -1)
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token; every parameter's `grad` is set to its gradient."""
-        tokens, targets_N1 = inputs_BT.reshape(-1), targets_BT.reshape(-1, 1)
+        tokens, targets_M1 = inputs_BT.reshape(-1), targets_BT.reshape(-1, 1)
         self._look_up(tokens)
         self._attend()
-        loss, d_mixed_NC = self._predict(targets_N1)
-        self._attend_backward(d_mixed_NC)
+        loss, d_mixed_MC = self._predict(targets_M1)
+        self._attend_backward(d_mixed_MC)
         self._look_up_backward(tokens)
         return loss
 
@@ -93,7 +94,7 @@ class OneLayer:
         positions = self._tables[self._rows[1]]
         if p.qkv_bias is not None:
             positions += p.qkv_bias
-        torch.index_select(self._tables, 0, tokens, out=self._packed_NC)
+        torch.index_select(self._tables, 0, tokens, out=self._packed_MC)
         self._packed_BTC += positions
         self._heads_3BHDT.copy_(self._packed_3BHDT)
 
@@ -101,7 +102,7 @@ class OneLayer:
         """Gradients of the embeddings and of the query, key and value maps."""
         p, d = self._parameters, self._gradients
         self._packed_3BHDT.copy_(self._d_heads_3BHDT)
-        self._d_tables.zero_().index_add_(0, tokens, self._packed_NC)
+        self._d_tables.zero_().index_add_(0, tokens, self._packed_MC)
         d_tokens, d_positions = (self._d_tables[rows] for rows in self._rows)
         torch.sum(self._packed_BTC, 0, out=d_positions)
         if d.qkv_bias is not None:
@@ -118,11 +119,11 @@ class OneLayer:
         torch.bmm(v_NDT, self._weights_NTT.mT, out=self._mixed_NDT)
         self._mixed_BTC.mT.copy_(self._mixed_NDT.view(self._mixed_BTC.mT.shape))
 
-    def _attend_backward(self, d_mixed_NC: Tensor) -> None:
+    def _attend_backward(self, d_mixed_MC: Tensor) -> None:
         q_NDT, k_NDT, v_NDT = self._qkv
         d_q, d_k, d_v = self._d_qkv
         d_mixed_BCT = self._d_mixed_NDT.view(self._mixed_BTC.mT.shape)
-        d_mixed_BCT.copy_(d_mixed_NC.view(self._mixed_BTC.shape).mT)
+        d_mixed_BCT.copy_(d_mixed_MC.view(self._mixed_BTC.shape).mT)
         torch.bmm(self._d_mixed_NDT, self._weights_NTT, out=d_v)
         d_weights = torch.bmm(self._d_mixed_NDT.mT, v_NDT, out=self._scores_NTT)
         d_scores = kernels.softmax_backward_(d_weights, self._weights_NTT)
@@ -130,30 +131,30 @@ class OneLayer:
         torch.bmm(q_NDT, d_scores, out=d_k)
         self._d_heads_3BHDT[:2] *= self._scale
 
-    def _predict(self, targets_N1: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict(self, targets_M1: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, the gradients of projection and head, and that of the heads' outputs."""
         p, d = self._parameters, self._gradients
-        x_NC = self._mixed_NC
+        x_MC = self._mixed_MC
         if p.projection is not None:
-            x_NC = x_NC @ p.projection.T
+            x_MC = x_MC @ p.projection.T
             if p.projection_bias is not None:
-                x_NC += p.projection_bias
-        logits_NV = torch.addmm(p.head_bias, x_NC, p.head.T, out=self._logits_NV)
-        top, at_target = logits_NV.amax(1), logits_NV.gather(1, targets_N1)
-        probabilities_NV = torch.softmax(logits_NV, 1, out=logits_NV)
+                x_MC += p.projection_bias
+        logits_MV = torch.addmm(p.head_bias, x_MC, p.head.T, out=self._logits_MV)
+        top, at_target = logits_MV.amax(1), logits_MV.gather(1, targets_M1)
+        probabilities_MV = torch.softmax(logits_MV, 1, out=logits_MV)
         # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
-        loss = (top - probabilities_NV.amax(1).log_() - at_target.squeeze(1)).mean()
-        d_logits_NV = probabilities_NV.scatter_add_(1, targets_N1, self._minus_one_N1)
-        d_logits_NV *= 1 / len(targets_N1)
-        torch.mm(d_logits_NV.T, x_NC, out=d.head)
-        torch.sum(d_logits_NV, 0, out=d.head_bias)
-        d_x_NC = d_logits_NV @ p.head
+        loss = (top - probabilities_MV.amax(1).log_() - at_target.squeeze(1)).mean()
+        d_logits_MV = probabilities_MV.scatter_add_(1, targets_M1, self._minus_one_M1)
+        d_logits_MV *= 1 / len(targets_M1)
+        torch.mm(d_logits_MV.T, x_MC, out=d.head)
+        torch.sum(d_logits_MV, 0, out=d.head_bias)
+        d_x_MC = d_logits_MV @ p.head
         if p.projection is None or d.projection is None:
-            return loss, d_x_NC
-        torch.mm(d_x_NC.T, self._mixed_NC, out=d.projection)
+            return loss, d_x_MC
+        torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
         if d.projection_bias is not None:
-            torch.sum(d_x_NC, 0, out=d.projection_bias)
-        return loss, d_x_NC @ p.projection
+            torch.sum(d_x_MC, 0, out=d.projection_bias)
+        return loss, d_x_MC @ p.projection
 
 
 class _Parameters:
