@@ -43,7 +43,7 @@ def steps(dataset: Dataset, text: Path) -> list[Row]:
             return plain.train(model, data, 500, batch_size=16)
 
         own, other, ratio = in_turn(ours, rival, rounds=5)
-        share = own * 22e6 / peak
+        share = own * _arithmetic(stepper) / peak
         rows.append(
             Row(
                 f"R2, heads {heads}: steps/s",
@@ -136,6 +136,15 @@ def peak_of_products(size: int = 1024) -> float:
         torch.mm(a, b, out=out)
         best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
+
+
+def _arithmetic(stepper: Stepper) -> float:
+    """Floating-point operations of a step in the plain form: products forward and backward."""
+    model, batches = stepper.state.model, stepper.batches
+    in_products = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
+    width = model.config.num_heads * model.config.head_dim
+    tokens = batches.batch_size * batches.block_size
+    return 6.0 * tokens * (in_products + 2 * batches.block_size * width)
 
 
 def _nanogpt(folder: Path, text: Path) -> float:

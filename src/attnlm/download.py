@@ -7,7 +7,6 @@ import errno
 import functools
 import hashlib
 import math
-import os
 import queue
 import re
 import shutil
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 from attnlm.errors import AttnlmError
 from attnlm.events import Note, OnEvent, Progress, ignore
 from attnlm.files import file_hash, replacing
+from attnlm.folders import cache_folder
 
 if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start
@@ -112,20 +112,6 @@ def cached(
         on_event(Note(f"can't keep {name} in the cache ({folder}): {error.strerror}"))
         return fetched
     return folder / name
-
-
-def cache_folder() -> Path | None:
-    """Where downloads are kept: `ATTNLM_CACHE_DIR`, or the system's place for a user's caches.
-
-    None where the user has no home folder that the system knows of.
-    """
-    import platformdirs
-
-    try:
-        named = os.environ.get("ATTNLM_CACHE_DIR") or platformdirs.user_cache_dir("attnlm")
-        return Path(named).expanduser()
-    except RuntimeError:
-        return None
 
 
 def without_password(url: str) -> str:

@@ -1,8 +1,9 @@
-"""Data sets and runs by name: folders below one folder, and the one made last."""
+"""Data sets and runs by name, the one made last, and the folder of a user's caches."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 
@@ -77,3 +78,17 @@ def _names(parent: Path) -> list[str]:
     if not parent.is_dir():
         return []
     return sorted(p.name for p in parent.iterdir() if p.is_dir() and is_safe_name(p.name))
+
+
+def cache_folder() -> Path | None:
+    """For downloads and timings: `ATTNLM_CACHE_DIR`, or the system's place for a user's caches.
+
+    None where the user has no home folder that the system knows of.
+    """
+    import platformdirs
+
+    try:
+        named = os.environ.get("ATTNLM_CACHE_DIR") or platformdirs.user_cache_dir("attnlm")
+        return Path(named).expanduser()
+    except RuntimeError:
+        return None
