@@ -67,15 +67,6 @@ def next_token_probabilities(
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
     float64, and what is left sums to 1.
     """
-    weights_BV = token_weights(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-    probabilities_BV: Probabilities = weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
-    return probabilities_BV
-
-
-def token_weights(
-    logits_BV: Array, *, temperature: float, top_k: int | None, top_p: float | None
-) -> Probabilities:
-    """What next_token_probabilities gives, but for a factor: enough to draw from."""
     logits_BV = logits_BV.astype(np.float64)
     if temperature == 0:
         likeliest_BV = np.zeros_like(logits_BV)
@@ -95,16 +86,17 @@ def token_weights(
         ordered = np.take_along_axis(weights_BV, places, -1)
         ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
         np.put_along_axis(weights_BV, places, ordered, -1)
+    weights_BV /= np.add.reduce(weights_BV, -1, keepdims=True)
     return weights_BV
 
 
-def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """The token where the running sum of weights passes a fraction, from [0, 1), of the sum, (B,).
+def draw(probabilities_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
+    """The token where the running sum of probabilities passes a number drawn from [0, 1), (B,).
 
-    The weights are probabilities, or proportional to them. One of weight 0 is never drawn.
+    A token of probability 0 is never drawn.
     """
     drawn = []
-    for sums_V, uniform in zip(weights_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
+    for sums_V, uniform in zip(probabilities_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
         total = float(sums_V[-1])
         # Rounding must not lift the number to the total itself.
         wanted = min(uniform * total, math.nextafter(total, 0))
@@ -172,10 +164,10 @@ def generate(
             start, known = moved, 0
         with np.errstate(over="ignore", invalid="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
-            weights_BV = token_weights(
+            probabilities_BV = next_token_probabilities(
                 logits_BV, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
             )
-            next_B = draw(weights_BV, uniforms.next())
+            next_B = draw(probabilities_BV, uniforms.next())
         known = length - start
         if length == ids_BT.shape[1]:
             ids_BT[:, :known] = ids_BT[:, start:length].copy()
