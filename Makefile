@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow bench format clean
+.PHONY: help demo test test-slow trials bench format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types and tests"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make trials     what attnlm survives, in full, TRIALS=\"kill …\" or all"
 	@echo "make bench      measure beside rivals, PARTS=\"steps quality …\" or all"
 	@echo "make format     lay the code out as \`make test\` wants it"
 	@echo "make clean      remove the environment and what the demo made"
@@ -37,6 +38,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+trials: $(READY)
+	$(BIN)/python -m tests.trials $(TRIALS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(PARTS)

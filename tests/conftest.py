@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from web_server import WebServer
+
+from tests.web_server import WebServer
 
 # The models of the tests are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

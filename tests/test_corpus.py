@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from web_server import WebServer, body
 
 from attnlm import corpus
 from attnlm.corpus import PIECE, SNIFFED_BYTES, Corpus, get_corpus, safe_name
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
+from tests.web_server import WebServer, body
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 

@@ -17,11 +17,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from web_server import WebServer, body
 
 from attnlm.download import cached, fetch, without_password
 from attnlm.errors import AttnlmError
 from attnlm.events import Note, Progress, ignore
+from tests.web_server import WebServer, body
 
 CONTENT = b"To be, or not to be.\n" * 5000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -1,0 +1,19 @@
+"""The short form of every trial of tests/trials; `make trials` makes the full ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trials import TRIALS
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_short_trial_finds_no_failure(name: str, tmp_path: Path) -> None:
+    trial = TRIALS[name]
+    if (reason := trial.skip()) is not None:
+        pytest.skip(reason)
+    tally = trial.run(trial.short, 1, tmp_path)
+    assert tally.cases > 0
+    assert tally.failures == []

@@ -1,0 +1,12 @@
+"""Trials: what attnlm promises to survive, tried many times over and counted, from fixed seeds.
+
+`make trials` makes them all, in full; `make test` a short form of each.
+"""
+
+from __future__ import annotations
+
+from tests.trials.trial import Trial
+
+_ALL: list[Trial] = []
+
+TRIALS = {trial.name: trial for trial in _ALL}
