@@ -135,7 +135,7 @@ def _go_on(
             f"{run.name} has made {state.step} steps already",
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
-    run.keep_metrics_until(state.step)
+    run.keep_metrics_until(state.evaluated_step)
     if changed:
         run.save_config()
     return run, dataset, state
