@@ -19,7 +19,7 @@ from attnlm.config import Config, resolve
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.folders import check_name, find_folder, write_latest
+from attnlm.folders import check_name, find_folder, is_folder, write_latest
 from attnlm.model import LanguageModel
 
 _FORMAT = 1
@@ -219,7 +219,7 @@ def open_dataset_of(run: Run, data_dir: Path) -> Dataset:
     """
     recorded = Path(run.dataset["path"])
     dataset = open_dataset(
-        recorded if recorded.is_dir() else run.dataset["name"], data_dir=data_dir
+        recorded if is_folder(recorded) else run.dataset["name"], data_dir=data_dir
     )
     for key in ("train_sha256", "val_sha256"):
         if getattr(dataset, key) != run.dataset[key]:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from tests.trials import damage
+from tests.trials import damage, hostile
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
     damage.TRIAL,
+    hostile.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}
