@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from tests.trials import damage, hostile
+from tests.trials import damage, hostile, input
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
     damage.TRIAL,
     hostile.TRIAL,
+    input.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}
