@@ -77,3 +77,24 @@ def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(AttnlmError, match="not a regular file"):
             read_json(tmp_path / "pipe")
+
+
+def test_a_file_is_on_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = []
+    flush, replace = os.fsync, Path.replace
+
+    def recorded_flush(descriptor: int) -> None:
+        happened.append(f"flushed {os.fstat(descriptor).st_size}")
+        flush(descriptor)
+
+    def recorded_replace(path: Path, target: Path) -> Path:
+        happened.append("replaced")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_flush)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    write_bytes(tmp_path / "x", b"content")
+    assert happened[:2] == ["flushed 7", "replaced"]
+    assert len(happened) == 3  # and the folder that names it

@@ -397,11 +397,13 @@ def _endless_line(place: Path) -> str | None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    assert process.stdin is not None
-    with process.stdin as stdin:
+    assert process.stdin is not None and process.stderr is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         for _ in range(_LINE_BYTES // 2**20):
             stdin.write(b"abcdefgh" * 2**17)
-    _, stderr = process.communicate()
+    with process.stderr:
+        stderr = process.stderr.read()
+    process.wait()
     peak = max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
     if process.returncode != 0:
         return stderr.decode()
