@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from tests.trials import damage, hostile, input
+from tests.trials import damage, hostile, input, network
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
     damage.TRIAL,
     hostile.TRIAL,
     input.TRIAL,
+    network.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}
