@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from tests.trials import damage, hostile, input, network
+from tests.trials import anywhere, damage, hostile, input, network
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
+    anywhere.TRIAL,
     damage.TRIAL,
     hostile.TRIAL,
     input.TRIAL,

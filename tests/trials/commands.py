@@ -7,9 +7,10 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from attnlm import exits
 from attnlm.cli import run_command
@@ -59,7 +60,10 @@ def _written(stream: io.TextIOWrapper) -> str:
 
 
 def alone(
-    arguments: Sequence[str], cwd: Path, stdin: bytes = b"", timeout: float = 120, **env: str | None
+    arguments: Sequence[str],
+    cwd: Path,
+    stdin: bytes = b"",
+    env: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Done:
     """Runs a command in a process of its own; a variable that is None is taken away."""
     variables = {**os.environ, "PYTHONWARNINGS": "error", **env}
@@ -68,7 +72,7 @@ def alone(
         cwd=cwd,
         input=stdin,
         capture_output=True,
-        timeout=timeout,
+        timeout=120,
         env={name: value for name, value in variables.items() if value is not None},
     )
     return Done(
