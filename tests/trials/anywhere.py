@@ -194,7 +194,7 @@ TRIAL = Trial(
     "anywhere",
     "odd paths, other locales, no home, no terminal, no reader: the commands work",
     short=1,
-    full=40,
+    full=25,
     run=_anywhere,
     skip=lambda: "Windows has other paths" if os.name == "nt" else None,
 )
