@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from tests.trials import kill
 from tests.trials.trial import Trial
 
-_ALL: list[Trial] = []
+_ALL: list[Trial] = [
+    kill.TRIAL,
+]
 
 TRIALS = {trial.name: trial for trial in _ALL}
