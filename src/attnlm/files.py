@@ -22,19 +22,25 @@ _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside `path` and puts it there, flushed to disk, on success only."""
-    try:
-        with _temporary_beside(path) as temporary:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            # mkstemp makes files private; ours are as readable as any other the user creates.
-            temporary.chmod(0o666 & ~_umask())
-            temporary.replace(path)
+    with naming(path), _temporary_beside(path) as temporary:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; ours are as readable as any other the user creates.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
         _flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What the system says of a full disk does not say where: it is `path`."""
+    try:
+        yield
     except OSError as error:
         if error.filename is None:
-            error.filename = str(path)  # a full disk does not say where
+            error.filename = str(path)
         raise
 
 
@@ -54,6 +60,19 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):  # what went wrong before says more
                 temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def explaining(folder: Path, hint: str) -> Iterator[None]:
+    """Turns what the system says about our files into AttnlmError: one line, and `hint`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of whoever listens to us
+    except OSError as error:
+        raise AttnlmError(
+            f"can't write {error.filename or folder}: {error.strerror}", hint
+        ) from error
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:

@@ -21,6 +21,7 @@ from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
+from attnlm.files import explaining
 from attnlm.interruption import Interruption
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.run import Run, create_run, open_dataset_of, open_run
@@ -113,7 +114,8 @@ def _begin(
         config = replace(config, training=_planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
     parameters = count_parameters(state.model)
-    run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
+    with explaining(checkpoint_dir, "free some space, or name another --checkpoint-dir"):
+        run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
     return run, state
 
 
@@ -143,9 +145,10 @@ def _go_on(
             f"{run.name} has made {state.step} steps already",
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
-    run.keep_metrics_until(state.step)
-    if changed:
-        run.save_config()
+    with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
+        run.keep_metrics_until(state.step)
+        if changed:
+            run.save_config()
     return run, dataset, state
 
 

@@ -24,7 +24,7 @@ from attnlm.corpus import Corpus, get_corpus
 from attnlm.dataset import FORMAT, Dataset, Ids, id_dtype, open_dataset, open_trusted, sampled_hash
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, Progress, ignore
-from attnlm.files import file_hash, replacing, write_json
+from attnlm.files import explaining, file_hash, replacing, write_json
 from attnlm.folders import check_name, exchange, workspace, write_latest
 from attnlm.parallel import cores, map_ahead
 from attnlm.tokenizer import (
@@ -77,7 +77,8 @@ def prepare(
     if name is not None:
         check_name(name, "--name")
     data_dir = Path(data_dir)
-    with _translating(data_dir), workspace(data_dir) as work:
+    hint = "free some space, or name another --data-dir"
+    with explaining(data_dir, hint), workspace(data_dir) as work:
 
         def read(place: str | os.PathLike[str] | None) -> _Text:
             corpus = get_corpus(
@@ -422,15 +423,3 @@ def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
             # Somebody else put theirs there in this moment, or took it away: look at that.
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
                 raise
-
-
-@contextlib.contextmanager
-def _translating(data_dir: Path) -> Iterator[None]:
-    """Turns what the system says about our files into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise AttnlmError(
-            f"can't write {error.filename or data_dir}: {error.strerror}",
-            "free some space, or name another --data-dir",
-        ) from error

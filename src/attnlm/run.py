@@ -82,7 +82,8 @@ class Run:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one record."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+        path = self.path / "metrics.jsonl"
+        with files.naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(record) + "\n")
 
     def keep_metrics_until(self, step: int) -> list[dict[str, Any]]:
