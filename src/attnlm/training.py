@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -163,24 +163,23 @@ class Stepper:
         return loss
 
     def read_loss_sum(self) -> float:
-        """The sum of losses since the newest evaluation; raises _NotFiniteError unless it is finite."""
+        """The sum of losses since the newest evaluation.
+
+        Raises _NotFiniteError unless it, the weights and the optimizer's state are finite.
+        """
         total = self._loss_sum.item()
-        if not math.isfinite(total):
-            self._fail(["loss", *self.state.optimizer.not_finite()])
+        wrong = [] if math.isfinite(total) else ["loss"]
+        if wrong := wrong + self.state.optimizer.not_finite():
+            raise _NotFiniteError(self._when(wrong))
         self._sound_step = self.state.step
         return total
 
-    def check_weights(self) -> None:
-        """Raises _NotFiniteError unless weights and the optimizer's state are finite."""
-        if wrong := self.state.optimizer.not_finite():
-            self._fail(wrong)
-
-    def _fail(self, wrong: list[str]) -> NoReturn:
+    def _when(self, wrong: list[str]) -> str:
         first, last = self._sound_step + 1, self.state.step
         when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
         names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
         are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
-        raise _NotFiniteError(f"{names} {are}: it happened {when}")
+        return f"{names} {are}: it happened {when}"
 
     def reset_loss_sum(self) -> None:
         """Starts a new mean."""
@@ -266,9 +265,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
 
 
 def _save_last(run: Run, stepper: Stepper) -> None:
-    """Raises _NotFiniteError in place of writing weights that are no numbers."""
     state = stepper.state
-    stepper.check_weights()
     save_checkpoint(run.last, state.model, state.facts(), state.optimizer)
     state.saved_step = state.step
 
@@ -324,7 +321,6 @@ def _evaluate_and_save(
     evaluation = validation_loss(
         state.model, dataset.val, state.device, bytes_per_token=dataset.bytes_per_token
     )
-    stepper.check_weights()
     if not math.isfinite(evaluation.loss):
         raise _NotFiniteError(f"validation loss is no longer a finite number, at step {state.step}")
     new_steps = state.step - max(0, state.evaluated_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def settings_of(rung: str, **settings: Any) -> dict[str, Any]:
     return chosen
 
 
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint holds beside tensors."""
+    from safetensors import safe_open
+
+    with safe_open(str(checkpoint), framework="pt") as file:
+        return dict(json.loads(file.metadata()["facts"]))
+
+
 def same_run(one: Run, other: Run) -> str | None:
     """How two runs differ but in the time they took, or None."""
     from safetensors.torch import load_file
@@ -47,6 +56,9 @@ def same_run(one: Run, other: Run) -> str | None:
     if records[0] != records[1]:
         return "other metrics"
     for which in ("best", "last"):
+        facts = [facts_of(run.checkpoint(which)) for run in (one, other)]
+        if facts[0] | {"seconds": 0} != facts[1] | {"seconds": 0}:
+            return f"other facts in {which}"
         ours, theirs = (load_file(str(run.checkpoint(which))) for run in (one, other))
         if ours.keys() != theirs.keys():
             return f"other tensors in {which}"
