@@ -5,8 +5,17 @@
 
 from __future__ import annotations
 
+from tests.trials import disk, kill, numbers, resume, signals, two
 from tests.trials.trial import Trial
 
-_ALL: list[Trial] = []
+_ALL: list[Trial] = [
+    kill.TRIAL,
+    disk.TRIAL,
+    disk.FULL,
+    numbers.TRIAL,
+    resume.TRIAL,
+    two.TRIAL,
+    signals.TRIAL,
+]
 
 TRIALS = {trial.name: trial for trial in _ALL}
