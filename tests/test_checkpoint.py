@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from attnlm import checkpoint
 from attnlm.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.config import RUNGS, resolve
 from attnlm.errors import AttnlmError
@@ -76,6 +77,34 @@ def test_another_model_is_refused_before_its_tensors_are_read(tmp_path: Path) ->
         load_checkpoint(path, config, 5)
     with pytest.raises(AttnlmError, match="no checkpoint"):
         load_checkpoint(tmp_path / "none.safetensors", config, 5)
+
+
+def sealed(path: Path, tensors: dict[str, torch.Tensor], described: str = '{"step": 1}') -> None:
+    """Writes a checkpoint with a digest that is right, whatever it holds."""
+    metadata = {"facts": described, "digest": checkpoint._digest(described, tensors)}
+    save_file(tensors, str(path), metadata)
+
+
+def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path) -> None:
+    config, path = resolve({"model": "bigram"}).model, tmp_path / "last.safetensors"
+    table = torch.zeros(5, 5)
+    whole = {"model.table.weight": table, "optimizer.table.weight/mean": table.clone()}
+    sealed(path, whole)
+    assert load_checkpoint(path, config, 5)[1] == {"step": 1}
+    for wrong in (
+        {"model.table.weight": table.double()},
+        {"optimizer.table.weight/mean": table.clone()},
+        {**whole, "optimizer.table.weight/mean": torch.zeros(5, 6)},
+        {**whole, "optimizer.tabel.weight/mean": table.clone()},
+        {**whole, "more": table.clone()},
+    ):
+        sealed(path, wrong)
+        with pytest.raises(AttnlmError, match="does not hold the model"):
+            load_checkpoint(path, config, 5)
+    for described in ("[1]", "[" * 10_000, "", "NaNs"):
+        sealed(path, whole, described)
+        with pytest.raises(AttnlmError, match=r"last\.safetensors"):
+            load_checkpoint(path, config, 5)
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from attnlm import dataset, files
-from attnlm.dataset import id_dtype, open_dataset
+from attnlm.batches import Batches
+from attnlm.dataset import id_dtype, open_dataset, sampled_hash
 from attnlm.errors import AttnlmError
 from attnlm.preparation import prepare
 
@@ -135,6 +136,32 @@ def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> Non
     files.write_json(path, {**files.read_json(path), **changes})
     with pytest.raises(AttnlmError, match=r"(meta|tokenizer)\.json|train\.bin"):
         open_dataset(folder)
+
+
+def test_an_id_that_the_vocabulary_lacks_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "train.bin"
+    ids = np.fromfile(path, "<u2")
+    ids[-3] = files.read_json(folder / "meta.json")["vocab_size"]
+    path.write_bytes(ids.tobytes())
+    hashes = {"train_sha256": files.file_hash(path), "train_sampled_sha256": sampled_hash(path)}
+    files.write_json(folder / "meta.json", {**files.read_json(folder / "meta.json"), **hashes})
+    with pytest.raises(AttnlmError, match=r"train\.bin is damaged: it has ids"):
+        open_dataset(folder)
+    # Of a large file this is found where the id is used.
+    monkeypatch.setattr(dataset, "_LARGE", 1000)
+    opened = open_dataset(folder)
+    batches = Batches(
+        opened.train,
+        block_size=8,
+        batch_size=len(ids),
+        stride=1,
+        seed=1,
+        vocab_size=opened.vocab_size,
+    )
+    with pytest.raises(AttnlmError, match=r"train\.bin is damaged: it has ids"):
+        batches(0)
 
 
 def test_every_value_of_meta_is_needed(folder: Path) -> None:

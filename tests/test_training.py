@@ -309,3 +309,32 @@ def test_evaluation_is_over_the_whole_split_token_by_token(trained: Any, dataset
     evaluation = attnlm.evaluate(run, checkpoint="last", device="cpu")
     assert evaluation.tokens == count
     assert evaluation.loss == pytest.approx(total / count, abs=1e-6)
+
+
+def test_metrics_with_a_changed_digit_or_a_lost_line_are_refused(trained: Any) -> None:
+    run = trained()
+    path = run.path / "metrics.jsonl"
+    whole = path.read_text()
+    assert run.metrics()[-1]["step"] == 12
+    for damaged in (
+        whole.replace('"step": 5', '"step": 6'),
+        whole.replace("crc32", "crc33"),
+        whole.replace("}", ', "more": 1}'),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):
+            run.metrics()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):
+        attnlm.train(resume=run.path, steps=20)
+    path.write_text(whole)
+    assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
+
+
+def test_metrics_of_an_older_version_have_no_checksums(trained: Any) -> None:
+    run = trained()
+    path = run.path / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [{k: v for k, v in record.items() if k != "crc32"} for record in records]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run.metrics() == lines

@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.dataset import Ids
+from attnlm.dataset import Ids, check_ids
 from attnlm.errors import AttnlmError
 
 # The windows of several steps are looked up at once: NumPy's cost per call is spread.
@@ -24,17 +24,25 @@ class Batches:
 
     With `stride`, each epoch is a pass over windows that start `stride` tokens apart, in a new
     order and from a new phase below `stride`. Without, starts are drawn uniformly.
-    Raises AttnlmError when the text is too short for one window.
+    Raises AttnlmError when the text is too short for one window, and where it has ids that are
+    not below `vocab_size`: of a large file not all were looked at when it was opened.
     """
 
     def __init__(
-        self, tokens: Ids, *, block_size: int, batch_size: int, stride: int | None, seed: int
+        self,
+        tokens: Ids,
+        *,
+        block_size: int,
+        batch_size: int,
+        stride: int | None,
+        seed: int,
+        vocab_size: int = 2**32,
     ) -> None:
         check_length(len(tokens), block_size, "training")
         # Seen as a plain array, since indexing a np.memmap runs a method of its own each time.
         self.tokens = tokens.view(np.ndarray)
         self.block_size, self.batch_size = block_size, batch_size
-        self.stride, self.seed = stride, seed
+        self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
         self._possible = len(tokens) - block_size
         at_once = _TOKENS_AT_ONCE // (batch_size * block_size)
         self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
@@ -51,6 +59,7 @@ class Batches:
         starts = self.starts(np.arange(block * count, (block + 1) * count, dtype=np.uint64))
         places = starts[:, None] + np.arange(self.block_size + 1)
         windows: NDArray[np.int64] = self.tokens[places].astype(np.int64)
+        check_ids(windows, self.vocab_size, "train.bin")
         return windows
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from attnlm.model import LanguageModel, build_model, model_skeleton
 from attnlm.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
+_HEADER_ROOM = 2**16  # bytes
+_HEADER_BYTES_PER_PARAMETER = 2**10  # itself, mean and square: each a name, a shape and a place
 
 
 def save_checkpoint(
@@ -46,41 +49,69 @@ def load_checkpoint(
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
-    Raises AttnlmError when the file is missing, damaged, or holds another model. Names and shapes
-    are compared before any tensor is read.
+    Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
+    types of all tensors are compared before any is read, and before the model takes memory.
     """
     expected = _expected_shapes(config, vocab_size)
     try:
+        _check_header_size(path, len(expected))
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            found = {n: shape for n, shape in shapes.items() if n.startswith(_MODEL)}
-            if found != expected:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if not _are_of_model(slices, expected):
                 raise AttnlmError(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
                 )
-            tensors = {name: file.get_tensor(name) for name in shapes}
-    except (OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, FileNotFoundError) or not path.exists():
-            raise AttnlmError(
-                f"there is no checkpoint {path}", "the run has not got that far; train it again"
-            ) from None
+            tensors = {name: file.get_tensor(name) for name in slices}
+        described = metadata.get("facts", "")
+        if metadata.get("digest") != _digest(described, tensors):
+            raise _damaged(path)
+        facts = json.loads(described)
+        if not isinstance(facts, dict):
+            raise _damaged(path)
+    except FileNotFoundError:
+        raise AttnlmError(
+            f"there is no checkpoint {path}", "the run has not got that far; train it again"
+        ) from None
+    except OSError as error:
+        raise AttnlmError(
+            f"can't read {path}: {error.strerror or error}", "check that it may be read"
+        ) from None
+    except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    described = metadata.get("facts", "")
-    if metadata.get("digest") != _digest(described, tensors):
-        raise _damaged(path)
     model = build_model(config, vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[_MODEL + name])
     state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
-    return model, json.loads(described), state
+    return model, facts, state
 
 
 def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
     model = model_skeleton(config, vocab_size)
     return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def _check_header_size(path: Path, parameters: int) -> None:
+    """Raises ValueError for a header that no checkpoint of so many parameters needs."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("a pipe or a device")
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * parameters:
+        raise ValueError("a header too large")
+
+
+def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
+    for name, found in slices.items():
+        of = name
+        if name.startswith(_OPTIMIZER):
+            of = _MODEL + name.removeprefix(_OPTIMIZER).rpartition("/")[0]
+        if found.get_dtype() != "F32" or tuple(found.get_shape()) != expected.get(of):
+            return False
+    return expected.keys() <= slices.keys()
 
 
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:

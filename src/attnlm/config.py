@@ -47,6 +47,8 @@ def _setting(
 
 
 _LARGEST = 2**20
+_LARGEST_ROTARY_TABLE = 2**24  # numbers
+_LARGEST_RECIPE = 2**20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +343,12 @@ def _check_shape(model: ModelConfig) -> None:
             f"rotary positions turn pairs of numbers, and a head of {model.head_dim} is odd",
             f"give --head-size {model.head_dim + 1}",
         )
+    if model.model == "transformer" and model.block_size * model.head_dim > _LARGEST_ROTARY_TABLE:
+        raise UsageError(
+            f"a table of rotary positions for --block-size {model.block_size} and heads of "
+            f"{model.head_dim} is too large",
+            f"give --block-size {max(1, _LARGEST_ROTARY_TABLE // model.head_dim)} or less",
+        )
 
 
 def _check_training(
@@ -407,7 +415,11 @@ def load_recipe(name: str) -> Settings:
     try:
         if name in recipe_names():
             return tomllib.loads(builtin.read_text(encoding="utf-8"))
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:  # perhaps a pipe
+            content = file.read(_LARGEST_RECIPE + 1)
+        if len(content) > _LARGEST_RECIPE:
+            raise ValueError("it is too large")
+        text = content.decode("utf-8-sig")
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         near = difflib.get_close_matches(name, recipe_names(), n=1)

@@ -85,8 +85,8 @@ def open_dataset(
     def open_and_check() -> Dataset:
         meta = _read_meta(path / "meta.json")
         opened = _opened(path, meta)
-        for split in ("train", "val"):
-            _check_bin(path / f"{split}.bin", split, meta, verify)
+        for split, ids in (("train", opened.train), ("val", opened.val)):
+            _check_bin(path / f"{split}.bin", split, ids, meta, verify)
         return opened
 
     return _unless_replaced(path, open_and_check)
@@ -182,9 +182,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     """What meta.json says, every value of the right kind."""
     if not path.is_file():
         raise AttnlmError(f"{path.parent} is not a data set: it has no {path.name}", _NONE)
-    if path.stat().st_size > _MAX_META:
-        raise AttnlmError(f"{path} is damaged: it is too large", _DAMAGED)
-    meta = read_json(path)
+    meta = read_json(path, _MAX_META)
     if meta.get("format") != FORMAT:
         raise AttnlmError(
             f"{path} has a format that this version of attnlm doesn't know",
@@ -211,14 +209,25 @@ def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
         return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
 
 
-def _check_bin(path: Path, split: str, meta: dict[str, Any], verify: bool) -> None:
+def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
+    by_samples = ids.nbytes > _LARGE and not verify
     with _reading(path):
-        if path.stat().st_size > _LARGE and not verify:
+        if by_samples:
             intact = sampled_hash(path) == meta[f"{split}_sampled_sha256"]
         else:
             intact = file_hash(path) == meta[f"{split}_sha256"]
     if not intact:
         raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
+    if not by_samples:
+        check_ids(ids, meta["vocab_size"], str(path))
+
+
+def check_ids(ids: NDArray[Any], vocab_size: int, origin: str) -> None:
+    """Raises AttnlmError where an id is none of the vocabulary's: a model has no row for it."""
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise AttnlmError(
+            f"{origin} is damaged: it has ids that its vocabulary of {vocab_size:,} lacks", _DAMAGED
+        )
 
 
 @contextlib.contextmanager

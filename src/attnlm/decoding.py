@@ -209,8 +209,9 @@ class TransformerDecoder:
         shape = (num_samples, self._heads, config.block_size, self._size)
         dtype = self._embedding_VC.dtype
         self._keys_BHSD = [np.empty(shape, dtype) for _ in self._blocks]
-        # A last column of ones: there the softmax's denominator appears.
-        self._values_BHSD = [np.ones((*shape[:-1], self._size + 1), dtype) for _ in self._blocks]
+        # A last column of ones: there the softmax's denominator appears. Set as tokens come, so
+        # that a long context takes memory only for what is in it.
+        self._values_BHSD = [np.empty((*shape[:-1], self._size + 1), dtype) for _ in self._blocks]
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         new_BT = ids_BS[:, known:]
@@ -240,6 +241,7 @@ class TransformerDecoder:
         new_keys, new_values = turned_BTHD[:, :, heads:], packed_BTHD[:, :, 2 * heads :]
         self._keys_BHSD[layer][:, :, known:total] = new_keys.transpose(0, 2, 1, 3)
         self._values_BHSD[layer][:, :, known:total, :-1] = new_values.transpose(0, 2, 1, 3)
+        self._values_BHSD[layer][:, :, known:total, -1] = 1
         return turned_BTHD[:, :, :heads]
 
     def _attend(self, layer: int, query_BTHD: Array, total: int) -> Array:

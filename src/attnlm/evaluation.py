@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from attnlm.batches import check_length
-from attnlm.dataset import Ids, open_dataset
+from attnlm.dataset import Ids, check_ids, open_dataset
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy
@@ -45,9 +45,10 @@ def validation_loss(
     """Mean loss of predicting every token of a split but its first.
 
     Windows of block_size follow each other without overlap; the last may be shorter. Raises
-    AttnlmError when the split is too short for one window.
+    AttnlmError when the split is too short for one window, or has ids that the model lacks.
     """
     tokens = tokens[:MOST_TOKENS]
+    check_ids(tokens, model.vocab_size, "val.bin")
     block_size = model.config.block_size
     check_length(len(tokens), block_size, "validation")
     whole = (len(tokens) - 1) // block_size

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from attnlm.errors import AttnlmError
 from attnlm.locks import clear, locked_new
 
 _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+
+_LARGEST_JSON = 2**20  # bytes
 
 
 @contextlib.contextmanager
@@ -92,17 +95,34 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote there, less the hash.
+def read_bytes(path: Path, at_most: int) -> bytes:
+    """The content of a small file.
 
-    Raises AttnlmError when the file is missing, is no JSON object or was changed since.
+    Raises AttnlmError when it can't be read, is a pipe or a device, or has more bytes than that.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= at_most:
+            with path.open("rb") as file:
+                return file.read(status.st_size)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise AttnlmError(
-            f"can't read {path}: {error.strerror}", "check that it is there and may be read"
+            f"can't read {path}: {reason}", "check that it is there and may be read"
         ) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise _damaged(path, "it is not a regular file")
+    raise _damaged(path, f"it has {status.st_size:,} bytes, more than it ever needs")
+
+
+def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
+    """What `write_json` wrote there, less the hash.
+
+    Raises AttnlmError when the file is missing, is no JSON object of at most so many bytes, or was
+    changed since.
+    """
+    try:
+        content = json.loads(read_bytes(path, at_most).decode())
     except (ValueError, RecursionError):
         raise _damaged(path, "it is not valid JSON") from None
     if not isinstance(content, dict):

@@ -19,6 +19,7 @@ from attnlm.locks import clear, locked_new
 
 _LATEST = "latest"
 _WORKSPACE, _ASIDE = ".unfinished-", "old-"
+_LONGEST_LATEST = 2**10  # bytes
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
@@ -70,10 +71,9 @@ def write_latest(parent: Path, name: str) -> None:
 
 
 def _latest(parent: Path, kind: str, hint: str) -> Path:
-    try:
-        name = (parent / _LATEST).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        raise AttnlmError(f"there is no {kind} in {parent} yet", hint) from None
+    if not (parent / _LATEST).exists():
+        raise AttnlmError(f"there is no {kind} in {parent} yet", hint)
+    name = files.read_bytes(parent / _LATEST, _LONGEST_LATEST).decode(errors="replace").strip()
     if not is_safe_name(name) or not (parent / name).is_dir():
         raise AttnlmError(
             f"the latest {kind}, {name!r}, is no longer in {parent}",

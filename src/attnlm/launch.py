@@ -146,7 +146,7 @@ def _go_on(
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
     with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
-        run.keep_metrics_until(state.step)
+        run.keep_metrics_until(state.evaluated_step)
         if changed:
             run.save_config()
     return run, dataset, state

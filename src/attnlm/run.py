@@ -6,8 +6,10 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -67,30 +69,42 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record per evaluation, oldest first. A line cut short by a crash is left out."""
-        records = []
         path = self.path / "metrics.jsonl"
-        if path.exists():
-            try:
-                text = path.read_text(encoding="utf-8")
-            except ValueError:
-                raise _damaged(path) from None
-            for line in text.splitlines(keepends=True):
-                if not line.endswith("\n"):
-                    break
+        if not path.exists():
+            return []
+        if not path.is_file() or path.stat().st_size > _LARGEST_METRICS:
+            raise _damaged(path)
+        records = []
+        with path.open("rb") as file:
+            while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
                 records.append(_metrics_record(line, path))
+        if len(line) == _LONGEST_LINE:
+            raise _damaged(path)
         return records
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one record."""
         path = self.path / "metrics.jsonl"
         with files.naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_metrics_line(record))
+            file.flush()
+            os.fsync(file.fileno())
 
-    def keep_metrics_until(self, step: int) -> list[dict[str, Any]]:
-        """Drops what was recorded after `step`, and returns the rest."""
-        kept = [record for record in self.metrics() if record["step"] <= step]
-        lines = "".join(json.dumps(record) + "\n" for record in kept)
+    def keep_metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
+        """Drops what was recorded after an evaluation, and returns the rest."""
+        kept = self.metrics_until(evaluated_step)
+        lines = "".join(map(_metrics_line, kept))
         files.write_bytes(self.path / "metrics.jsonl", lines.encode())
+        return kept
+
+    def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
+        """The records up to an evaluation, −1 for none.
+
+        Raises AttnlmError where that of this evaluation is missing.
+        """
+        kept = [record for record in self.metrics() if record["step"] <= evaluated_step]
+        if (kept[-1]["step"] if kept else -1) != evaluated_step:
+            raise _damaged(self.path / "metrics.jsonl")
         return kept
 
     @contextlib.contextmanager
@@ -162,31 +176,53 @@ def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoint
     """
     path = find_folder(name, checkpoint_dir, kind="run", hint="train one: attnlm train")
     content = files.read_json(path / "config.json")
+    if content.get("format") != _FORMAT:
+        raise AttnlmError(
+            f"{path / 'config.json'} was written by another version of attnlm", "use that version"
+        )
+    if not all(key in content and is_valid(content[key]) for key, is_valid in _CONTENT.items()):
+        raise _damaged(path / "config.json")
     try:
-        if content["format"] != _FORMAT:
-            raise AttnlmError(
-                f"{path} was written by another version of attnlm ({content['attnlm']})",
-                "use that version",
-            )
         config = resolve({}, content["config"])
-        about = dict(content["dataset"])
-        whole = all(type(about[key]) is kind for key, kind in _DATASET_FACTS.items())
-        vocab_size, parameters = content["vocab_size"], content["parameters"]
-        if whole and type(vocab_size) is int and 0 < vocab_size <= 2**21 and config.training.steps:
-            return Run(path, config, vocab_size, parameters, about)
-    except (KeyError, TypeError, ValueError):
-        pass
-    raise _damaged(path / "config.json")
+    except AttnlmError as error:
+        raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
+    if config.training.steps is None:
+        raise _damaged(path / "config.json")
+    return Run(path, config, content["vocab_size"], content["parameters"], content["dataset"])
 
 
-_DATASET_FACTS = {
-    "name": str,
-    "path": str,
-    "train_sha256": str,
-    "val_sha256": str,
-    "train_tokens": int,
-    "val_tokens": int,
-    "val_bytes": int,
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**48
+
+
+def _is_loss(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isfinite(value))
+
+
+_DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: isinstance(value, str),
+    "path": lambda value: isinstance(value, str) and "\0" not in value,
+    "train_sha256": lambda value: isinstance(value, str),
+    "val_sha256": lambda value: isinstance(value, str),
+    "train_tokens": _is_count,
+    "val_tokens": _is_count,
+    "val_bytes": _is_count,
+    "bigram_loss": _is_loss,
+    "floor": _is_loss,
+}
+
+
+def _is_dataset(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        key in value and is_valid(value[key]) for key, is_valid in _DATASET_FACTS.items()
+    )
+
+
+_CONTENT: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict),
+    "vocab_size": lambda value: _is_count(value) and value <= 2**21,
+    "parameters": _is_count,
+    "dataset": _is_dataset,
 }
 
 
@@ -242,14 +278,28 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
 
 
 _NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")
+_KEYS = {*_NUMBERS, "train_loss", "learning_rate"}
+_LARGEST_METRICS, _LONGEST_LINE = 2**28, 2**12  # bytes
 
 
-def _metrics_record(line: str, path: Path) -> dict[str, Any]:
+def _metrics_line(record: Mapping[str, Any]) -> str:
+    """A record and its own checksum, which finds every changed bit."""
+    return json.dumps({**record, "crc32": _checksum(record)}) + "\n"
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())
+
+
+def _metrics_record(line: bytes, path: Path) -> dict[str, Any]:
     try:
-        record = dict(json.loads(line))
-        if all(isinstance(record[key], (int, float)) for key in _NUMBERS):
-            return record
-    except (ValueError, KeyError, TypeError, RecursionError):
+        record = json.loads(line.decode())
+        checksum = record.pop("crc32", None)
+        # Runs that an older version began have lines without one.
+        intact = checksum == _checksum(record) if checksum is not None else record.keys() <= _KEYS
+        if intact and all(type(record[key]) in (int, float) for key in _NUMBERS):
+            return dict(record)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise _damaged(path)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.files import read_json, write_json
+from attnlm.patterns import pattern_of
 
 PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
 SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
@@ -25,7 +26,7 @@ _T = TypeVar("_T")
 
 _FORMAT = 1
 _COPY_AGAIN = "copy it again from where it came, or prepare the text again"
-_MAX_FILE = 2**26  # bytes: several times the largest published vocabulary
+_MAX_FILE = 2**24  # bytes: all characters of Unicode, or several times the largest vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
 _NO_BYTE = 255  # in a table of bytes: there is no id, or it takes more than a byte
 # No token of any pattern we use reaches over these places, nor looks across them: before a space
@@ -140,7 +141,11 @@ class BpeTokenizer(Tokenizer):
             raise ValueError("its ids are not below its vocab_size, or stand for two things")
         rank_of = {token: rank for rank, token in enumerate(ranks)}
         # tiktoken panics, past any `except Exception`, when it meets a byte without a rank.
-        if len(rank_of) != len(ranks) or not rank_of.keys() >= {bytes([b]) for b in range(256)}:
+        if (
+            len(rank_of) != len(ranks)
+            or b"" in rank_of
+            or not rank_of.keys() >= {bytes([b]) for b in range(256)}
+        ):
             raise ValueError("its ranks are not distinct, or lack a byte")
         tokens = [*ranks, *[b""] * unused]
         special = {}
@@ -229,12 +234,7 @@ def load(path: Path) -> Tokenizer:
 
     Raises AttnlmError when the file is missing, damaged or no tokenizer of ours.
     """
-    try:
-        if path.stat().st_size > _MAX_FILE:
-            raise AttnlmError(f"{path} is too large for a tokenizer", _COPY_AGAIN)
-    except OSError as error:
-        raise AttnlmError(f"can't read {path}: {error.strerror}", _COPY_AGAIN) from None
-    content = read_json(path)
+    content = read_json(path, _MAX_FILE)
     if content.get("format") != _FORMAT:
         raise AttnlmError(
             f"{path} has a format that this version of attnlm doesn't know",
@@ -260,11 +260,14 @@ def _rebuilt(content: dict[str, Any]) -> Tokenizer:
     vocab_size = _field(content, "vocab_size", int)
     if not 256 <= vocab_size <= _MAX_VOCABULARY:
         raise ValueError("its vocab_size is out of range")
+    # A pattern from elsewhere may take for ever, or stop the process.
+    if _field(content, "pattern", str) != pattern_of(name):
+        raise ValueError(f"its pattern is not that of {name}")
     ranks = _field(content, "ranks", str).split(" ")
     end_of_text = content.get("end_of_text")
     return BpeTokenizer(
         name,
-        _field(content, "pattern", str),
+        content["pattern"],
         [base64.b64decode(token, validate=True) for token in ranks],
         vocab_size=vocab_size,
         end_of_text=None if end_of_text is None else _field(content, "end_of_text", int),

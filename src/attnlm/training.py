@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -115,9 +115,16 @@ def saved_state(run: Run, device: Device) -> TrainingState:
     model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
     model.to(device.torch)
     optimizer = Optimizer(model, run.config.training)
+    state = TrainingState(model, optimizer, device)
+    known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
+    if not known or facts["step"] < 0 or optimizer.state().keys() != tensors.keys():
+        raise AttnlmError(
+            f"{run.last} does not hold the state that its run describes",
+            "copy the run's folder again from where it came",
+        )
     optimizer.load_state(tensors)
-    known = {name: facts[name] for name in _FACTS}
-    return TrainingState(model, optimizer, device, **known, saved_step=facts["step"])
+    saved = {name: facts[name] for name in _FACTS}
+    return replace(state, **saved, saved_step=facts["step"])
 
 
 def training_batches(config: Config, dataset: Dataset) -> Batches:
@@ -131,6 +138,7 @@ def training_batches(config: Config, dataset: Dataset) -> Batches:
         batch_size=training.batch_size,
         stride=stride,
         seed=training.seed,
+        vocab_size=dataset.vocab_size,
     )
 
 

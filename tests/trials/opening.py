@@ -1,0 +1,84 @@
+"""Small data sets and a run to be damaged, and every way in which their files are read back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm.device import choose_device
+from attnlm.errors import AttnlmError
+from attnlm.run import open_run
+from attnlm.training import saved_state
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
+SETTINGS: dict[str, Any] = {
+    "model": "transformer",
+    "layers": 1,
+    "heads": 2,
+    "embed_dim": 8,
+    "block_size": 4,
+    "batch_size": 2,
+    "steps": 6,
+    "eval_every": 2,
+    "seed": 1,
+    "threads": 1,
+    "device": "cpu",
+}
+CHAR, BPE, RUN = "fruits-char", "fruits-bpe260", "small"
+
+
+def make_all(folder: Path) -> None:
+    """In `folder`: data/ with two data sets, the second of byte pairs, and a run trained on it."""
+    text = folder / "fruits.txt"
+    text.write_text(TEXT)
+    attnlm.prepare(text, data_dir=folder / "data")
+    attnlm.prepare(text, data_dir=folder / "data", tokenizer="bpe:260")
+    attnlm.train(
+        data_dir=folder / "data", checkpoint_dir=folder / "checkpoints", name=RUN, **SETTINGS
+    )
+
+
+def open_data(folder: Path, name: str | None) -> str:
+    """A digest of all that a data set of `make_all` says, by its name or as the latest."""
+    opened = attnlm.open_dataset(name, data_dir=folder / "data", verify=True)
+    facts = {k: v for k, v in vars(opened).items() if k not in ("path", "tokenizer")}
+    ids = (facts.pop("train").tobytes(), facts.pop("val").tobytes())
+    return _digest(facts, opened.tokenizer.to_json(), *ids)
+
+
+def open_the_run(folder: Path, name: str | None) -> str:
+    """A digest of all that the run of `make_all` says: as if it were sampled from and resumed."""
+    run = open_run(name, checkpoint_dir=folder / "checkpoints")
+    about = [run.config.settings(), run.vocab_size, run.parameters, dict(run.dataset)]
+    weights = []
+    for which in ("best", "last"):
+        model, _ = attnlm.load_model(run, checkpoint=which, device="cpu")
+        weights += [p.detach().numpy().tobytes() for p in model.parameters()]
+    state = saved_state(run, choose_device("cpu"))
+    weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
+    records = run.metrics_until(state.evaluated_step)
+    return _digest(about, run.tokenizer.to_json(), state.facts(), records, *weights)
+
+
+def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:
+    """The message that `read` refuses with, if it does; and what it does that nothing should."""
+    try:
+        read()
+    except AttnlmError as error:
+        if not error.message or not error.hint or "\n" in error.message:
+            return error.message, "its refusal is not a line and a hint"
+        return error.message, None
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is none of Exception's
+        return None, f"{type(error).__name__}: {str(error)[:200]}"
+    return None, None
+
+
+def _digest(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else json.dumps(part).encode())
+    return digest.hexdigest()
