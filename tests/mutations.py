@@ -256,9 +256,23 @@ MUTATIONS = (
     _Mutation(
         "a signal saves nothing",
         "training.py",
-        "save_checkpoint(run.last, state.model, state.facts(), state.optimizer)\n            raise",
-        "raise",
+        "state.loss_sum = stepper.read_loss_sum()\n                _save_last(run, stepper)",
+        "state.loss_sum = stepper.read_loss_sum()",
         "test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step",
+    ),
+    _Mutation(
+        "what was evaluated is noted too late",
+        "training.py",
+        "        state.evaluated_step = state.step\n",
+        "",
+        "test_training.py",
+    ),
+    _Mutation(
+        "locks are ignored",
+        "locks.py",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))",
+        "pass",
+        "test_trials.py::test_a_short_trial_finds_no_failure[two]",
     ),
     _Mutation(
         "the best is the newest",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm import bpe, corpus, preparation, tales
+from attnlm import bpe, corpus, folders, preparation, tales
 from attnlm.corpus import Corpus
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.errors import AttnlmError, UsageError
@@ -438,6 +438,7 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(folders, "_exchange_at_once", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before

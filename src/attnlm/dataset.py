@@ -81,11 +81,15 @@ def open_dataset(
     AttnlmError when there is none, or when one of its files is missing or damaged.
     """
     path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
-    meta = _read_meta(path / "meta.json")
-    opened = _opened(path, meta)
-    for split, ids in (("train", opened.train), ("val", opened.val)):
-        _check_bin(path / f"{split}.bin", split, ids, meta, verify)
-    return opened
+
+    def open_and_check() -> Dataset:
+        meta = _read_meta(path / "meta.json")
+        opened = _opened(path, meta)
+        for split, ids in (("train", opened.train), ("val", opened.val)):
+            _check_bin(path / f"{split}.bin", split, ids, meta, verify)
+        return opened
+
+    return _unless_replaced(path, open_and_check)
 
 
 def open_trusted(path: Path) -> Dataset:
@@ -93,7 +97,21 @@ def open_trusted(path: Path) -> Dataset:
 
     For whoever computed or checked them a moment ago: it saves reading all of a large text again.
     """
-    return _opened(path, _read_meta(path / "meta.json"))
+    return _unless_replaced(path, lambda: _opened(path, _read_meta(path / "meta.json")))
+
+
+def _unless_replaced(path: Path, open_it: Callable[[], Dataset]) -> Dataset:
+    """`open_it`, again where another data set took this place meanwhile: files of both misfit."""
+    while True:
+        before = path.stat().st_ino
+        try:
+            opened = open_it()
+        except AttnlmError:
+            if path.stat().st_ino == before:
+                raise
+            continue
+        if path.stat().st_ino == before:
+            return opened
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:

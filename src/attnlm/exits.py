@@ -25,9 +25,23 @@ from attnlm.interruption import Interrupted
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Runs `command` and ends the process."""
     _prepare_streams()
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(_run(command))
+    _on_signals(_interrupt)
+    try:
+        code = _run(command)
+    except KeyboardInterrupt as error:  # as a failure was being told
+        code = _code_of(error)
+    _on_signals(leave)
+    sys.exit(code)
+
+
+def leave(signum: int, frame: FrameType | None) -> None:
+    """Ends the process at once: whatever is on disk is whole at any moment."""
+    os._exit(128 + signum)
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, handler)
 
 
 def _prepare_streams() -> None:
@@ -47,7 +61,12 @@ def _prepare_streams() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    _on_signals(leave)  # a second one
     raise Interrupted(signum)
+
+
+def _code_of(error: KeyboardInterrupt) -> int:
+    return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
 
 
 def _run(command: Callable[[], object]) -> int:
@@ -58,7 +77,7 @@ def _run(command: Callable[[], object]) -> int:
         console.fail(error.message, error.hint)
         return error.exit_code
     except KeyboardInterrupt as error:
-        return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
+        return _code_of(error)
     except typer.Exit as error:
         return error.exit_code
     except BrokenPipeError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import json
 import os
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnlm.errors import AttnlmError
+from attnlm.locks import clear, locked_new
+
+_DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
 _LARGEST_JSON = 2**20  # bytes
 
@@ -20,23 +25,62 @@ _LARGEST_JSON = 2**20  # bytes
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside `path` and puts it there, flushed to disk, on success only."""
-    descriptor, temporary = tempfile.mkstemp(
-        prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-    )
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+    with naming(path), _temporary_beside(path) as temporary:
+        with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files private; ours are as readable as any other the user creates.
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say where
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        _flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What the system says of a full disk does not say where: it is `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
-    _flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _temporary_beside(path: Path) -> Iterator[Path]:
+    """An empty file that is gone afterwards; those of killed processes go first."""
+
+    def make() -> Path:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(descriptor)
+        return Path(name)
+
+    remove_leftovers(path.parent, path.name)
+    with locked_new(make) as temporary:
+        try:
+            yield temporary
+        finally:
+            with contextlib.suppress(OSError):  # what went wrong before says more
+                temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def explaining(folder: Path, hint: str) -> Iterator[None]:
+    """Turns what the system says about our files into AttnlmError: one line, and `hint`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of whoever listens to us
+    except OSError as error:
+        raise AttnlmError(
+            f"can't write {error.filename or folder}: {error.strerror}", hint
+        ) from error
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Removes what killed processes left in `folder` as they replaced `name`, or any file."""
+    clear(folder.glob(f".{glob.escape(name) if name else '*'}.*.tmp"), Path.unlink)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -113,9 +157,12 @@ def _umask() -> int:
 
 def _flush_folder(folder: Path) -> None:
     """Makes a rename durable, where the system lets a folder be flushed (Windows does not)."""
-    with contextlib.suppress(OSError):
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if error.errno in _DISK_FAILS:
+            raise

@@ -1,16 +1,24 @@
-"""Data sets and runs by name, the one made last, and the folder of a user's caches."""
+"""Data sets and runs: found by name, put in place whole; the folder of a user's caches."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import os
 import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from attnlm import files
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.locks import clear, locked_new
 
 _LATEST = "latest"
+_WORKSPACE, _ASIDE = ".unfinished-", "old-"
 _LONGEST_LATEST = 2**10  # bytes
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
@@ -86,6 +94,72 @@ def _names(parent: Path) -> list[str]:
     if not parent.is_dir():
         return []
     return sorted(p.name for p in parent.iterdir() if p.is_dir() and is_safe_name(p.name))
+
+
+@contextlib.contextmanager
+def workspace(parent: Path) -> Iterator[Path]:
+    """A hidden folder in `parent`, deleted in the end; those of killed processes go first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(parent)
+    with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=parent))) as folder:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Removes what killed processes left in `parent`, and undoes the replacement of a folder."""
+    files.remove_leftovers(parent, _LATEST)
+    clear(parent.glob(f"{_WORKSPACE}*"), _undo)
+
+
+def _undo(work: Path) -> None:
+    for aside in work.glob(f"{_ASIDE}*/*"):
+        if not os.path.lexists(work.parent / aside.name):
+            aside.rename(work.parent / aside.name)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def exchange(new: Path, target: Path) -> None:
+    """The folders `new`, in a workspace, and `target`, beside it, change places, or nothing does.
+
+    Where the system can't do that in one step, a process that is killed between the two steps
+    leaves it to the next command to bring `target` back.
+    """
+    if _exchange_at_once(new, target):
+        return
+    aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=new.parent)) / target.name
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except BaseException:
+        if not os.path.lexists(target):
+            aside.rename(target)
+        raise
+    aside.rename(new)
+
+
+def _exchange_at_once(one: Path, other: Path) -> bool:
+    """False where it can't be done: on Windows, and on some network file systems."""
+    import ctypes
+
+    here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
+    paths = os.fsencode(one), os.fsencode(other)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = libc.renamex_np(*paths, swap)
+        else:
+            failed = libc.renameat2(here, paths[0], here, paths[1], swap)
+    except (AttributeError, TypeError):
+        return False
+    if not failed:
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        return False
+    raise OSError(error, os.strerror(error), str(other))
 
 
 def cache_folder() -> Path | None:

@@ -12,11 +12,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked us to stop; `signum` says how."""
+    """Somebody asked us to stop; `signum` says how.
 
-    def __init__(self, signum: int) -> None:
+    `at_once`: they asked twice. What is in memory may be half changed then, and is not for saving.
+    """
+
+    def __init__(self, signum: int, *, at_once: bool = False) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum = signum
+        self.signum, self.at_once = signum, at_once
 
 
 class Interruption:
@@ -58,4 +61,4 @@ class Interruption:
         again = self._pending is not None
         self._pending = signum
         if again or not self._shielded:
-            raise Interrupted(signum)
+            raise Interrupted(signum, at_once=again)

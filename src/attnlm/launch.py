@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
+from attnlm.files import explaining
 from attnlm.interruption import Interruption
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.run import Run, create_run, open_dataset_of, open_run
@@ -59,15 +62,16 @@ def train(
     on_event = on_event or ignore
     threads = torch.get_num_threads()
     try:
-        run, opened, state = _ready(
+        with _ready(
             dataset, recipe, resume, name, Path(checkpoint_dir), Path(data_dir), on_event, settings
-        )
-        fit(run, opened, state, on_event)
+        ) as (run, opened, state):
+            fit(run, opened, state, on_event)
     finally:
         torch.set_num_threads(threads)
     return run
 
 
+@contextlib.contextmanager
 def _ready(
     dataset: str | Path | None,
     recipe: str | Path | None,
@@ -77,22 +81,27 @@ def _ready(
     data_dir: Path,
     on_event: OnEvent,
     settings: dict[str, Setting],
-) -> tuple[Run, Dataset, TrainingState]:
-    """The run that is to be trained, its data and where it stands."""
+) -> Iterator[tuple[Run, Dataset, TrainingState]]:
+    """The run that is to be trained, its data and where it stands; nobody else trains it."""
     if resume is None:
         config = resolve(settings, load_recipe(str(recipe)) if recipe is not None else None)
         opened = open_dataset(dataset, data_dir=data_dir)
-        return _begin(config, opened, name, checkpoint_dir, on_event)
+        run, state = _begin(config, opened, name, checkpoint_dir, on_event)
+        with run.alone():
+            yield run, opened, state
+        return
     if dataset is not None or recipe is not None or name is not None:
         raise UsageError(
             "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
         )
-    return _go_on(open_run(resume, checkpoint_dir=checkpoint_dir), data_dir, settings, on_event)
+    run = open_run(resume, checkpoint_dir=checkpoint_dir)
+    with run.alone():
+        yield _go_on(run, data_dir, settings, on_event)
 
 
 def _begin(
     config: Config, dataset: Dataset, name: str | None, checkpoint_dir: Path, on_event: OnEvent
-) -> tuple[Run, Dataset, TrainingState]:
+) -> tuple[Run, TrainingState]:
     """A new run's folder, and its state before the first step."""
     for key in config.dropped:
         on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
@@ -105,8 +114,9 @@ def _begin(
         config = replace(config, training=_planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
     parameters = count_parameters(state.model)
-    run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
-    return run, dataset, state
+    with explaining(checkpoint_dir, "free some space, or name another --checkpoint-dir"):
+        run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
+    return run, state
 
 
 def _go_on(
@@ -135,9 +145,10 @@ def _go_on(
             f"{run.name} has made {state.step} steps already",
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
-    run.keep_metrics_until(state.evaluated_step)
-    if changed:
-        run.save_config()
+    with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
+        run.keep_metrics_until(state.evaluated_step)
+        if changed:
+            run.save_config()
     return run, dataset, state
 
 

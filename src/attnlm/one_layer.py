@@ -52,26 +52,46 @@ class OneLayer:
         def memory(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=model.head.weight.dtype)
 
+        def heads_first(packed_BTC: Tensor) -> Tensor:
+            """(B, T, …·H·D) seen as (…, B, H, D, T)."""
+            split = packed_BTC.view(batch_size, length, -1, heads, size)
+            return split.permute(2, 0, 3, 4, 1)
+
+        def for_products(packed_BTC: Tensor) -> Tensor:
+            """Memory for the heads of `packed_BTC`; those of one head can stay where they are."""
+            seen = heads_first(packed_BTC)
+            return seen if heads == 1 else memory(*seen.shape)
+
+        self._copied = heads > 1
         self._scale = size**-0.5
         self._mask_TT = kernels.causal_mask(length, model.head.weight)
         self._embeddings_RC = memory(vocab_size + length, model.token_embedding.embedding_dim)
         self._tables = memory(vocab_size + length, 3 * width)
+        self._positions = self._tables[vocab_size:]
         self._d_tables = memory(vocab_size + length, 3 * width)
-        self._rows = slice(0, vocab_size), slice(vocab_size, None)
+        self._d_tokens, self._d_positions = self._d_tables.split((vocab_size, length))
         self._packed_BTC = memory(batch_size, length, 3 * width)
         self._packed_MC = self._packed_BTC.flatten(0, 1)
-        split = self._packed_BTC.view(batch_size, length, 3, heads, size)
-        self._packed_3BHDT = split.permute(2, 0, 3, 4, 1)
-        self._heads_3BHDT = memory(3, batch_size, heads, size, length)
-        self._d_heads_3BHDT = memory(3, batch_size, heads, size, length)
+        self._packed_3BHDT = heads_first(self._packed_BTC)
+        self._heads_3BHDT = for_products(self._packed_BTC)
         self._qkv = self._heads_3BHDT.flatten(1, 2).unbind()
+        self._d_packed_BTC = memory(batch_size, length, 3 * width)
+        self._d_packed_MC = self._d_packed_BTC.flatten(0, 1)
+        self._d_packed_3BHDT = heads_first(self._d_packed_BTC)
+        self._d_heads_3BHDT = for_products(self._d_packed_BTC)
         self._d_qkv = self._d_heads_3BHDT.flatten(1, 2).unbind()
         self._scores_NTT = memory(batch_size * heads, length, length)
         self._weights_NTT = memory(batch_size * heads, length, length)
-        self._mixed_NDT = memory(batch_size * heads, size, length)
-        self._d_mixed_NDT = memory(batch_size * heads, size, length)
         self._mixed_BTC = memory(batch_size, length, width)
         self._mixed_MC = self._mixed_BTC.flatten(0, 1)
+        self._mixed_1BHDT = heads_first(self._mixed_BTC)
+        self._mixed_heads_1BHDT = for_products(self._mixed_BTC)
+        self._mixed_NDT = self._mixed_heads_1BHDT.flatten(0, 2)
+        self._d_mixed_BTC = memory(batch_size, length, width)
+        self._d_mixed_MC = self._d_mixed_BTC.flatten(0, 1)
+        self._d_mixed_1BHDT = heads_first(self._d_mixed_BTC)
+        self._d_mixed_heads_1BHDT = for_products(self._d_mixed_BTC)
+        self._d_mixed_NDT = self._d_mixed_heads_1BHDT.flatten(0, 2)
         self._logits_MV = memory(batch_size * length, vocab_size)
         self._minus_one_M1 = torch.full_like(self._logits_MV[:, :1], -1)
 
@@ -81,8 +101,8 @@ class OneLayer:
         tokens, targets_M1 = inputs_BT.reshape(-1), targets_BT.reshape(-1, 1)
         self._look_up(tokens)
         self._attend()
-        loss, d_mixed_MC = self._predict(targets_M1)
-        self._attend_backward(d_mixed_MC)
+        loss = self._predict(targets_M1)
+        self._attend_backward()
         self._look_up_backward(tokens)
         return loss
 
@@ -91,25 +111,25 @@ class OneLayer:
         p = self._parameters
         torch.cat((p.tokens, p.positions), out=self._embeddings_RC)
         torch.mm(self._embeddings_RC, p.qkv.T, out=self._tables)
-        positions = self._tables[self._rows[1]]
         if p.qkv_bias is not None:
-            positions += p.qkv_bias
+            self._positions += p.qkv_bias
         torch.index_select(self._tables, 0, tokens, out=self._packed_MC)
-        self._packed_BTC += positions
-        self._heads_3BHDT.copy_(self._packed_3BHDT)
+        self._packed_BTC += self._positions
+        if self._copied:
+            self._heads_3BHDT.copy_(self._packed_3BHDT)
 
     def _look_up_backward(self, tokens: Tensor) -> None:
         """Gradients of the embeddings and of the query, key and value maps."""
         p, d = self._parameters, self._gradients
-        self._packed_3BHDT.copy_(self._d_heads_3BHDT)
-        self._d_tables.zero_().index_add_(0, tokens, self._packed_MC)
-        d_tokens, d_positions = (self._d_tables[rows] for rows in self._rows)
-        torch.sum(self._packed_BTC, 0, out=d_positions)
+        if self._copied:
+            self._d_packed_3BHDT.copy_(self._d_heads_3BHDT)
+        self._d_tokens.zero_().index_add_(0, tokens, self._d_packed_MC)
+        torch.sum(self._d_packed_BTC, 0, out=self._d_positions)
         if d.qkv_bias is not None:
-            torch.sum(d_positions, 0, out=d.qkv_bias)
+            torch.sum(self._d_positions, 0, out=d.qkv_bias)
         torch.mm(self._d_tables.T, self._embeddings_RC, out=d.qkv)
-        torch.mm(d_tokens, p.qkv, out=d.tokens)
-        torch.mm(d_positions, p.qkv, out=d.positions)
+        torch.mm(self._d_tokens, p.qkv, out=d.tokens)
+        torch.mm(self._d_positions, p.qkv, out=d.positions)
 
     def _attend(self) -> None:
         """Queries, keys and values → the heads' outputs, side by side."""
@@ -117,28 +137,29 @@ class OneLayer:
         torch.baddbmm(self._mask_TT, q_NDT.mT, k_NDT, alpha=self._scale, out=self._scores_NTT)
         torch.softmax(self._scores_NTT, -1, out=self._weights_NTT)
         torch.bmm(v_NDT, self._weights_NTT.mT, out=self._mixed_NDT)
-        self._mixed_BTC.mT.copy_(self._mixed_NDT.view(self._mixed_BTC.mT.shape))
+        if self._copied:
+            self._mixed_1BHDT.copy_(self._mixed_heads_1BHDT)
 
-    def _attend_backward(self, d_mixed_MC: Tensor) -> None:
+    def _attend_backward(self) -> None:
         q_NDT, k_NDT, v_NDT = self._qkv
         d_q, d_k, d_v = self._d_qkv
-        d_mixed_BCT = self._d_mixed_NDT.view(self._mixed_BTC.mT.shape)
-        d_mixed_BCT.copy_(d_mixed_MC.view(self._mixed_BTC.shape).mT)
+        if self._copied:
+            self._d_mixed_heads_1BHDT.copy_(self._d_mixed_1BHDT)
         torch.bmm(self._d_mixed_NDT, self._weights_NTT, out=d_v)
         d_weights = torch.bmm(self._d_mixed_NDT.mT, v_NDT, out=self._scores_NTT)
         d_scores = kernels.softmax_backward_(d_weights, self._weights_NTT)
-        torch.bmm(k_NDT, d_scores.mT, out=d_q)
-        torch.bmm(q_NDT, d_scores, out=d_k)
-        self._d_heads_3BHDT[:2] *= self._scale
+        torch.baddbmm(d_q, k_NDT, d_scores.mT, beta=0, alpha=self._scale, out=d_q)
+        torch.baddbmm(d_k, q_NDT, d_scores, beta=0, alpha=self._scale, out=d_k)
 
-    def _predict(self, targets_M1: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, the gradients of projection and head, and that of the heads' outputs."""
+    def _predict(self, targets_M1: Tensor) -> Tensor:
+        """The loss; the gradients of projection, head, and the heads' outputs."""
         p, d = self._parameters, self._gradients
-        x_MC = self._mixed_MC
+        x_MC, d_x_MC = self._mixed_MC, self._d_mixed_MC
         if p.projection is not None:
             x_MC = x_MC @ p.projection.T
             if p.projection_bias is not None:
                 x_MC += p.projection_bias
+            d_x_MC = torch.empty_like(x_MC)
         logits_MV = torch.addmm(p.head_bias, x_MC, p.head.T, out=self._logits_MV)
         top, at_target = logits_MV.amax(1), logits_MV.gather(1, targets_M1)
         probabilities_MV = torch.softmax(logits_MV, 1, out=logits_MV)
@@ -148,13 +169,13 @@ class OneLayer:
         d_logits_MV *= 1 / len(targets_M1)
         torch.mm(d_logits_MV.T, x_MC, out=d.head)
         torch.sum(d_logits_MV, 0, out=d.head_bias)
-        d_x_MC = d_logits_MV @ p.head
-        if p.projection is None or d.projection is None:
-            return loss, d_x_MC
-        torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
-        if d.projection_bias is not None:
-            torch.sum(d_x_MC, 0, out=d.projection_bias)
-        return loss, d_x_MC @ p.projection
+        torch.mm(d_logits_MV, p.head, out=d_x_MC)
+        if p.projection is not None and d.projection is not None:
+            torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
+            if d.projection_bias is not None:
+                torch.sum(d_x_MC, 0, out=d.projection_bias)
+            torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
+        return loss
 
 
 class _Parameters:

@@ -51,7 +51,7 @@ class Optimizer:
             return _place(pair[0], pair[1], config)
 
         named = sorted(model.named_parameters(), key=place_of)
-        flat = torch.cat([parameter.detach().flatten() for _, parameter in named])
+        self._values = flat = torch.cat([p.detach().flatten() for _, p in named])
         self._gradient = torch.zeros_like(flat)
         self._mean = torch.zeros_like(flat)
         by_adamw = sum(p.numel() for name, p in named if not _place(name, p, config).by_muon)
@@ -85,6 +85,16 @@ class Optimizer:
         for group in self._groups:
             group.update(rate, step)
         self._gradient.zero_()
+
+    def not_finite(self) -> list[str]:
+        """Which of gradient (as its running means remember it) and weights are NaN or infinite."""
+        remembered = self._mean, self._square
+        kinds = {"gradient": remembered, "weights": (self._values,)}
+        return [
+            kind
+            for kind, vectors in kinds.items()
+            if not all(bool(vector.isfinite().all()) for vector in vectors)
+        ]
 
     def state(self) -> dict[str, Tensor]:
         """Views of what it remembers from step to step, named `<parameter>/<what>`."""

@@ -9,9 +9,6 @@ import hashlib
 import itertools
 import math
 import os
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,8 +24,8 @@ from attnlm.corpus import Corpus, get_corpus
 from attnlm.dataset import FORMAT, Dataset, Ids, id_dtype, open_dataset, open_trusted, sampled_hash
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, Progress, ignore
-from attnlm.files import file_hash, replacing, write_json
-from attnlm.folders import check_name, write_latest
+from attnlm.files import explaining, file_hash, replacing, write_json
+from attnlm.folders import check_name, exchange, workspace, write_latest
 from attnlm.parallel import cores, map_ahead
 from attnlm.tokenizer import (
     PIECE,
@@ -43,16 +40,12 @@ from attnlm.tokenizer import (
     save,
 )
 
-if sys.platform != "win32":
-    import fcntl
-
 # UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
 _MOST_BIGRAM_IDS = 1024
 _MOST_WORKERS = 8
 _PIECE = PIECE  # characters encoded at once
-_WORKSPACE = ".prepare-"
 
 
 def prepare(
@@ -84,7 +77,8 @@ def prepare(
     if name is not None:
         check_name(name, "--name")
     data_dir = Path(data_dir)
-    with _translating(data_dir), _workspace(data_dir) as work:
+    hint = "free some space, or name another --data-dir"
+    with explaining(data_dir, hint), workspace(data_dir) as work:
 
         def read(place: str | os.PathLike[str] | None) -> _Text:
             corpus = get_corpus(
@@ -104,7 +98,7 @@ def prepare(
         else:
             chosen = _tokenizer(tokenizer, split, work, offline, on_event)
             _build(work / "new", name, split, chosen, on_event)
-            _install(work, target, lambda: _is_prepared(target, tokenizer, split, force))
+            _install(work / "new", target, lambda: _is_prepared(target, tokenizer, split, force))
         write_latest(data_dir, name)
         return open_trusted(target)
 
@@ -416,84 +410,16 @@ def _is_prepared(target: Path, spec: str, split: _Split, force: bool) -> bool:
     raise AttnlmError(f"{target} exists with other content", hint)
 
 
-def _install(work: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Moves the folder `new` in `work` to `target`, unless `is_prepared` what is there by then."""
-    for attempt in itertools.count():
-        old = work / f"old-{attempt}"
+def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
+    """Moves the folder `new` to `target`, unless `is_prepared` what is there by then."""
+    while True:
         try:
-            if os.path.lexists(target):
-                if is_prepared():
-                    return
-                target.rename(old)
-            (work / "new").rename(target)
+            if not os.path.lexists(target):
+                new.rename(target)
+            elif not is_prepared():
+                exchange(new, target)
             return
         except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            # Somebody else put theirs there in this moment, or took it away: look at that.
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
                 raise
-            # Somebody else put theirs there in this moment: look at that.
-        finally:
-            if old.exists() and not os.path.lexists(target):
-                old.rename(target)
-
-
-@contextlib.contextmanager
-def _workspace(data_dir: Path) -> Iterator[Path]:
-    """A hidden folder in `data_dir`, deleted in the end; those of killed processes go first."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    for leftover in data_dir.glob(f"{_WORKSPACE}*"):
-        with _locked(leftover, wait=False) as is_dead:
-            if is_dead:
-                shutil.rmtree(leftover, ignore_errors=True)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=data_dir))
-        with _locked(folder, wait=True):
-            # Somebody may have taken it for a leftover before it was locked.
-            if not folder.is_dir():
-                continue
-            try:
-                yield folder
-                return
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Locks a folder, and says whether it could; a process that is killed unlocks all of its."""
-    descriptor = _lock(folder, wait)
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _lock(folder: Path, wait: bool) -> int | None:
-    """A descriptor that locks `folder` until it is closed, or None.
-
-    Windows, and some network file systems, lock no folders: what is left over stays there.
-    """
-    if sys.platform == "win32":
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return descriptor
-    except OSError:
-        os.close(descriptor)
-        return None
-
-
-@contextlib.contextmanager
-def _translating(data_dir: Path) -> Iterator[None]:
-    """Turns what the system says about our files into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise AttnlmError(
-            f"can't write {error.filename or data_dir}: {error.strerror}",
-            "free some space, or name another --data-dir",
-        ) from error

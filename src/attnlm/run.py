@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,15 @@ from attnlm.config import Config, resolve
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.folders import check_name, find_folder, is_folder, write_latest
+from attnlm.folders import (
+    check_name,
+    find_folder,
+    is_folder,
+    remove_leftovers,
+    workspace,
+    write_latest,
+)
+from attnlm.locks import locked
 from attnlm.model import LanguageModel
 
 _FORMAT = 1
@@ -80,7 +91,8 @@ class Run:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one record."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+        path = self.path / "metrics.jsonl"
+        with files.naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_metrics_line(record))
             file.flush()
             os.fsync(file.fileno())
@@ -102,6 +114,24 @@ class Run:
             raise _damaged(self.path / "metrics.jsonl")
         return kept
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else trains this run meanwhile; what a killed process left in it is removed.
+
+        Raises AttnlmError when somebody does. (Windows and some network file systems can't tell.)
+        """
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(locked(self.path))
+            except BlockingIOError:
+                raise AttnlmError(
+                    f"{self.name} is being trained by another process",
+                    "wait until that ends, or stop it; or train another run",
+                ) from None
+            files.remove_leftovers(self.path)
+            remove_leftovers(self.path.parent)
+            yield
+
     def save_config(self) -> None:
         """Writes config.json."""
         content = {
@@ -118,12 +148,10 @@ class Run:
 def create_run(
     config: Config, dataset: Dataset, parameters: int, *, name: str | None, checkpoint_dir: Path
 ) -> Run:
-    """Makes the folder of a new run, `<model>-001` and so on unless named.
+    """Makes the folder of a new run, `<model>-001` and so on unless named: whole from the first.
 
     Raises AttnlmError when the name is taken, UsageError when it can't be a folder's name.
     """
-    checkpoint_dir.mkdir(parents=True, exist_ok=True)
-    path = _new_folder(checkpoint_dir, config.model.model, name)
     about = {
         "name": dataset.name,
         "path": str(dataset.path),
@@ -135,9 +163,15 @@ def create_run(
         "bigram_loss": dataset.bigram_loss,
         "floor": dataset.floor,
     }
-    run = Run(path, config, dataset.vocab_size, parameters, about)
-    tokenizer.save(dataset.tokenizer, path / "tokenizer.json")
-    run.save_config()
+    if name is not None:
+        check_name(name, "--name")
+    with workspace(checkpoint_dir) as work:
+        new = work / "new"
+        new.mkdir()
+        tokenizer.save(dataset.tokenizer, new / "tokenizer.json")
+        run = Run(new, config, dataset.vocab_size, parameters, about)
+        run.save_config()
+        run = replace(run, path=_put_in_place(new, checkpoint_dir, config.model.model, name))
     write_latest(checkpoint_dir, run.name)
     return run
 
@@ -230,26 +264,24 @@ def open_dataset_of(run: Run, data_dir: Path) -> Dataset:
     return dataset
 
 
-def _new_folder(checkpoint_dir: Path, model: str, name: str | None) -> Path:
-    if name is not None:
-        check_name(name, "--name")
-        path = checkpoint_dir / name
+def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None) -> Path:
+    """Moves a run's folder to its name, unless that is taken."""
+    for number in itertools.count(1):
+        path = checkpoint_dir / (name or f"{model}-{number:03}")
         try:
-            path.mkdir()
-        except FileExistsError:
-            raise AttnlmError(
-                f"there is a run called {name} already, and runs are never overwritten",
-                f"give another --name, or go on with it: attnlm train --resume {name}",
-            ) from None
-        return path
-    number = 1
-    while True:
-        path = checkpoint_dir / f"{model}-{number:03}"
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            number += 1
+            # An empty folder could be replaced, but it is somebody's.
+            if not os.path.lexists(path):
+                new.rename(path)
+                return path
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        if name is not None:
+            break
+    raise AttnlmError(
+        f"there is a run called {name} already, and runs are never overwritten",
+        f"give another --name, or go on with it: attnlm train --resume {name}",
+    )
 
 
 _NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")

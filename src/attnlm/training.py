@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,8 @@ class TrainingState:
     """Of the training losses since the newest evaluation."""
     seconds: float = 0.0
     """Wall time of the run, evaluations and saving included."""
+    saved_step: int | None = None
+    """The step of the last checkpoint on disk."""
 
     def facts(self) -> dict[str, Any]:
         """What is saved beside the tensors. Batches and dropout follow from seed and step."""
@@ -121,7 +123,8 @@ def saved_state(run: Run, device: Device) -> TrainingState:
             "copy the run's folder again from where it came",
         )
     optimizer.load_state(tensors)
-    return replace(state, **{name: facts[name] for name in _FACTS})
+    saved = {name: facts[name] for name in _FACTS}
+    return replace(state, **saved, saved_step=facts["step"])
 
 
 def training_batches(config: Config, dataset: Dataset) -> Batches:
@@ -139,6 +142,10 @@ def training_batches(config: Config, dataset: Dataset) -> Batches:
     )
 
 
+class _NotFiniteError(Exception):
+    """Numbers have become NaN or infinite: which, and after which step."""
+
+
 class Stepper:
     """One training step after another: everything that a step needs, held ready."""
 
@@ -148,6 +155,7 @@ class Stepper:
         self._backpropagate = _backpropagation(state, self.config)
         self._draws = bool(config.model.dropout)
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
+        self._sound_step = state.step
 
     def step(self, interruption: Interruption) -> Tensor:
         """Makes the next step and returns its loss, a tensor () still on the device."""
@@ -163,15 +171,23 @@ class Stepper:
         return loss
 
     def read_loss_sum(self) -> float:
-        """The sum of losses since the newest evaluation; raises AttnlmError unless finite."""
+        """The sum of losses since the newest evaluation.
+
+        Raises _NotFiniteError unless it, the weights and the optimizer's state are finite.
+        """
         total = self._loss_sum.item()
-        if not math.isfinite(total):
-            raise AttnlmError(
-                f"the training loss is no longer a number after step {self.state.step}",
-                f"lower --learning-rate {self.config.learning_rate:g} or give --gradient-clip 1; "
-                "the run's checkpoints are those of its last evaluation",
-            )
+        wrong = [] if math.isfinite(total) else ["loss"]
+        if wrong := wrong + self.state.optimizer.not_finite():
+            raise _NotFiniteError(self._when(wrong))
+        self._sound_step = self.state.step
         return total
+
+    def _when(self, wrong: list[str]) -> str:
+        first, last = self._sound_step + 1, self.state.step
+        when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
+        names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
+        are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
+        return f"{names} {are}: it happened {when}"
 
     def reset_loss_sum(self) -> None:
         """Starts a new mean."""
@@ -209,7 +225,8 @@ def _on(array: NDArray[np.int64], device: Device) -> Tensor:
 def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> None:
     """Trains from `state` to the run's last step, reporting Started to Finished.
 
-    Raises AttnlmError when a loss is no longer finite; Interrupted, after saving, on a signal.
+    Raises AttnlmError when numbers are no longer finite or can't be saved; Interrupted, after
+    saving, on a signal, and without saving on a second one.
     """
     interruption = Interruption()
     on_event(Started(run, state.device, state.step))
@@ -217,12 +234,48 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
         stepper = Stepper(state, run.config, dataset)
         began = time.perf_counter() - state.seconds
         try:
-            _steps_and_evaluations(run, dataset, stepper, began, interruption, on_event)
-        except Interrupted:
+            with _explaining(run, state):
+                _steps_and_evaluations(run, dataset, stepper, began, interruption, on_event)
+        except Interrupted as stop:
+            if stop.at_once:
+                raise
             state.seconds = time.perf_counter() - began
-            state.loss_sum = stepper.read_loss_sum()
-            save_checkpoint(run.last, state.model, state.facts(), state.optimizer)
+            with _explaining(run, state):
+                state.loss_sum = stepper.read_loss_sum()
+                _save_last(run, stepper)
             raise
+
+
+@contextlib.contextmanager
+def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
+    """Turns numbers and disks that fail into AttnlmError, which tells what is left of the run."""
+
+    def left() -> str:
+        if state.saved_step is None:
+            return "the run has no checkpoint yet"
+        return f"{run.last} keeps step {state.saved_step}"
+
+    try:
+        yield
+    except _NotFiniteError as failure:
+        config = run.config.training
+        lower = f"lower --learning-rate {config.learning_rate:g}"
+        if config.gradient_clip is None:
+            lower += " or give --gradient-clip 1"
+        raise AttnlmError(f"the {failure}", f"{lower}; {left()}") from None
+    except BrokenPipeError:
+        raise  # of whoever listens to us
+    except OSError as error:
+        raise AttnlmError(
+            f"can't write {error.filename or run.path}: {error.strerror}",
+            f"make room, then: attnlm train --resume {run.name}; {left()}",
+        ) from error
+
+
+def _save_last(run: Run, stepper: Stepper) -> None:
+    state = stepper.state
+    save_checkpoint(run.last, state.model, state.facts(), state.optimizer)
+    state.saved_step = state.step
 
 
 def _steps_and_evaluations(
@@ -277,10 +330,7 @@ def _evaluate_and_save(
         state.model, dataset.val, state.device, bytes_per_token=dataset.bytes_per_token
     )
     if not math.isfinite(evaluation.loss):
-        raise AttnlmError(
-            f"the validation loss is no longer a number after step {state.step}",
-            f"lower --learning-rate {config.learning_rate:g} or give --gradient-clip 1",
-        )
+        raise _NotFiniteError(f"validation loss is no longer a finite number, at step {state.step}")
     new_steps = state.step - max(0, state.evaluated_step)
     learning_rate = config.learning_rate * learning_rate_factor(max(0, state.step - 1), config)
     improved = evaluation.loss < state.best_loss
@@ -306,5 +356,5 @@ def _evaluate_and_save(
         facts = {"step": state.step, "val_loss": evaluation.loss}
         if improved:
             save_checkpoint(run.best, state.model, facts)
-        save_checkpoint(run.last, state.model, state.facts(), state.optimizer)
+        _save_last(run, stepper)
     on_event(Evaluated(record, improved))

@@ -5,15 +5,34 @@
 
 from __future__ import annotations
 
-from tests.trials import anywhere, damage, hostile, input, network
+from tests.trials import (
+    anywhere,
+    damage,
+    disk,
+    hostile,
+    input,
+    kill,
+    network,
+    numbers,
+    resume,
+    signals,
+    two,
+)
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
-    anywhere.TRIAL,
+    kill.TRIAL,
+    disk.TRIAL,
+    disk.FULL,
+    numbers.TRIAL,
+    resume.TRIAL,
+    two.TRIAL,
+    signals.TRIAL,
     damage.TRIAL,
     hostile.TRIAL,
     input.TRIAL,
     network.TRIAL,
+    anywhere.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}

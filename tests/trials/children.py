@@ -1,0 +1,161 @@
+"""Children forked from a process that has torch loaded: to be killed, or to meet a failing disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.trials.trial import Tally
+
+Run = Callable[[int, int, Path], Tally]
+
+
+def in_own_process(run: Run) -> Run:
+    """`run`, in a new process: no thread runs in it yet, so that it may fork."""
+
+    def anew(cases: int, seed: int, folder: Path) -> Tally:
+        arguments = [run.__module__, run.__name__, str(cases), str(seed), str(folder)]
+        done = subprocess.run(
+            [sys.executable, "-c", _ALONE, *arguments],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+        )
+        return Tally(**json.loads(done.stdout))
+
+    return anew
+
+
+_ALONE = """
+import importlib, json, pathlib, sys
+module, name, cases, seed, folder = sys.argv[1:]
+run = getattr(importlib.import_module(module), name)
+tally = run(int(cases), int(seed), pathlib.Path(folder))
+print(json.dumps({"cases": tally.cases, "failures": tally.failures}))
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended: what it returned, what it raised, or the signal that killed it."""
+
+    result: Any = None
+    error: str | None = None
+    """`Type: message`."""
+    signum: int | None = None
+
+
+@dataclass
+class Child:
+    """A forked process that makes `action`, whose result is JSON."""
+
+    action: Callable[[], Any]
+    pid: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid:
+            os.close(writer)
+            return
+        try:
+            told: dict[str, Any] = {"result": self.action()}
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent is told
+            told = {"error": f"{type(error).__name__}: {error}"}
+        os.write(writer, json.dumps(told).encode())
+        os._exit(0)
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> Outcome:
+        """Waits for its end."""
+        with os.fdopen(self._reader, "rb") as reader:
+            told = reader.read()
+        _, status = os.waitpid(self.pid, 0)
+        if os.WIFSIGNALED(status):
+            return Outcome(signum=os.WTERMSIG(status))
+        return Outcome(**json.loads(told)) if told else Outcome(error="it ended without a word")
+
+
+def in_child(action: Callable[[], Any]) -> Outcome:
+    """What becomes of `action` in a forked process."""
+    return Child(action).wait()
+
+
+_OF_PATHS = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
+
+
+def before_each_event(folder: Path, act: Callable[[str], None]) -> None:
+    """Calls `act` before all that this process does to files below `folder`, until it ends.
+
+    A write is two events: before it, and when half of it is on its way to the disk. `act` is told
+    what is about to be done; what it raises is what the system would have answered.
+    """
+    inside = str(folder)
+    acting = False
+
+    def meet(event: str, path: object) -> None:
+        nonlocal acting
+        if not acting and isinstance(path, (str, Path)) and str(path).startswith(inside):
+            acting = True
+            try:
+                act(f"{event} {Path(path).name}")
+            finally:
+                acting = False
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                meet(event, path)
+        elif event in _OF_PATHS:
+            meet(event, arguments[0])
+
+    class Written:
+        """A file that is being written."""
+
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Written:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def write(self, content: Any) -> int:
+            meet("write", self._file.name)
+            half = len(content) // 2
+            self._file.write(content[:half])
+            self._file.flush()
+            meet("write the rest of", self._file.name)
+            self._file.write(content[half:])
+            return len(content)
+
+    original_open, original_fsync = io.open, os.fsync
+
+    def open_(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        opened = original_open(file, mode, *arguments, **options)
+        written = not mode.startswith("r") and str(file).startswith(inside)
+        return Written(opened) if written else opened
+
+    def fsync(descriptor: int) -> None:
+        meet("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())
+        original_fsync(descriptor)
+
+    io.open = open_
+    os.fsync = fsync  # type: ignore[assignment]
+    sys.addaudithook(hook)

@@ -1,0 +1,99 @@
+"""kill -9 at any moment: before each thing that is done to a file, and at random times."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.trials.children import Child, Outcome, before_each_event, in_child, in_own_process
+from tests.trials.scenarios import Scenario, events_of, scenarios
+from tests.trials.trial import Tally, Trial
+
+_RUNGS = ("multi-head", "transformer", "bigram")
+
+
+def _run(cases: int, seed: int, folder: Path) -> Tally:
+    tally = Tally()
+    is_short = cases < 100
+    written = list(scenarios(_RUNGS[:1] if is_short else _RUNGS, folder))
+    generator = random.Random(seed)
+    # Before every event in its turn, and then at random times; in the short form half and half.
+    kills = _kills_at_events(written, folder)
+    if is_short:
+        kills = iter(generator.sample(list(kills), cases // 2))
+    seconds = {scenario.name: _seconds(scenario, folder / "timed") for scenario in written}
+    by_time = _kills_by_time(written, seconds, generator)
+    for scenario, when, killed in itertools.islice(itertools.chain(kills, by_time), cases):
+        place = folder / "case"
+        scenario.begin(place)
+        killed(place)
+        failure = scenario.failure(place)
+        tally.count(f"{scenario.name}, killed {when}: {failure}" if failure else None)
+        shutil.rmtree(place)
+    return tally
+
+
+_Kill = tuple[Scenario, str, Callable[[Path], Outcome]]
+
+
+def _kills_at_events(written: list[Scenario], folder: Path) -> Iterator[_Kill]:
+    for scenario in written:
+        for number, event in enumerate(events_of(scenario, folder / "counted")):
+
+            def kill(place: Path, scenario: Scenario = scenario, number: int = number) -> Outcome:
+                return in_child(lambda: _act_and_die(scenario, place, number))
+
+            yield scenario, f"before event {number}, {event}", kill
+
+
+def _act_and_die(scenario: Scenario, place: Path, number: int) -> None:
+    numbers = itertools.count()
+
+    def die(event: str) -> None:
+        if next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    before_each_event(place, die)
+    scenario.act(place)
+
+
+def _seconds(scenario: Scenario, place: Path) -> float:
+    scenario.begin(place)
+    began = time.perf_counter()
+    in_child(lambda: scenario.act(place) and None)
+    seconds = time.perf_counter() - began
+    shutil.rmtree(place)
+    return seconds
+
+
+def _kills_by_time(
+    written: list[Scenario], seconds: dict[str, float], generator: random.Random
+) -> Iterator[_Kill]:
+    while True:
+        scenario = generator.choice(written)
+        delay = generator.uniform(0, seconds[scenario.name])
+
+        def kill(place: Path, scenario: Scenario = scenario, delay: float = delay) -> Outcome:
+            child = Child(lambda: scenario.act(place) and None)
+            time.sleep(delay)
+            child.kill()
+            return child.wait()
+
+        yield scenario, f"after {1000 * delay:.1f} ms", kill
+
+
+TRIAL = Trial(
+    name="kill",
+    promise="kill -9 at any moment: nothing but one save interval is lost, nothing left over",
+    short=30,
+    full=1000,
+    run=in_own_process(_run),
+    skip=lambda: None if sys.platform == "linux" else "it counts what Linux does",
+)

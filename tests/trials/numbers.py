@@ -1,0 +1,133 @@
+"""NaN and infinity in loss, gradient or weights, at any step."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnlm
+from attnlm.config import RUNGS
+from attnlm.training import Stepper
+from tests.trials.children import in_child, in_own_process
+from tests.trials.small import facts_of, prepared, settings_of
+from tests.trials.trial import Tally, Trial
+
+_KINDS = ("loss", "gradient", "weights")
+
+
+def _run(cases: int, seed: int, folder: Path) -> Tally:
+    tally = Tally()
+    data = prepared(folder / "given")
+    generator = random.Random(seed)
+    for case in range(cases):
+        rung = RUNGS[case % len(RUNGS)]
+        kind = _KINDS[case // len(RUNGS) % len(_KINDS)]
+        value = generator.choice((float("nan"), float("inf"), -float("inf")))
+        step = generator.randrange(1, 13)
+        place, stops = generator.random(), generator.random() < 0.3
+        settings = settings_of(rung)
+        runs = folder / "runs"
+        outcome = in_child(
+            lambda: _train(data, runs, settings, kind, value, step, place, stops)  # noqa: B023
+        )
+        failure = outcome.result or outcome.error
+        name = f"{rung}, {value} in {kind} at step {step}{', then Ctrl-C' if stops else ''}"
+        tally.count(f"{name}: {failure}" if failure else None)
+        shutil.rmtree(runs)
+    return tally
+
+
+def _train(
+    data: Path,
+    runs: Path,
+    settings: dict[str, Any],
+    kind: str,
+    value: float,
+    step: int,
+    place: float,
+    stops: bool,
+) -> str | None:
+    original = Stepper.step
+
+    def stepping(self: Stepper, interruption: Any) -> torch.Tensor:
+        if self.state.step + 1 == step and kind != "weights":
+            self._backpropagate = _spoiled(self, kind, value, place)
+        loss = original(self, interruption)
+        if self.state.step == step:
+            if kind == "weights":
+                _spoil(self.state.optimizer._values, value, place)
+            if stops:
+                signal.raise_signal(signal.SIGINT)
+        return loss
+
+    Stepper.step = stepping  # type: ignore[method-assign]
+    try:
+        attnlm.train(data, checkpoint_dir=runs, name="run", **settings)
+    except attnlm.AttnlmError as error:
+        return _told(error, kind, step) or _kept(runs / "run", error, step)
+    except KeyboardInterrupt:
+        return "it was stopped, and said nothing"
+    return "it went on"
+
+
+def _spoiled(stepper: Stepper, kind: str, value: float, place: float) -> Any:
+    backpropagate = stepper._backpropagate
+
+    def spoiling(*batch: torch.Tensor) -> torch.Tensor:
+        loss = backpropagate(*batch)
+        if kind == "loss":
+            return loss + value
+        _spoil(stepper.state.optimizer._gradient, value, place)
+        return loss
+
+    return spoiling
+
+
+def _spoil(vector: torch.Tensor, value: float, place: float) -> None:
+    vector[int(place * len(vector))] = value
+
+
+def _told(error: attnlm.AttnlmError, kind: str, step: int) -> str | None:
+    """Whether the message names what went wrong, and when, and the hint what to lower."""
+    when = re.search(r"(?:at step (\d+)|between steps (\d+) and (\d+))$", error.message)
+    numbers = [int(number) for number in when.groups() if number] if when else []
+    if not numbers or not numbers[0] <= step <= numbers[-1]:
+        return f"the step is not in {error.message!r}"
+    if kind not in error.message or "finite" not in error.message:
+        return f"{error.message!r}"
+    return None if "lower --learning-rate" in error.hint else f"the hint is {error.hint!r}"
+
+
+def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:
+    """Whether the last checkpoint is one from before, is named, and all on disk is finite."""
+    from safetensors.torch import load_file
+
+    run = attnlm.open_run(path)
+    if not run.last.exists():
+        return "there is no checkpoint"
+    saved = facts_of(run.last)["step"]
+    if saved >= step or saved < (step - 1) // 4 * 4:
+        return f"step {saved} was kept"
+    if f"{run.last} keeps step {saved}" not in error.hint:
+        return f"the checkpoint of step {saved} is not in {error.hint!r}"
+    for which in ("best", "last"):
+        for name, tensor in load_file(str(run.checkpoint(which))).items():
+            if not tensor.isfinite().all():
+                return f"{name} in {which} is not finite"
+    return None
+
+
+TRIAL = Trial(
+    name="numbers",
+    promise="NaN or infinity stops the run by name and step; no such number is ever saved",
+    short=21,
+    full=210,
+    run=in_own_process(_run),
+    skip=lambda: None if hasattr(signal, "pause") else "it forks",
+)

@@ -1,0 +1,167 @@
+"""Commands that write, and what must be true after each was cut short: killed, or out of room."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm import folders
+from attnlm.errors import AttnlmError
+from attnlm.training import Evaluated, Stepper
+from tests.trials.children import before_each_event, in_child
+from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is killed, and what must be true afterwards."""
+
+    name: str
+    begin: Callable[[Path], None]
+    """Makes what is there before."""
+    act: Callable[[Path], object]
+    check: Callable[[Path], str | None]
+    """Goes on with the next command; says what is wrong then."""
+
+    def failure(self, place: Path) -> str | None:
+        """What `check` says, made in a child."""
+        told = in_child(lambda: self.check(place))
+        failure: str | None = told.result or told.error
+        return failure if told.signum is None else f"signal {told.signum}"
+
+
+def events_of(scenario: Scenario, place: Path) -> list[str]:
+    """What it does to files, uninterrupted."""
+
+    def act() -> list[str]:
+        events: list[str] = []
+        before_each_event(place, events.append)
+        scenario.act(place)
+        return events
+
+    scenario.begin(place)
+    events: list[str] = in_child(act).result
+    shutil.rmtree(place)
+    return events
+
+
+def scenarios(rungs: Sequence[str], folder: Path) -> Iterator[Scenario]:
+    data = prepared(folder / "given")
+    for rung in rungs:
+        yield from _training(rung, data, folder / "whole")
+    for exchanges in (True, False):
+        yield _preparation(folder / "given", exchanges)
+
+
+def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
+    settings = settings_of(rung)
+    whole = in_child(
+        lambda: str(attnlm.train(data, checkpoint_dir=folder, name=rung, **settings).path)
+    ).result
+    reached = mmap.mmap(-1, 8)  # the newest step, which the child shares with us
+
+    def begin(place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        reached[:] = bytes(8)
+
+    def begin_to_go_on(place: Path) -> None:
+        begin(place)
+        stopped = attnlm.open_run(whole)
+        shutil.copytree(whole, place / rung)
+        in_child(lambda: _train_until(4, place / rung, data, settings))
+        assert stopped.name == rung
+
+    def follow() -> None:
+        step = Stepper.step
+
+        def stepping(self: Stepper, *arguments: Any) -> Any:
+            result = step(self, *arguments)
+            reached[:] = self.state.step.to_bytes(8, "little")
+            return result
+
+        Stepper.step = stepping  # type: ignore[assignment, method-assign]
+
+    def train(place: Path) -> None:
+        follow()
+        attnlm.train(data, checkpoint_dir=place, name=rung, **settings)
+
+    def go_on(place: Path) -> None:
+        follow()
+        attnlm.train(resume=place / rung)
+
+    def check(place: Path) -> str | None:
+        made = int.from_bytes(reached[:], "little")
+        if not (place / rung).exists():
+            if made:
+                return f"no run after {made} steps"
+            train(place)
+        try:
+            run = attnlm.open_run(place / rung)
+            if run.last.exists():
+                attnlm.load_model(run, checkpoint="last", device="cpu")
+                if made - facts_of(run.last)["step"] > settings["eval_every"]:
+                    return f"{made} steps made, {facts_of(run.last)['step']} saved"
+            attnlm.train(resume=run.path)
+        except AttnlmError as error:
+            if made > settings["eval_every"] or "there is no checkpoint" not in error.message:
+                return error.message
+            attnlm.train(data, checkpoint_dir=place, name="other", **settings)
+            run = attnlm.open_run(place / "other")
+        if left := sorted(str(p.relative_to(place)) for p in place.rglob(".*")):
+            return f"leftovers: {', '.join(left)}"
+        return same_run(attnlm.open_run(whole), run)
+
+    yield Scenario(f"train {rung}", begin, train, check)
+    yield Scenario(f"train --resume {rung}", begin_to_go_on, go_on, check)
+
+
+def _train_until(step: int, path: Path, data: Path, settings: dict[str, Any]) -> None:
+    """Leaves at `path` the run as it was saved after `step`."""
+
+    def stop(event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] == step:
+            raise ZeroDivisionError
+
+    shutil.rmtree(path)
+    try:
+        attnlm.train(data, checkpoint_dir=path.parent, name=path.name, on_event=stop, **settings)
+    except ZeroDivisionError:
+        return
+
+
+def _preparation(given: Path, exchanges: bool) -> Scenario:
+    """`prepare --force` over a data set; also where the system can't exchange two folders."""
+    texts = {"old": TEXT, "new": TEXT[::-1]}
+    for name, text in texts.items():
+        (given / f"{name}.txt").write_text(text)
+
+    def begin(place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        attnlm.prepare(given / "old.txt", data_dir=place, name="text")
+
+    def replace(place: Path) -> None:
+        if not exchanges:
+            folders._exchange_at_once = lambda *_: False
+        attnlm.prepare(given / "new.txt", data_dir=place, name="text", force=True)
+
+    def check(place: Path) -> str | None:
+        if exchanges:
+            attnlm.open_dataset("text", data_dir=place, verify=True)
+        # The next command, which has nothing to do with that name.
+        attnlm.prepare(given / "old.txt", data_dir=place, name="other")
+        there = attnlm.open_dataset("text", data_dir=place, verify=True)
+        source = Path(there.source).stem
+        decoded = there.tokenizer.decode([*there.train.tolist(), *there.val.tolist()])
+        if decoded != texts.get(source):
+            return f"not the text {source}"
+        left = {path.name for path in place.iterdir()} - {"text", "other", "latest"}
+        return f"leftovers: {', '.join(sorted(left))}" if left else None
+
+    return Scenario(
+        "prepare --force" + ("" if exchanges else " without exchange"), begin, replace, check
+    )

@@ -1,0 +1,68 @@
+"""Small data and runs that the trials share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm.run import Run
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
+SMALL: dict[str, Any] = {
+    "embed_dim": 16,
+    "block_size": 8,
+    "batch_size": 4,
+    "steps": 12,
+    "eval_every": 4,
+    "seed": 1,
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+def prepared(folder: Path) -> Path:
+    """A data set in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fruits.txt").write_text(TEXT)
+    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data").path
+
+
+def settings_of(rung: str, **settings: Any) -> dict[str, Any]:
+    """SMALL for a rung, less what it has no use for."""
+    chosen = {**SMALL, "model": rung, **settings}
+    if rung == "bigram":
+        del chosen["embed_dim"]
+    return chosen
+
+
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint holds beside tensors."""
+    from safetensors import safe_open
+
+    with safe_open(str(checkpoint), framework="pt") as file:
+        return dict(json.loads(file.metadata()["facts"]))
+
+
+def same_run(one: Run, other: Run) -> str | None:
+    """How two runs differ but in the time they took, or None."""
+    from safetensors.torch import load_file
+
+    records = [
+        [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second")} for r in rs]
+        for rs in (one.metrics(), other.metrics())
+    ]
+    if records[0] != records[1]:
+        return "other metrics"
+    for which in ("best", "last"):
+        facts = [facts_of(run.checkpoint(which)) for run in (one, other)]
+        if facts[0] | {"seconds": 0} != facts[1] | {"seconds": 0}:
+            return f"other facts in {which}"
+        ours, theirs = (load_file(str(run.checkpoint(which))) for run in (one, other))
+        if ours.keys() != theirs.keys():
+            return f"other tensors in {which}"
+        for name, tensor in ours.items():
+            if not tensor.equal(theirs[name]):
+                return f"another {name} in {which}"
+    return None
