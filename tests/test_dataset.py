@@ -138,6 +138,14 @@ def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> Non
         open_dataset(folder)
 
 
+def test_a_tokenizer_with_the_same_name_and_size_is_refused(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = files.read_json(path)
+    files.write_json(path, {**content, "characters": content["characters"][::-1]})
+    with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
+        open_dataset(folder)
+
+
 def test_an_id_that_the_vocabulary_lacks_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -382,31 +382,37 @@ if hasattr(os, "mkfifo"):
     _NAMED["a pipe"] = _pipe
 
 
-_LINE_BYTES, _LINE_MEMORY = 2**31, 200 * 2**20
+_LINE_BYTES, _LINE_MEMORY = 2**31, 100 * 2**20
+
+# Started by a process without torch: of a child, the system counts what its parent had.
+_MEASURED = """
+import resource, subprocess, sys
+code = subprocess.call([sys.executable, "-m", "attnlm", *sys.argv[1:]], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+sys.exit(code)
+"""
 
 
 def _endless_line(place: Path) -> str | None:
     """2 GB without a line's end, through a pipe; how much memory does that take?"""
-    import resource
-
     arguments = ["prepare", "-", "--data-dir", str(place / "data"), "--tokenizer", "byte"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attnlm", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None and process.stderr is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        for _ in range(_LINE_BYTES // 2**20):
-            stdin.write(b"abcdefgh" * 2**17)
-    with process.stderr:
-        stderr = process.stderr.read()
-    process.wait()
-    peak = max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+    with (place / "said").open("w+b") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _MEASURED, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            for _ in range(_LINE_BYTES // 2**20):
+                stdin.write(b"abcdefgh" * 2**17)
+        process.wait()
+        said.seek(0)
+        lines = said.read().decode().splitlines()
     if process.returncode != 0:
-        return stderr.decode()
+        return f"exit code {process.returncode}: {lines[-3:]}"
+    peak = int(lines[-1])
     return None if peak < _LINE_MEMORY else f"it took {peak / 2**20:.0f} MiB"
 
 
