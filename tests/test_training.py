@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import attnlm
+from attnlm.checkpoint import load_checkpoint
 from attnlm.config import RUNGS, Setting
 from attnlm.dataset import Dataset
 from attnlm.errors import AttnlmError, UsageError
@@ -169,6 +170,8 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     assert caught.value.signum == signal.SIGTERM
     stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
     assert [record["step"] for record in stopped.metrics()] == [0, 5]
+    _, facts, _ = load_checkpoint(stopped.last, stopped.config.model, stopped.vocab_size)
+    assert 5 < facts["step"] < 10  # beyond the last evaluation
     assert_same_run(whole, attnlm.train(resume=stopped.path))
 
 
