@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow trials bench format clean
+.PHONY: help demo test test-slow trials mutations bench format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types and tests"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     what attnlm survives, in full, TRIALS=\"kill …\" or all"
+	@echo "make mutations  whether the tests notice what is broken on purpose"
 	@echo "make bench      measure beside rivals, PARTS=\"steps quality …\" or all"
 	@echo "make format     lay the code out as \`make test\` wants it"
 	@echo "make clean      remove the environment and what the demo made"
@@ -41,6 +42,9 @@ test-slow: $(READY)
 
 trials: $(READY)
 	$(BIN)/python -m tests.trials $(TRIALS)
+
+mutations: $(READY)
+	$(BIN)/python -m tests.mutations
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(PARTS)

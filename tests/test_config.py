@@ -129,3 +129,16 @@ def test_recipes_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_help_of_a_setting_lists_its_choices() -> None:
     assert help_of("optimizer").endswith(": adamw|muon")
+
+
+def test_a_recipe_that_never_ends_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    path.write_text("# comment\n" * 2**17)
+    with pytest.raises(AttnlmError, match="too large"):
+        load_recipe(str(path))
+
+
+def test_a_rotary_table_has_a_largest_size() -> None:
+    with pytest.raises(UsageError, match="table of rotary positions"):
+        resolve({"model": "transformer", "block_size": 2**20})
+    resolve({"model": "multi-head", "block_size": 2**20})

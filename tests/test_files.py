@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -61,3 +62,39 @@ def test_what_is_no_json_of_ours_is_refused(content: bytes, tmp_path: Path) -> N
         read_json(tmp_path / "x.json")
     with pytest.raises(AttnlmError, match="can't read"):
         read_json(tmp_path / "missing.json")
+
+
+def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"text": "x" * 100})
+    with pytest.raises(AttnlmError, match=r"x\.json is damaged: it has \d+ bytes, more than"):
+        read_json(path, 100)
+    with pytest.raises(AttnlmError, match="not a regular file"):
+        read_json(tmp_path)
+    with pytest.raises(AttnlmError, match="can't read"):
+        read_json(tmp_path / "a\0b")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(AttnlmError, match="not a regular file"):
+            read_json(tmp_path / "pipe")
+
+
+def test_a_file_is_on_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = []
+    flush, replace = os.fsync, Path.replace
+
+    def recorded_flush(descriptor: int) -> None:
+        happened.append(f"flushed {os.fstat(descriptor).st_size}")
+        flush(descriptor)
+
+    def recorded_replace(path: Path, target: Path) -> Path:
+        happened.append("replaced")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_flush)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    write_bytes(tmp_path / "x", b"content")
+    assert happened[:2] == ["flushed 7", "replaced"]
+    assert len(happened) == 3  # and the folder that names it

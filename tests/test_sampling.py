@@ -16,7 +16,7 @@ from attnlm.decoding import (
     table_size,
 )
 from attnlm.device import Device
-from attnlm.errors import UsageError
+from attnlm.errors import AttnlmError, UsageError
 from attnlm.model import AttentionModel, LanguageModel, Transformer, build_model
 from attnlm.sampling import (
     Probabilities,
@@ -89,6 +89,14 @@ def test_draw_finds_the_interval_that_the_number_falls_into() -> None:
         (math.nextafter(1, 0), 4),
     ]:
         assert draw(probabilities_BV, np.array([number])).tolist() == [token]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_numbers_that_are_no_probabilities_are_refused(wrong: float) -> None:
+    with np.errstate(invalid="ignore"):
+        probabilities_BV = next_token_probabilities(np.array([[0.0, wrong, 1.0]]))
+    with pytest.raises(AttnlmError, match="not finite"):
+        draw(probabilities_BV, np.array([0.5]))
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -373,3 +373,17 @@ def test_metrics_of_an_older_version_have_no_checksums(trained: Any) -> None:
     lines = [{k: v for k, v in record.items() if k != "crc32"} for record in records]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run.metrics() == lines
+
+
+def test_dropout_is_drawn_anew_in_each_step(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    manual_seed = torch.manual_seed
+
+    def recorded(seed: int) -> torch.Generator:
+        seeds.append(seed)
+        return manual_seed(seed)
+
+    monkeypatch.setattr(torch, "manual_seed", recorded)
+    trained(model="transformer", dropout=0.5)
+    in_steps = seeds[-12:]
+    assert len(set(in_steps)) == 12

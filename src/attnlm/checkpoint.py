@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from attnlm.optimizer import Optimizer
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
 _HEADER_BYTES_PER_PARAMETER = 2**10  # itself, mean and square: each a name, a shape and a place
+_BYTES_PER_NUMBER = 12  # in float32, with mean and square
 
 
 def save_checkpoint(
@@ -65,7 +67,7 @@ def _load(
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     expected = _expected_shapes(config, vocab_size)
     try:
-        _check_header_size(path, len(expected))
+        _check_size(path, expected)
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -100,14 +102,16 @@ def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[in
     return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
-def _check_header_size(path: Path, parameters: int) -> None:
-    """Raises ValueError for a header that no checkpoint of so many parameters needs."""
+def _check_size(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("a pipe or a device")
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-    if size > _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * parameters:
-        raise ValueError("a header too large")
+        header = int.from_bytes(file.read(8), "little")
+    most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
+    numbers = sum(map(math.prod, expected.values()))
+    if header > most or path.stat().st_size > 8 + most + _BYTES_PER_NUMBER * numbers:
+        raise ValueError("too large")
 
 
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:

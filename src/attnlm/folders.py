@@ -54,15 +54,23 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str, hint: str) 
     if name is None:
         return _latest(parent, kind, hint)
     below = parent / name
-    if is_safe_name(str(name)) and below.is_dir():
+    if is_safe_name(str(name)) and is_folder(below):
         return below
-    if Path(name).is_dir():
+    if is_folder(Path(name)):
         return Path(name)
     near = difflib.get_close_matches(str(name), _names(parent), n=1)
     raise AttnlmError(
         f"no {kind} is called {str(name)!r} in {parent}",
         f"did you mean {near[0]}?" if near else hint,
     )
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a path that can't be one is none."""
+    try:
+        return path.is_dir()
+    except OSError:  # too long a name, or a part of it that may not be looked into
+        return False
 
 
 def write_latest(parent: Path, name: str) -> None:

@@ -22,7 +22,14 @@ from attnlm.config import Config, resolve
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.folders import check_name, find_folder, remove_leftovers, workspace, write_latest
+from attnlm.folders import (
+    check_name,
+    find_folder,
+    is_folder,
+    remove_leftovers,
+    workspace,
+    write_latest,
+)
 from attnlm.locks import locked
 from attnlm.model import LanguageModel
 
@@ -246,7 +253,7 @@ def open_dataset_of(run: Run, data_dir: Path) -> Dataset:
     """
     recorded = Path(run.dataset["path"])
     dataset = open_dataset(
-        recorded if recorded.is_dir() else run.dataset["name"], data_dir=data_dir
+        recorded if is_folder(recorded) else run.dataset["name"], data_dir=data_dir
     )
     for key in ("train_sha256", "val_sha256"):
         if getattr(dataset, key) != run.dataset[key]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnlm.decoding import Array, Ids, PlainDecoder, new_decoder
 from attnlm.device import Device
-from attnlm.errors import UsageError
+from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.model import LanguageModel
 from attnlm.run import Run, load_model, open_run
@@ -93,11 +93,16 @@ def next_token_probabilities(
 def draw(probabilities_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     """The token where the running sum of probabilities passes a number drawn from [0, 1), (B,).
 
-    A token of probability 0 is never drawn.
+    A token of probability 0 is never drawn. Raises AttnlmError where these are no probabilities.
     """
     drawn = []
     for sums_V, uniform in zip(probabilities_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
         total = float(sums_V[-1])
+        if not total > 0:
+            raise AttnlmError(
+                "the model's weights give no probabilities: they are not finite, or far too large",
+                "try the run's other checkpoint, --checkpoint last or best",
+            )
         # Rounding must not lift the number to the total itself.
         wanted = min(uniform * total, math.nextafter(total, 0))
         drawn.append(sums_V.searchsorted(wanted, "right"))

@@ -5,7 +5,20 @@
 
 from __future__ import annotations
 
-from tests.trials import damage, disk, kill, memory, numbers, resume, signals, two
+from tests.trials import (
+    anywhere,
+    damage,
+    disk,
+    hostile,
+    input,
+    kill,
+    memory,
+    network,
+    numbers,
+    resume,
+    signals,
+    two,
+)
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
@@ -17,7 +30,11 @@ _ALL: list[Trial] = [
     two.TRIAL,
     signals.TRIAL,
     memory.TRIAL,
+    anywhere.TRIAL,
     damage.TRIAL,
+    hostile.TRIAL,
+    input.TRIAL,
+    network.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}

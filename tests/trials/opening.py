@@ -33,6 +33,7 @@ CHAR, BPE, RUN = "fruits-char", "fruits-bpe260", "small"
 
 def make_all(folder: Path) -> None:
     """In `folder`: data/ with two data sets, the second of byte pairs, and a run trained on it."""
+    folder.mkdir(exist_ok=True)
     text = folder / "fruits.txt"
     text.write_text(TEXT)
     attnlm.prepare(text, data_dir=folder / "data")

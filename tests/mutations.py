@@ -1,0 +1,394 @@
+"""`python -m tests.mutations [NAME…]`: breaks a copy of the source on purpose, place by place.
+
+The tests that are named beside each place must fail then. Ends with 1 where a broken copy passed
+them, where they fail without it, or where the text to be replaced is no longer there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_SOURCE = Path(__file__).parent.parent / "src"
+
+
+class _Mutation(NamedTuple):
+    """What is broken, where, and which of tests/ must notice (node ids, separated by spaces)."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+_DIGEST = 'metadata.get("digest") != _digest(described, tensors)'
+
+MUTATIONS = (
+    # What is on disk.
+    _Mutation(
+        "a replaced file is not flushed",
+        "files.py",
+        "os.fsync(file.fileno())",
+        "pass",
+        "test_files.py",
+    ),
+    _Mutation(
+        "a JSON file's hash is not compared",
+        "files.py",
+        'content.pop("sha256", None) != _json_hash(content)',
+        'content.pop("sha256", None) is None',
+        "test_files.py",
+    ),
+    _Mutation(
+        "a file's size is not looked at",
+        "files.py",
+        "status.st_size <= at_most:",
+        "at_most:",
+        "test_files.py",
+    ),
+    _Mutation(
+        "a checkpoint's digest is not compared",
+        "checkpoint.py",
+        _DIGEST,
+        '"digest" not in metadata',
+        "test_trials.py::test_a_short_trial_finds_no_failure[damage]",
+    ),
+    _Mutation(
+        "a tensor's type is not looked at",
+        "checkpoint.py",
+        'found.get_dtype() != "F32" or ',
+        "",
+        "test_checkpoint.py",
+    ),
+    _Mutation(
+        "a line of metrics is believed",
+        "run.py",
+        "checksum == _checksum(record) if",
+        "True if",
+        "test_training.py::test_metrics_with_a_changed_digit_or_a_lost_line_are_refused",
+    ),
+    _Mutation(
+        "a bin's hash is not compared",
+        "dataset.py",
+        'intact = file_hash(path) == meta[f"{split}_sha256"]',
+        "intact = True",
+        "test_dataset.py",
+    ),
+    _Mutation(
+        "a tokenizer's hash is not compared",
+        "dataset.py",
+        'file_hash(path) != meta["tokenizer_sha256"]',
+        "False",
+        "test_dataset.py",
+    ),
+    _Mutation(
+        "ids are not compared with the vocabulary",
+        "dataset.py",
+        "if not by_samples:",
+        "if verify and by_samples:",
+        "test_dataset.py",
+    ),
+    _Mutation(
+        "any pattern is taken",
+        "tokenizer.py",
+        "!= pattern_of(name)",
+        '== ""',
+        "test_tokenizer.py::test_a_file_that_makes_no_tokenizer_is_refused",
+    ),
+    _Mutation(
+        "latest may lead anywhere",
+        "folders.py",
+        "if not is_safe_name(name) or not",
+        "if not",
+        "test_dataset.py",
+    ),
+    # From text to ids.
+    _Mutation(
+        "a byte order mark is kept",
+        "corpus.py",
+        '.removeprefix("\\ufeff")',
+        "",
+        "test_corpus.py",
+    ),
+    _Mutation(
+        "the split is one character late",
+        "preparation.py",
+        "return math.floor(self.text.characters * (1 - fraction))",
+        "return math.floor(self.text.characters * (1 - fraction)) + 1",
+        "test_preparation.py::test_the_split_is_exact_to_the_character",
+    ),
+    _Mutation(
+        "bigrams are smoothed twice",
+        "preparation.py",
+        "train.pair_counts + 1",
+        "train.pair_counts + 2",
+        "test_preparation.py::test_the_bigram_loss_is_that_of_counted_pairs",
+    ),
+    _Mutation(
+        "text is cut anywhere",
+        "tokenizer.py",
+        "end = cut.end() if cut else limit",
+        "end = limit",
+        "test_tokenizer.py",
+    ),
+    _Mutation(
+        "a download's hash is not compared",
+        "download.py",
+        "if sha256 is not None and digest.hexdigest() != sha256:",
+        "if sha256 is not None and not digest:",
+        "test_download.py::test_a_wrong_hash_is_refused",
+    ),
+    _Mutation(
+        "https may lead to http",
+        "download.py",
+        'if origin.startswith("https:") and not place.startswith("https:"):',
+        "if not origin:",
+        "test_download.py::test_https_is_checked_and_never_left_for_http",
+    ),
+    _Mutation(
+        "what is in the cache is believed",
+        "download.py",
+        "return file_hash(path) == sha256",
+        "return path.is_file()",
+        "test_download.py::test_a_damaged_copy_in_the_cache_is_fetched_again",
+    ),
+    # The model.
+    _Mutation(
+        "the mask is shifted by one",
+        "attention.py",
+        "tril(total - new)",
+        "tril(total - new + 1)",
+        "test_attention.py",
+    ),
+    _Mutation(
+        "the scale is 1/D",
+        "attention.py",
+        "scale = query.size(-1) ** -0.5 if scale is None else scale",
+        "scale = query.size(-1) ** -1.0 if scale is None else scale",
+        "test_attention.py test_kernels.py",
+    ),
+    _Mutation(
+        "rotary positions turn the wrong way",
+        "attention.py",
+        "torch.cat((-second, first), dim=-1)",
+        "torch.cat((second, -first), dim=-1)",
+        "test_attention.py test_kernels.py test_model.py",
+    ),
+    _Mutation(
+        "cached values have a wrong denominator",
+        "decoding.py",
+        "known:total, -1] = 1",
+        "known:total, -1] = 2",
+        "test_sampling.py",
+    ),
+    # Training.
+    _Mutation(
+        "targets are the inputs",
+        "batches.py",
+        "return windows[:, :-1], windows[:, 1:]",
+        "return windows[:, :-1], windows[:, :-1]",
+        "test_batches.py",
+    ),
+    _Mutation(
+        "an epoch's order ignores the seed",
+        "batches.py",
+        "key = _hash(seed + turn, epoch)",
+        "key = _hash(turn, epoch)",
+        "test_batches.py",
+    ),
+    _Mutation(
+        "an epoch's order is the last one's",
+        "batches.py",
+        "key = _hash(seed + turn, epoch)",
+        "key = _hash(seed + turn, 0 * epoch)",
+        "test_batches.py",
+    ),
+    _Mutation(
+        "dropout is not seeded by step",
+        "training.py",
+        "torch.manual_seed(step_seed(self.batches.seed, state.step))",
+        "torch.manual_seed(step_seed(self.batches.seed, 0))",
+        "test_training.py::test_dropout_is_drawn_anew_in_each_step",
+    ),
+    _Mutation(
+        "dropout is not seeded",
+        "training.py",
+        "torch.manual_seed(step_seed(self.batches.seed, state.step))",
+        "pass",
+        "test_training.py",
+    ),
+    _Mutation(
+        "norms decay",
+        "optimizer.py",
+        "decays = parameter.ndim > 1 or",
+        "decays = parameter.ndim > 0 or",
+        "test_optimizer.py",
+    ),
+    _Mutation(
+        "AdamW forgets which step it makes",
+        "optimizer.py",
+        "self._made.fill_(step + 1)",
+        "self._made.fill_(1)",
+        "test_optimizer.py",
+    ),
+    _Mutation(
+        "a linear schedule is a cosine",
+        "optimizer.py",
+        'return left if config.schedule == "linear" else',
+        'return left if config.schedule == "" else',
+        "test_optimizer.py",
+    ),
+    _Mutation(
+        "resuming forgets the mean gradient",
+        "optimizer.py",
+        "view.copy_(tensors[name])",
+        'view.copy_(tensors[name]) if name.endswith("square") else None',
+        "test_optimizer.py",
+    ),
+    _Mutation(
+        "a signal saves nothing",
+        "training.py",
+        "save_checkpoint(run.last, state.model, state.facts(), state.optimizer)\n            raise",
+        "raise",
+        "test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step",
+    ),
+    _Mutation(
+        "the best is the newest",
+        "training.py",
+        "improved = evaluation.loss < state.best_loss",
+        "improved = True",
+        "test_training.py",
+    ),
+    _Mutation(
+        "evaluation drops the last window",
+        "evaluation.py",
+        "if len(tokens[rest]) > 1:",
+        "if len(tokens[rest]) > model.config.block_size:",
+        "test_training.py::test_evaluation_is_over_the_whole_split_token_by_token",
+    ),
+    _Mutation(
+        "bits are nats",
+        "evaluation.py",
+        "loss / math.log(2) / bytes_per_token",
+        "loss / bytes_per_token",
+        "test_training.py::test_metrics_have_what_the_design_says",
+    ),
+    # Sampling.
+    _Mutation(
+        "temperature is not applied",
+        "sampling.py",
+        "logits_BV /= temperature",
+        "pass",
+        "test_sampling.py",
+    ),
+    _Mutation(
+        "top-k keeps one too few",
+        "sampling.py",
+        "np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]",
+        "np.argpartition(logits_BV, 1 - top_k, axis=-1)[:, : 1 - top_k]",
+        "test_sampling.py",
+    ),
+    _Mutation(
+        "top-p keeps one too few",
+        "sampling.py",
+        "ordered.cumsum(-1) - ordered >= top_p",
+        "ordered.cumsum(-1) >= top_p",
+        "test_sampling.py",
+    ),
+    _Mutation(
+        "the window never moves by half",
+        "sampling.py",
+        "kept = max(1, block_size // 2)",
+        "kept = block_size",
+        "test_sampling.py",
+    ),
+    # What is typed.
+    _Mutation(
+        "settings that a rung lacks are ignored",
+        "config.py",
+        "    _check_applies(rung, given)\n",
+        "",
+        "test_config.py",
+    ),
+    _Mutation(
+        "a recipe that can't be parsed is our own fault",
+        "config.py",
+        "except (ValueError, RecursionError) as error:",
+        "except RecursionError as error:",
+        "test_trials.py::test_a_short_trial_finds_no_failure[input]",
+    ),
+    _Mutation(
+        "a reader that leaves is an error",
+        "exits.py",
+        "except BrokenPipeError:",
+        "except BlockingIOError:",
+        "test_cli.py::test_a_reader_that_leaves_early_is_no_error",
+    ),
+)
+
+
+def main() -> int:
+    """Returns 1 unless every mutation was caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    names = [mutation.name for mutation in MUTATIONS]
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *names])
+    chosen = parser.parse_args().names or names
+    mutations = [mutation for mutation in MUTATIONS if mutation.name in chosen]
+    if _missing(mutations):
+        return 1
+    if _pytest(sorted({test for mutation in mutations for test in mutation.tests.split()})) != 0:
+        print("these tests fail anyway: nothing can be said")
+        return 1
+    failed = False
+    print("| broken on purpose | outcome | seconds |")
+    print("| --- | --- | ---: |", flush=True)
+    for mutation in mutations:
+        began = time.perf_counter()
+        code = _pytest(mutation.tests.split(), mutation)
+        outcome = {0: "SURVIVED", 1: "caught"}.get(code, f"pytest ended with {code}")
+        failed |= outcome != "caught"
+        seconds = time.perf_counter() - began
+        print(f"| {mutation.name} | {outcome} | {seconds:.0f} |", flush=True)
+    return int(failed)
+
+
+def _missing(mutations: list[_Mutation]) -> bool:
+    """Whether a text to be replaced is gone, or there more than once; says which."""
+    missing = False
+    for mutation in mutations:
+        count = (_SOURCE / "attnlm" / mutation.file).read_text(encoding="utf-8").count(mutation.old)
+        if count != 1:
+            print(f"{mutation.name}: {mutation.file} has {count} times {mutation.old!r}")
+            missing = True
+    return missing
+
+
+def _pytest(tests: list[str], mutation: _Mutation | None = None) -> int:
+    """The exit code of these tests on a copy of the source, broken as the mutation says."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(_SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutation is not None:
+            path = source / "attnlm" / mutation.file
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        options = ["-x", "-q", "-p", "no:cacheprovider"]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)],
+            cwd=_SOURCE.parent,
+            env={**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

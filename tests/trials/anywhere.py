@@ -1,0 +1,200 @@
+"""Any folder, any locale, no home, no terminal, no reader: the commands work, or say why not."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import attnlm
+from attnlm.corpus import safe_name
+from attnlm.folders import is_safe_name
+from tests.trials import commands, opening
+from tests.trials.trial import Tally, Trial
+
+_NAMES_PER_CASE = 200
+_STEPS = ["--steps", "1", "--threads", "1", "--block-size", "4", "--seed", "1"]
+
+
+def _anywhere(cases: int, seed: int, folder: Path) -> Tally:
+    """`cases` times all three commands somewhere odd, and many names; then each named case.
+
+    That names are safe on Windows, and that a file there is only ever replaced when it is closed,
+    is so by construction, and tried where the names are made; no Windows is here.
+    """
+    generator = random.Random(seed)
+    tally = Tally()
+    for _ in range(cases):
+        place, env = generator.choice(_PLACES), generator.choice(_SURROUNDINGS)
+        names = ", ".join(f"{key}={value}" for key, value in env.items())
+        fault = _three_commands(folder / place, generator, env)
+        tally.count(fault and f"in {place!r} with {names}: {fault}")
+    for _ in range(cases * _NAMES_PER_CASE):
+        name = "".join(generator.choices(_LETTERS, k=generator.randrange(1, 60)))
+        tally.count(_name_fault(name))
+    opening.make_all(folder / "made")
+    for name, case in _NAMED.items() if cases > 1 else [generator.choice(list(_NAMED.items()))]:
+        fault = case(folder / "made")
+        tally.count(fault and f"{name}: {fault}")
+    return tally
+
+
+_PLACES = (
+    "plain",
+    "with spaces ",
+    "Größe, 日本語 und 🙂",
+    "e\u0301 or " + unicodedata.normalize("NFC", "e\u0301"),
+    'it\'s "quoted" & $HOME; `ls` %PATH% #1',
+    "-dash",
+    "a\nb",
+    "x" * 200,
+    os.fsdecode(b"not utf-8: \xff\xfe"),
+)
+_NO_CACHE = {"ATTNLM_CACHE_DIR": None, "XDG_CACHE_HOME": None}
+_SURROUNDINGS: tuple[dict[str, str | None], ...] = (
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    {"LC_ALL": "C.UTF-8"},
+    {"LC_ALL": "no_SUCH.locale"},
+    {"PYTHONIOENCODING": "latin-1"},
+    {"TERM": None, "COLUMNS": "0"},
+    {"TERM": "dumb", "NO_COLOR": "1"},
+    {"FORCE_COLOR": "1"},
+    {"HOME": None, **_NO_CACHE},
+    {"HOME": "/dev/null/home", **_NO_CACHE},
+    {"HOME": "", "PATH": "", **_NO_CACHE},
+    {"ATTNLM_CACHE_DIR": "/dev/null/cache"},
+    {"ATTNLM_CACHE_DIR": "/proc/cache"},
+)
+
+
+def _three_commands(
+    place: Path, generator: random.Random, env: dict[str, str | None]
+) -> str | None:
+    """Prepares, trains and samples below `place`, by names or by paths; what goes wrong."""
+    place.mkdir(exist_ok=True)
+    name = generator.choice(("text.txt", "Wörter 日本.txt", "a b"))
+    (place / name).write_text("αβγ δεζ ηθι. " * 40, encoding="utf-8")
+    folders = generator.choice(([], ["--data-dir", "d é"]))
+    runs = generator.choice(([], ["--checkpoint-dir", str(place / "läufe")]))
+    source = generator.choice((name, str(place / name)))
+    for arguments in (
+        ["prepare", source, *folders],
+        ["train", *_STEPS, *folders, *runs],
+        ["sample", "--tokens", "9", "--prompt", "αβ", *runs],
+    ):
+        done = commands.alone(arguments, place, env=env)
+        if done.code != 0 or done.fault():
+            return f"{arguments} ended with {done.code}: {done.stderr[-300:]}"
+        if arguments[0] == "sample" and (done.stdout[:2] != "αβ" or len(done.stdout) != 11):
+            return f"sampled {done.stdout!r}"
+    return None
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+_LETTERS = [
+    *map(chr, range(128)),
+    *"éß日🙂\u0301\u200b\u202e\u2028\xa0\x85¹²³ﬁ\ud800\udcff",
+    *"conCONauxlpt1.",
+]
+
+
+def _name_fault(text: str) -> str | None:
+    """What is made of the name of a file is a name on every system, alone and in a data set's."""
+    for made in (safe_name(text), f"{safe_name(text)}-char"):
+        try:
+            made.encode()
+        except UnicodeEncodeError:
+            return f"{text!r} becomes {made!r}, which is not Unicode"
+        if not is_safe_name(made):
+            return f"{text!r} becomes {made!r}"
+    return None
+
+
+# --- Named cases ----------------------------------------------------------------------------------
+
+
+def _reader_leaves(arguments: list[str], read: int) -> Callable[[Path], str | None]:
+    """As in `attnlm … | head`: the reader takes some bytes and goes."""
+
+    def run(folder: Path) -> str | None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "attnlm", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        with process.stdout as stdout:
+            stdout.read(read)
+        with process.stderr as stderr:
+            said = stderr.read().decode()
+        if process.wait() != 0 or "error" in said or "Broken" in said or "Traceback" in said:
+            return f"exit code {process.returncode}: {said}"
+        return None
+
+    return run
+
+
+def _cache_cannot_be_written(folder: Path) -> str | None:
+    """A vocabulary that can't be kept is used all the same; a choice of threads is made anew."""
+    blocked = folder / "blocked"
+    blocked.touch()
+    env = {"ATTNLM_CACHE_DIR": str(blocked / "cache")}
+    done = commands.alone(["train", *_STEPS[:2], "--name", "no-cache"], folder, env=env)
+    return done.fault() or (done.stderr if done.code else None)
+
+
+def _folder_cannot_be_written(folder: Path) -> str | None:
+    """Where nothing can be made, that is said, with the path."""
+    for arguments in (
+        ["prepare", "fruits.txt", "--data-dir", "/dev/null/data"],
+        ["train", *_STEPS, "--checkpoint-dir", "/dev/null/runs"],
+    ):
+        done = commands.alone(arguments, folder)
+        if done.fault() or done.code != 1 or "/dev/null" not in done.stderr:
+            return f"{arguments}: {done.code} {done.stderr}"
+    return None
+
+
+def _no_terminal(folder: Path) -> str | None:
+    """In a session of its own, with nothing to read from or write to."""
+    process = subprocess.run(
+        [sys.executable, "-m", "attnlm", "train", *_STEPS, "--name", "alone"],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    if process.returncode != 0:
+        return f"exit code {process.returncode}"
+    return None if attnlm.open_run(folder / "checkpoints" / "alone").metrics() else "not trained"
+
+
+_NAMED: dict[str, Callable[[Path], str | None]] = {
+    "a reader of samples leaves": _reader_leaves(["sample", "--tokens", "3000"], 10),
+    "a reader of samples never reads": _reader_leaves(["sample", "--tokens", "300"], 0),
+    "a reader of help leaves": _reader_leaves(["train", "--help"], 1),
+    "a reader of a configuration leaves": _reader_leaves(["train", "--print-config"], 0),
+    "a reader of a path leaves": _reader_leaves(["prepare", "fruits.txt"], 0),
+    "no terminal": _no_terminal,
+    "a cache that can't be written": _cache_cannot_be_written,
+    "folders that can't be written": _folder_cannot_be_written,
+}
+
+
+TRIAL = Trial(
+    "anywhere",
+    "odd paths, other locales, no home, no terminal, no reader: the commands work",
+    short=1,
+    full=25,
+    run=_anywhere,
+    skip=lambda: "Windows has other paths" if os.name == "nt" else None,
+)

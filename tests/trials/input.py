@@ -1,0 +1,420 @@
+"""Whatever is typed or read, a command succeeds or says in two lines why not."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attnlm
+from attnlm.config import RUNGS, flag, setting_names
+from attnlm.events import Progress
+from tests.trials import commands, opening
+from tests.trials.trial import Tally, Trial
+
+_PER_PROCESS = 50  # cases made in this process for each that has a process of its own
+_FULL = 10_000
+
+
+def _input(cases: int, seed: int, folder: Path) -> Tally:
+    """The named cases, and `cases` drawn ones, some of which have a process of their own too."""
+    opening.make_all(folder / "made")
+    generator = random.Random(seed)
+    tally = Tally()
+    before = Path.cwd()
+    os.chdir(folder / "made")
+    try:
+        for name, named in _NAMED.items():
+            with _folder(folder) as place:
+                tally.count(_said(name, named(place)))
+        if cases >= _FULL:
+            with _folder(folder) as place:
+                tally.count(_said("one line of 2 GB", _endless_line(place)))
+        for case in range(cases):
+            with _folder(folder) as place:
+                arguments, stdin = generator.choice(_COMMANDS)(place, generator)
+                done = commands.here(arguments, stdin)
+                tally.count(
+                    _said(f"{arguments} {stdin[:40]!r}", done.fault() or _checked(done, arguments))
+                )
+                if case % _PER_PROCESS == 0 and _can_be_typed(arguments):
+                    shutil.rmtree(place / "data", ignore_errors=True)
+                    alone = commands.alone(arguments, Path.cwd(), stdin)
+                    fault = alone.fault()
+                    if fault is None and alone.code != done.code:
+                        fault = f"exit code {alone.code} by itself, {done.code} here"
+                    tally.count(_said(f"by itself, {arguments}", fault))
+    finally:
+        os.chdir(before)
+    return tally
+
+
+def _said(what: str, fault: str | None) -> str | None:
+    return fault and f"{what}: {fault}"
+
+
+@contextlib.contextmanager
+def _folder(parent: Path) -> Iterator[Path]:
+    folder = parent / "case"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _can_be_typed(arguments: list[str]) -> bool:
+    return not any("\0" in argument for argument in arguments)
+
+
+# --- Drawn commands -------------------------------------------------------------------------------
+
+_Command = tuple[list[str], bytes]
+
+_WORDS = (
+    *("0", "1", "2", "3", "7", "16", "64", "-1", "-5", "007", "1_000", "٣", "½", "1e3", "0x10"),
+    *("0.1", "0.5", ".9", "1.5", "-0.5", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30),
+    *("", " ", "-", "--", "---", "\n", "a\nb", "\x1b[31m", "\udcff", "é", "🙂", "x" * 300, "a\0b"),
+    *("true", "none", "auto", "cpu", "cuda", "mps", "char", "byte", "bpe:300", "bpe:257", "bpe:0"),
+    *("tales", "fruits.txt", "data", "..", "/", ".", "/dev/null", "small", "fruits-char", "latest"),
+    *("epoch", "random", "muon", "adamw", "linear", "cosine", "matrices", "all", "best", "last"),
+    *("utf-8", "utf-16", "latin-1", "rot13", "base64", "idna", "punycode", "utf-7", "10s", "5m"),
+    *RUNGS,
+)
+
+
+def _words(generator: random.Random, flags: tuple[str, ...]) -> list[str]:
+    """Some flags, most with a value, in all kinds of wrong ways."""
+    words = []
+    for _ in range(generator.choice((0, 1, 1, 2, 2, 3, 5))):
+        name, value = generator.choice(flags), generator.choice(_WORDS)
+        match generator.randrange(12):
+            case 0:
+                words += [name]
+            case 1:
+                words += [f"{name}={value}"]
+            case 2:
+                words += [value]
+            case 3:
+                words += [name[: generator.randrange(2, len(name) + 1)], value]
+            case _:
+                words += [name, value]
+    return words
+
+
+def _settings(place: Path, generator: random.Random) -> _Command:
+    flags = (*map(flag, setting_names()), "--recipe", "--no-projection", "--json", "-q")
+    return ["train", "--print-config", *_words(generator, flags)], b""
+
+
+def _recipe(place: Path, generator: random.Random) -> _Command:
+    lines = []
+    for _ in range(generator.randrange(6)):
+        key = generator.choice((*setting_names(), "config", "a.b", '""', "[model]", "é"))
+        value = generator.choice(
+            (*_WORDS, '"muon"', "'x'", "1979-05-27", "[1, 2]", "{a = 1}", '"""a', "1e3", "+inf")
+        )
+        lines.append(f"{key}{generator.choice((' = ', '=', ': ', ' '))}{value}")
+    text = generator.choice(("\n", "\n", "\r\n", ",")).join(lines)
+    if generator.random() < 0.3:
+        text = '{"config": {' + ", ".join(f'"{line}' for line in lines) + "}}"
+    content = bytearray(text.encode(errors="surrogateescape"))
+    for _ in range(generator.choice((0, 0, 0, 1, 5))):
+        content.insert(generator.randrange(len(content) + 1), generator.randrange(256))
+    path = place / generator.choice(("a.toml", "a.json", "a"))
+    path.write_bytes(content)
+    return ["train", "--print-config", "--recipe", str(path)], b""
+
+
+_PIECES = (
+    *(b"the cat sat. ", b"a", b"\n", b"\r\n", b"\r", b"\0", b"\t", b" " * 40, "é".encode()),
+    *("🙂".encode(), "e\u0301".encode(), "👩‍👩‍👧".encode(), "日本語".encode(), codecs.BOM_UTF8),
+    *(
+        b"\xff",
+        b"\xfe",
+        b"\xed\xa0\x80",
+        b"\xe9",
+        b"\xf0\x9f",
+        b"\x80",
+        b"<|endoftext|>",
+        b"'ll 12",
+    ),
+    *(
+        "text".encode("utf-16"),
+        "more\n".encode("utf-16-le"),
+        "\u2028".encode(),
+        b"\x1a",
+        b"\x1b[0m",
+    ),
+)
+_TIDY = tuple(piece for piece in _PIECES if piece.isascii() and b"\0" not in piece)
+
+
+def _text(place: Path, generator: random.Random) -> _Command:
+    """A file, or stdin, of pieces that do not always fit an encoding."""
+    pieces = generator.choice((_PIECES, _TIDY, _TIDY))
+    content = b"".join(generator.choices(pieces, k=generator.choice((0, 1, 2, 5, 40, 300))))
+    path = place / generator.choice(("a.txt", "b", "c d é.txt"))
+    path.write_bytes(content)
+    source = generator.choice((str(path), str(path), str(place), "-"))
+    words = ["--data-dir", str(place / "data")]
+    for name, values in (
+        ("--tokenizer", ("char", "byte", "bpe:257", "bpe:300", "gpt2x", "")),
+        ("--encoding", ("utf-8", "latin-1", "utf-16", "utf-16-le", "ascii", "shift_jis", "utf-7")),
+        ("--val-fraction", ("0.5", "0.001", "0.999", "0", "1", "nan")),
+        ("--name", ("a b", "é", "con", "..", "x" * 130, "🙂")),
+    ):
+        if generator.random() < 0.4:
+            words += [name, generator.choice(values)]
+    return ["prepare", source, *words], content if source == "-" else b""
+
+
+def _any_prepare(place: Path, generator: random.Random) -> _Command:
+    flags = ("--tokenizer", "--val-fraction", "--val-file", "--name", "--encoding", "--force")
+    words = _words(generator, (*flags, "--json"))
+    return ["prepare", "--offline", "--data-dir", str(place / "data"), *words], b"abc\n" * 9
+
+
+def _sample(place: Path, generator: random.Random) -> _Command:
+    flags = ("--temperature", "--top-k", "--top-p", "--seed", "--checkpoint", "--device", "--json")
+    words = _words(generator, flags) if generator.random() < 0.6 else []
+    prompt = "".join(
+        generator.choice(("12 apples", "é", "\n", "🙂", "\udcff", "\ud800", "", "\x00", " "))
+        for _ in range(generator.randrange(4))
+    )
+    how = generator.choice((["--prompt", prompt], ["--prompt", "-"], ["-i"], []))
+    stdin = b"".join(generator.choices(_PIECES, k=generator.randrange(3)))
+    tokens = generator.choice(("0", "1", "5", "-1"))
+    return ["sample", "--tokens", tokens, *how, *words], stdin
+
+
+def _train(place: Path, generator: random.Random) -> _Command:
+    """Small runs with settings that may not fit each other."""
+    words = ["--steps", "2", "--threads", "1", "--checkpoint-dir", str(place)]
+    for name, values in (
+        ("--model", RUNGS),
+        ("--heads", ("1", "2", "3")),
+        ("--embed-dim", ("1", "2", "6", "8")),
+        ("--head-size", ("1", "2", "5")),
+        ("--layers", ("1", "2")),
+        ("--block-size", ("1", "2", "9", "100000")),
+        ("--batch-size", ("1", "3")),
+        ("--stride", ("1", "7", "100000")),
+        ("--sampling", ("epoch", "random")),
+        ("--optimizer", ("adamw", "muon")),
+        ("--learning-rate", ("1e-30", "0.1", "100")),
+        ("--warmup", ("0", "2", "3")),
+        ("--eval-every", ("1", "5")),
+        ("--gradient-clip", ("1e-30", "1")),
+        ("--dropout", ("0", "0.99")),
+        ("--dtype", ("float32", "bfloat16")),
+        ("--name", ("a b", "é", "..", "latest")),
+    ):
+        if generator.random() < 0.3:
+            words += [name, generator.choice(values)]
+    return ["train", generator.choice(("fruits-char", "fruits-bpe260")), *words], b""
+
+
+_COMMANDS = (
+    _settings,
+    _settings,
+    _settings,
+    _recipe,
+    _recipe,
+    _text,
+    _any_prepare,
+    _sample,
+    _train,
+)
+
+
+def _checked(done: commands.Done, arguments: list[str]) -> str | None:
+    """Whether a text that was prepared is the text that was given."""
+    if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
+        return None
+    encoding = (
+        arguments[arguments.index("--encoding") + 1] if "--encoding" in arguments else "utf-8"
+    )
+    path = Path(arguments[1])
+    if not path.is_file():
+        return None
+    return _differs(path, Path(done.stdout.strip()), encoding)
+
+
+def _differs(source: Path, data: Path, encoding: str = "utf-8") -> str | None:
+    """Where a data set does not give its text back."""
+    dataset = attnlm.open_dataset(data)
+    text = "".join(dataset.tokenizer.decode(split) for split in (dataset.train, dataset.val))
+    expected = source.read_bytes().decode(encoding).removeprefix("\ufeff")
+    return None if text == expected else "the text does not come back as it was"
+
+
+# --- Named cases ----------------------------------------------------------------------------------
+
+
+def _prepared(content: bytes, code: int, says: str, *flags: str) -> Callable[[Path], str | None]:
+    """`prepare` of a file with this content ends with that code, and says that."""
+
+    def run(place: Path) -> str | None:
+        path = place / "text.txt"
+        path.write_bytes(content)
+        done = commands.here(["prepare", str(path), "--data-dir", str(place / "data"), *flags])
+        if fault := done.fault():
+            return fault
+        if done.code != code or says not in done.stderr:
+            return f"exit code {done.code}: {done.stderr}"
+        encoding = flags[flags.index("--encoding") + 1] if "--encoding" in flags else "utf-8"
+        return None if code else _differs(path, Path(done.stdout.strip()), encoding)
+
+    return run
+
+
+def _across_chunks(place: Path) -> str | None:
+    """Characters of four bytes, and what combines with them, lie across every border of a read."""
+    text = "🙂👩‍👧e\u0301 " * 9_000
+    for shift in range(4):
+        for tokenizer in ("char", "byte", "bpe:300"):
+            content = ("x" * shift + text).encode()
+            name = f"{shift}{tokenizer.replace(':', '')}"
+            flags = ("--tokenizer", tokenizer, "--name", name)
+            if fault := _prepared(content, 0, "", *flags)(place):
+                return f"{name}: {fault}"
+    return None
+
+
+def _block_size(place: Path) -> str | None:
+    """A window and its targets just fit into the smaller split, or just do not."""
+    (place / "text.txt").write_text("abcdefghij" * 10)
+    data = ["--data-dir", str(place / "data")]
+    commands.here(["prepare", str(place / "text.txt"), *data])
+    for size, code in ((8, 0), (9, 0), (10, 1), (11, 1)):  # of ten tokens to validate
+        flags = ["--steps", "1", "--threads", "1", "--checkpoint-dir", str(place / "runs")]
+        done = commands.here(["train", *data, *flags, "--block-size", str(size)])
+        if done.fault() or done.code != code or (code and "--block-size 9" not in done.stderr):
+            return f"--block-size {size}: {done.code} {done.stderr}"
+    return None
+
+
+def _pipe(place: Path) -> str | None:
+    os.mkfifo(place / "pipe")
+    content = b"the cat sat on the mat.\n" * 99
+    writer = threading.Thread(target=(place / "pipe").write_bytes, args=(content,))
+    writer.start()
+    done = commands.here(["prepare", str(place / "pipe"), "--data-dir", str(place / "data")])
+    writer.join()
+    (place / "text.txt").write_bytes(content)
+    return (
+        done.fault()
+        or done.stderr * done.code
+        or _differs(place / "text.txt", Path(done.stdout.strip()))
+    )
+
+
+def _no_text(place: Path) -> str | None:
+    (place / "folder" / "empty").mkdir(parents=True)
+    (place / "folder" / "picture").write_bytes(bytes(range(256)))
+    done = commands.here(["prepare", str(place / "folder"), "--data-dir", str(place / "data")])
+    return done.fault() or (
+        None if done.code == 1 and "no utf-8 text" in done.stderr else done.stderr
+    )
+
+
+def _changing(place: Path) -> str | None:
+    path = place / "text.txt"
+    path.write_text("the cat sat on the mat.\n" * 99)
+
+    def change(event: object) -> None:
+        if isinstance(event, Progress) and event.task == "read":
+            path.write_text("the mat sat on the cat.\n" * 99)
+
+    refused, fault = opening.refusal(
+        lambda: attnlm.prepare(path, data_dir=place / "data", on_event=change)
+    )
+    if refused is None or "changed while it was read" not in refused:
+        return fault or f"refused with {refused}"
+    return "something is left" if list((place / "data").iterdir()) else None
+
+
+def _unreadable(place: Path) -> str | None:
+    path = place / "text.txt"
+    path.write_text("text")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        return None  # root may read all
+    done = commands.here(["prepare", str(path), "--data-dir", str(place / "data")])
+    return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
+
+
+_LINE = "Größe: 12 Äpfel, naïve cafés\n" * 30
+
+_NAMED: dict[str, Callable[[Path], str | None]] = {
+    "empty": _prepared(b"", 1, "is empty"),
+    "a byte order mark and no more": _prepared(codecs.BOM_UTF8, 1, "is empty"),
+    "one character": _prepared(b"a", 1, "less than two tokens"),
+    "four characters": _prepared(b"abcd", 0, "", "--val-fraction", "0.5"),
+    "latin-1, not named": _prepared(_LINE.encode("latin-1"), 1, "--encoding latin-1"),
+    "latin-1": _prepared(_LINE.encode("latin-1"), 0, "", "--encoding", "latin-1"),
+    "UTF-16 with a mark, not named": _prepared(_LINE.encode("utf-16"), 1, "--encoding utf-16"),
+    "UTF-16 with a mark": _prepared(_LINE.encode("utf-16"), 0, "", "--encoding", "utf-16"),
+    "UTF-16 without, not named": _prepared(_LINE.encode("utf-16-le"), 1, "--encoding utf-16-le"),
+    "UTF-16 without": _prepared(_LINE.encode("utf-16-le"), 0, "", "--encoding", "utf-16-le"),
+    "UTF-8 with a mark": _prepared(codecs.BOM_UTF8 + _LINE.encode(), 0, ""),
+    "NUL bytes": _prepared(b"a text with\0 a NUL or\0 two " * 20, 0, ""),
+    "many NUL bytes": _prepared(b"a\0" * 400, 1, "looks like UTF-16"),
+    "lone carriage returns": _prepared(b"one line\rand another\r" * 20, 0, ""),
+    "carriage returns and newlines": _prepared(b"one line\r\nand another\r\n" * 20, 0, ""),
+    "half a surrogate pair": _prepared(b"abc\xed\xa0\x80 " * 20, 1, "not valid utf-8 at byte 3"),
+    "cut off within a character": _prepared("abc é".encode()[:-1], 1, "not valid utf-8 at byte 4"),
+    "characters across the borders of reads": _across_chunks,
+    "block_size ± 1": _block_size,
+    "a folder without text": _no_text,
+    "a file that changes while it is read": _changing,
+    "no permission": _unreadable,
+}
+if hasattr(os, "mkfifo"):
+    _NAMED["a pipe"] = _pipe
+
+
+_LINE_BYTES, _LINE_MEMORY = 2**31, 200 * 2**20
+
+
+def _endless_line(place: Path) -> str | None:
+    """2 GB without a line's end, through a pipe; how much memory does that take?"""
+    import resource
+
+    arguments = ["prepare", "-", "--data-dir", str(place / "data"), "--tokenizer", "byte"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attnlm", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stderr is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        for _ in range(_LINE_BYTES // 2**20):
+            stdin.write(b"abcdefgh" * 2**17)
+    with process.stderr:
+        stderr = process.stderr.read()
+    process.wait()
+    peak = max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+    if process.returncode != 0:
+        return stderr.decode()
+    return None if peak < _LINE_MEMORY else f"it took {peak / 2**20:.0f} MiB"
+
+
+TRIAL = Trial(
+    "input",
+    "whatever is typed or read: success, or an error and a hint with exit code 1 or 2",
+    short=100,
+    full=_FULL,
+    run=_input,
+    skip=lambda: "Windows counts no memory of children" if os.name == "nt" else None,
+)

@@ -1,0 +1,298 @@
+"""Servers that stall, lie or break off: a download is whole and right, or refused in time."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+from attnlm import download
+from attnlm.download import cached, fetch
+from tests.trials import opening
+from tests.trials.trial import Tally, Trial
+from tests.web_server import Answer, WebServer, body
+
+_MARGIN = 3.0  # seconds that a busy machine may take beside the deadline
+_STALL_DEADLINE, _DEADLINE = 0.5, 20.0
+_PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
+
+
+def _network(cases: int, seed: int, folder: Path) -> Tally:
+    """`cases` servers, each of which answers in up to three drawn ways, one request after another.
+
+    What may be over in a moment is asked for again, so that the first other answer decides: a good
+    one ends with that content in the cache, any other with an error that says what it was. At no
+    time may anything else be in the cache, nor half of anything anywhere.
+    """
+    generator = random.Random(seed)
+    tally = Tally()
+    with _serving(folder) as web:
+        for case in range(cases):
+            # A server of which only the first half of a file came may have another one by then.
+            size = generator.choice((0, 1, 999, 70_000))
+            content, other = generator.randbytes(size), generator.randbytes(size)
+            kinds = [generator.choice(_TRANSIENT) for _ in range(generator.choice((0, 0, 1, 2)))]
+            kinds.append(generator.choice((*_GOOD, *_FINAL, *_STALLS)))
+            asked = [
+                kind(web, generator, generator.choice((content, other))) for kind in kinds[:-1]
+            ]
+            answers = [*asked, kinds[-1](web, generator, content)]
+            url = web.answer(f"/{case}/text.txt", *answers)
+            place = folder / str(case)
+            place.mkdir()
+            names = ", ".join(kind.__name__[1:] for kind in kinds)
+            fault = _downloaded(url, content, place, kinds[-1])
+            tally.count(fault and f"{names} ({len(content)} bytes): {fault}")
+        tally.count(_nobody_accepts(folder))
+    return tally
+
+
+def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | None:
+    """What goes wrong when this file is fetched and kept in the cache."""
+    deadline = _STALL_DEADLINE if decides in _STALLS else _DEADLINE
+    os.environ["ATTNLM_CACHE_DIR"] = str(place / "cache")
+    found: list[Path] = []
+
+    def get() -> None:
+        found.append(
+            cached(
+                url,
+                "text.txt",
+                sha256=hashlib.sha256(content).hexdigest(),
+                max_bytes=len(content),
+                spool=place,
+                deadline=deadline,
+            )
+        )
+
+    began = time.monotonic()
+    refused, fault = opening.refusal(get)
+    if time.monotonic() - began > deadline + _MARGIN:
+        return f"it took {time.monotonic() - began:.1f} s"
+    if fault is not None:
+        return fault
+    kept = place / "cache" / "text.txt"
+    left = {path for path in place.rglob("*") if path.is_file()}
+    if decides in _GOOD:
+        if refused is not None or found != [kept] or kept.read_bytes() != content:
+            return f"a good answer was not kept: {refused}"
+        return None if left <= {kept, place / "text.txt"} else f"left over: {left}"
+    if refused is None:
+        return "accepted"
+    wanted = _SAYS[decides]
+    if wanted not in refused:
+        return f"it says {refused!r}, not {wanted!r}"
+    return f"left over: {left}" if left else None
+
+
+def _nobody_accepts(folder: Path) -> str | None:
+    """A machine that takes connections and never looks at them."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/a"
+        began = time.monotonic()
+        refused, fault = opening.refusal(
+            lambda: fetch(url, folder / "a", deadline=_STALL_DEADLINE, timeout=0.1)
+        )
+    if time.monotonic() - began > _STALL_DEADLINE + _MARGIN:
+        return "a silent machine was waited for"
+    return fault or (None if refused and "no answer for 0.1 s" in refused else str(refused))
+
+
+# --- Answers --------------------------------------------------------------------------------------
+
+_Kind = Callable[[WebServer, random.Random, bytes], Answer]
+
+
+def _pieces(generator: random.Random, content: bytes) -> list[bytes]:
+    """The content, cut at random places."""
+    count = generator.randrange(1, 12)
+    cuts = sorted(generator.randrange(len(content) + 1) for _ in range(count))
+    return [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+
+
+def _raw(head: str, pieces: list[bytes]) -> Answer:
+    """An answer as it is on the wire."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(head.replace("\n", "\r\n").encode() + b"\r\n")
+        for piece in pieces:
+            handler.wfile.write(piece)
+            handler.wfile.flush()
+
+    return answer
+
+
+def _whole(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    head = f"HTTP/1.1 200 OK\nConnection: close\nContent-Length: {len(content)}\n"
+    return _raw(head, _pieces(generator, content))
+
+
+def _of_unknown_length(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return _raw("HTTP/1.0 200 OK\n", _pieces(generator, content))
+
+
+def _chunks(pieces: list[bytes]) -> list[bytes]:
+    return [f"{len(p):x}\r\n".encode() + p + b"\r\n" for p in pieces if p]
+
+
+_CHUNKED = "HTTP/1.1 200 OK\nConnection: close\nTransfer-Encoding: chunked\n"
+
+
+def _chunked(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return _raw(_CHUNKED, [*_chunks(_pieces(generator, content)), b"0\r\n\r\n"])
+
+
+def _compressed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(gzip.compress(content), Content_Encoding="gzip")
+
+
+def _redirected(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    place = f"/{generator.randrange(2**60)}"
+    web.answer(place, _whole(web, generator, content))
+    return body(b"", generator.choice((301, 302, 303, 307, 308)), Location=place)
+
+
+def _short(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    missing = generator.randrange(1, 99)
+    return body(content, Content_Length=str(len(content) + missing))
+
+
+def _short_chunks(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return _raw(_CHUNKED, _chunks(_pieces(generator, content)))
+
+
+def _broken(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(content[: len(content) // 2], generator.choice((500, 502, 503, 504)))
+
+
+def _busy(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(b"", 429, Retry_After="0")
+
+
+def _hung_up(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return lambda handler: None
+
+
+def _refused(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(content, generator.choice((204, 206, 304, 400, 401, 403, 404, 410, 416)))
+
+
+def _busy_for_an_hour(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(b"", 429, Retry_After="3600")
+
+
+def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    changed = bytearray(content or b"")
+    if not changed:
+        return body(b"x")
+    changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+    return body(bytes(changed))
+
+
+def _longer(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(content + b"x", Content_Length=generator.choice(("", str(len(content) + 1))))
+
+
+def _portal(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(_PORTAL, Content_Type=generator.choice(("text/html", "text/plain")))
+
+
+def _loop(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    places = [f"/{generator.randrange(2**60)}" for _ in range(generator.randrange(1, 4))]
+    for place, following in zip(places, [*places[1:], places[0]], strict=True):
+        web.answer(place, body(b"", 302, Location=following))
+    return body(b"", 301, Location=places[0])
+
+
+def _out_of_the_web(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    place = generator.choice(("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a"))
+    return body(b"", 302, Location=place)
+
+
+def _no_gzip(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(content + b"no gzip", Content_Encoding="gzip")
+
+
+def _silent(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return web.stay_silent
+
+
+def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        _short(web, generator, content)(handler)
+        web.stay_silent(handler)
+
+    return answer
+
+
+def _dripping(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    in_header = generator.random() < 0.5
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\n" + (b"" if in_header else b"\r\n"))
+        while not web.closing.wait(0.05):
+            handler.wfile.write(b"")
+            if in_header:
+                handler.wfile.write(b"x")
+
+    return answer
+
+
+_GOOD: tuple[_Kind, ...] = (_whole, _of_unknown_length, _chunked, _compressed, _redirected)
+_TRANSIENT: tuple[_Kind, ...] = (_short, _short_chunks, _broken, _busy, _hung_up)
+_SAYS: dict[_Kind, str] = {
+    _refused: "HTTP ",
+    _busy_for_an_hour: "HTTP 429",
+    _changed: "expected",
+    _longer: "more than the",
+    _portal: "but a web page",
+    _loop: "redirects more than 10 times",
+    _out_of_the_web: "is not an http or https address",
+    _no_gzip: "can't download",
+    _silent: "takes longer than 0.5 s",
+    _silent_halfway: "takes longer than 0.5 s",
+    _dripping: "takes longer than 0.5 s",
+}
+_STALLS: tuple[_Kind, ...] = (_silent, _silent_halfway, _dripping)
+_FINAL = tuple(kind for kind in _SAYS if kind not in _STALLS)
+
+
+@contextlib.contextmanager
+def _serving(folder: Path) -> Iterator[WebServer]:
+    """A server, no proxy, and pauses before retries that take no time."""
+    before = {name: os.environ.get(name) for name in ("NO_PROXY", "ATTNLM_CACHE_DIR")}
+    pauses = download.PAUSES
+    os.environ["NO_PROXY"] = "127.0.0.1"
+    download.PAUSES = (0.01, 0.01, 0.01)
+    try:
+        with WebServer() as web:
+            thread = threading.Thread(target=web.serve_forever, args=(0.01,))
+            thread.start()
+            yield web
+            web.closing.set()
+            web.shutdown()
+            thread.join()
+    finally:
+        download.PAUSES = pauses
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+TRIAL = Trial(
+    "network",
+    "a download is whole and right, or refused in time; the cache never holds anything else",
+    short=60,
+    full=1500,
+    run=_network,
+)
