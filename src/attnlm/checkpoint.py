@@ -54,6 +54,17 @@ def load_checkpoint(
     Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
     types of all tensors are compared before any is read, and before the model takes memory.
     """
+    if not path.exists():
+        raise AttnlmError(
+            f"there is no checkpoint {path}", "the run has not got that far; train it again"
+        )
+    # safetensors opens a file twice, and a trainer may replace it in between.
+    return files.unless_replaced(path, lambda: _load(path, config, vocab_size))
+
+
+def _load(
+    path: Path, config: ModelConfig, vocab_size: int
+) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     expected = _expected_shapes(config, vocab_size)
     try:
         _check_size(path, expected)
@@ -72,10 +83,6 @@ def load_checkpoint(
         facts = json.loads(described)
         if not isinstance(facts, dict):
             raise _damaged(path)
-    except FileNotFoundError:
-        raise AttnlmError(
-            f"there is no checkpoint {path}", "the run has not got that far; train it again"
-        ) from None
     except OSError as error:
         raise AttnlmError(
             f"can't read {path}: {error.strerror or error}", "check that it may be read"

@@ -151,6 +151,8 @@ class TrainingDisplay:
             self._bar = None
 
     def _started(self, event: Any) -> None:
+        from attnlm.memory import shown
+
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
         model = run.config.model
         sizes = {
@@ -179,6 +181,7 @@ class TrainingDisplay:
                     if device.name == "cpu"
                     else ""
                 ),
+                "memory": f"about {shown(event.memory)} beside PyTorch's own",
                 "run": str(run.path),
             }
         )

@@ -12,6 +12,7 @@ from tests.trials import (
     hostile,
     input,
     kill,
+    memory,
     network,
     numbers,
     resume,
@@ -28,11 +29,12 @@ _ALL: list[Trial] = [
     resume.TRIAL,
     two.TRIAL,
     signals.TRIAL,
+    memory.TRIAL,
+    anywhere.TRIAL,
     damage.TRIAL,
     hostile.TRIAL,
     input.TRIAL,
     network.TRIAL,
-    anywhere.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}
