@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 import attnlm
+from attnlm import files
 from attnlm.checkpoint import load_checkpoint
 from attnlm.config import RUNGS, Setting
-from attnlm.dataset import Dataset
+from attnlm.dataset import Dataset, sampled_hash
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
 from attnlm.interruption import Interrupted
@@ -390,3 +392,27 @@ def test_dropout_is_drawn_anew_in_each_step(trained: Any, monkeypatch: pytest.Mo
     trained(model="transformer", dropout=0.5)
     in_steps = seeds[-12:]
     assert len(set(in_steps)) == 12
+
+
+def test_verify_reads_all_of_what_is_large(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, runs = tmp_path / "copy", tmp_path / "checkpoints"
+    shutil.copytree(dataset.path, data)
+    monkeypatch.setattr("attnlm.dataset._LARGE", 100)
+    monkeypatch.setattr("attnlm.dataset._SAMPLES", 2)
+    monkeypatch.setattr("attnlm.dataset._SAMPLE", 10)
+    sampled = {f"{s}_sampled_sha256": sampled_hash(data / f"{s}.bin") for s in ("train", "val")}
+    files.write_json(data / "meta.json", {**files.read_json(data / "meta.json"), **sampled})
+    settings: dict[str, Any] = {"model": "bigram", "steps": 2, "block_size": 4, "threads": 1}
+    run = attnlm.train(data, checkpoint_dir=runs, device="cpu", **settings)
+    whole = (data / "val.bin").read_bytes()
+    (data / "val.bin").write_bytes(whole[:20] + whole[40:60] + whole[20:40] + whole[60:])
+    attnlm.evaluate(run)
+    for read in (
+        lambda: attnlm.evaluate(run, verify=True),
+        lambda: attnlm.train(data, checkpoint_dir=runs, device="cpu", verify=True, **settings),
+        lambda: attnlm.train(resume=run.path, steps=3, verify=True),
+    ):
+        with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
+            read()

@@ -50,6 +50,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object 
 DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
 CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
 Checkpoint = Annotated[str, typer.Option(help="which of the run's checkpoints: best|last")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
+]
 DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
 
 
@@ -190,6 +193,7 @@ def train(
     ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
+    verify: Verify = False,
     resume: Annotated[
         str | None, typer.Option(show_default=False, help="name or path of a run to go on with")
     ] = None,
@@ -220,6 +224,7 @@ def train(
                 name=name,
                 checkpoint_dir=checkpoint_dir,
                 data_dir=data_dir,
+                verify=verify,
                 on_event=display,
                 **settings,
             )
@@ -458,6 +463,7 @@ def measure(
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
+    verify: Verify = False,
     json: JsonOption = False,
 ) -> None:
     """Measure a run on the whole validation split."""
@@ -466,7 +472,12 @@ def measure(
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     evaluation = evaluate(
-        opened, checkpoint=checkpoint, data=data, device=device, data_dir=data_dir
+        opened,
+        checkpoint=checkpoint,
+        data=data,
+        device=device,
+        data_dir=data_dir,
+        verify=verify,
     )
     console.say(f"{opened.name} ({checkpoint}), {evaluation.tokens:,} tokens predicted")
     if json:

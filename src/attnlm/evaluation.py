@@ -87,18 +87,19 @@ def evaluate(
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
+    verify: bool = False,
 ) -> Evaluation:
     """The loss of a run's checkpoint over the whole validation split, of `data` if given.
 
-    It is the number that training logged. Raises AttnlmError when something is missing or
-    damaged, or when `data` was encoded by another tokenizer.
+    It is the number that training logged. `verify` is that of `open_dataset`. Raises AttnlmError
+    when something is missing or damaged, or when `data` was encoded by another tokenizer.
     """
     if not isinstance(run, Run):
         run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
     if data is None:
-        dataset = open_dataset_of(run, Path(data_dir))
+        dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     else:
-        dataset = open_dataset(data, data_dir=data_dir)
+        dataset = open_dataset(data, data_dir=data_dir, verify=verify)
         if dataset.tokenizer.to_json() != run.tokenizer.to_json():
             raise AttnlmError(
                 f"{dataset.name} was encoded by another tokenizer than {run.name}'s",

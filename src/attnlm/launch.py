@@ -47,6 +47,7 @@ def train(
     name: str | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
+    verify: bool = False,
     on_event: OnEvent | None = None,
     **settings: Setting,
 ) -> Run:
@@ -54,8 +55,9 @@ def train(
 
     `dataset` is a name or path, by default the one prepared last; `settings` are the fields of
     ModelConfig and TrainingConfig. With `resume` the named run goes on; beside it only steps,
-    eval_every, patience, device and threads are taken. `on_event` is called with what happens:
-    Note, and the events of training.py.
+    eval_every, patience, device and threads are taken. `verify` reads all of the data's bins
+    where `open_dataset` would read samples. `on_event` is called with what happens: Note, and the
+    events of training.py.
 
     Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
     last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
@@ -64,7 +66,15 @@ def train(
     threads = torch.get_num_threads()
     try:
         with _ready(
-            dataset, recipe, resume, name, Path(checkpoint_dir), Path(data_dir), on_event, settings
+            dataset,
+            recipe,
+            resume,
+            name,
+            Path(checkpoint_dir),
+            Path(data_dir),
+            verify,
+            on_event,
+            settings,
         ) as (run, opened, state):
             fit(run, opened, state, on_event)
     finally:
@@ -80,13 +90,14 @@ def _ready(
     name: str | None,
     checkpoint_dir: Path,
     data_dir: Path,
+    verify: bool,
     on_event: OnEvent,
     settings: dict[str, Setting],
 ) -> Iterator[tuple[Run, Dataset, TrainingState]]:
     """The run that is to be trained, its data and where it stands; nobody else trains it."""
     if resume is None:
         config = resolve(settings, load_recipe(str(recipe)) if recipe is not None else None)
-        opened = open_dataset(dataset, data_dir=data_dir)
+        opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
         run, state = _begin(config, opened, name, checkpoint_dir, on_event)
         with run.alone():
             yield run, opened, state
@@ -97,7 +108,7 @@ def _ready(
         )
     run = open_run(resume, checkpoint_dir=checkpoint_dir)
     with run.alone():
-        yield _go_on(run, data_dir, settings, on_event)
+        yield _go_on(run, data_dir, verify, settings, on_event)
 
 
 def _begin(
@@ -121,7 +132,7 @@ def _begin(
 
 
 def _go_on(
-    run: Run, data_dir: Path, settings: dict[str, Setting], on_event: OnEvent
+    run: Run, data_dir: Path, verify: bool, settings: dict[str, Setting], on_event: OnEvent
 ) -> tuple[Run, Dataset, TrainingState]:
     """A run as it was saved last, with its data set."""
     for key in settings:
@@ -138,7 +149,7 @@ def _go_on(
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
     check_memory(config, run.vocab_size, run.parameters, device)
-    dataset = open_dataset_of(run, data_dir)
+    dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
     state = saved_state(run, device)

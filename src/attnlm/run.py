@@ -246,14 +246,16 @@ def load_model(run: Run, *, checkpoint: str, device: str) -> tuple[LanguageModel
     return model.to(chosen.torch), chosen
 
 
-def open_dataset_of(run: Run, data_dir: Path) -> Dataset:
+def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
     """The data set that a run is trained on: where it was, or by its name below `data_dir`.
 
     Raises AttnlmError when it is gone, or is another one by now.
     """
     recorded = Path(run.dataset["path"])
     dataset = open_dataset(
-        recorded if is_folder(recorded) else run.dataset["name"], data_dir=data_dir
+        recorded if is_folder(recorded) else run.dataset["name"],
+        data_dir=data_dir,
+        verify=verify,
     )
     for key in ("train_sha256", "val_sha256"):
         if getattr(dataset, key) != run.dataset[key]:
