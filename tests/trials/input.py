@@ -419,7 +419,7 @@ def _endless_line(place: Path) -> str | None:
 TRIAL = Trial(
     "input",
     "whatever is typed or read: success, or an error and a hint with exit code 1 or 2",
-    short=100,
+    short=50,
     full=_FULL,
     run=_input,
     skip=lambda: "Windows counts no memory of children" if os.name == "nt" else None,
