@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 import attnlm
-from attnlm import console
+from attnlm import cli_see, console
 from attnlm.config import Setting, help_of, load_recipe, resolve, setting_names, to_toml
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption
 
 app = typer.Typer(
     name="attnlm",
@@ -44,13 +45,6 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         console.result(context.get_help())
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
-DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
-CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
-Checkpoint = Annotated[str, typer.Option(help="which of the run's checkpoints: best|last")]
-DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
 
 
 @app.command()
@@ -479,6 +473,9 @@ def measure(
             f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte, "
             f"perplexity {evaluation.perplexity:.3f}"
         )
+
+
+app.add_typer(cli_see.app)
 
 
 def run_command() -> None:

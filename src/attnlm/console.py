@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.events import Note, Progress
 
 if TYPE_CHECKING:
+    from rich.text import Text
     from tqdm import tqdm
 
     from attnlm.run import Run
@@ -30,6 +32,21 @@ def result(text: str) -> None:
 def result_json(content: Mapping[str, Any]) -> None:
     """One object on one line."""
     result(json.dumps(content))
+
+
+def has_colour() -> bool:
+    """Whether stdout is a terminal whose reader wants colour."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
+def result_in_colour(lines: Callable[[int], Iterable[Text]]) -> None:
+    """Lines of what was asked for, made for the terminal's width."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    for line in lines(console.width):
+        console.print(line)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,78 @@
+"""The commands that show what a run learned: options → one library call → what one sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnlm import console, files
+from attnlm.errors import UsageError
+from attnlm.options import Checkpoint, CheckpointDir, JsonOption, RunOption
+
+if TYPE_CHECKING:
+    from attnlm.see.attend import Attention
+
+app = typer.Typer()
+
+
+@app.command()
+def attend(
+    text: Annotated[str, typer.Argument(show_default=False, help="what the heads look at")],
+    run: RunOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
+        ),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Show what each head looks at in a text."""
+    drawn = _drawing(output) if output is not None else None
+
+    from attnlm.run import open_run
+    from attnlm.see import attend as see
+
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    attention = see.attend(opened, text, checkpoint=checkpoint)
+    layers, heads, length, _ = attention.weights.shape
+    console.say(
+        f"{opened.name} ({checkpoint}): {attention.model}, layers {layers}, heads {heads}; "
+        f"{length} tokens"
+    )
+    if output is not None and drawn is not None:
+        files.write_bytes(output, drawn(attention))
+    if json:
+        console.result_json(attention.facts() | ({"output": str(output)} if output else {}))
+    elif output is not None:
+        console.result(str(output))
+    else:
+        _show(attention)
+    console.say(see.CAUTION)
+
+
+def _drawing(output: Path) -> Callable[[Attention], bytes]:
+    """What draws a file of that name's kind. Raises UsageError for kinds that we do not draw."""
+    kind = output.suffix.lower().removeprefix(".")
+    if kind in ("png", "svg"):
+        from attnlm.see.picture import picture
+
+        return lambda attention: picture(attention, kind)
+    raise UsageError(f"--output can't be {str(output)!r}", "give a name that ends in .png or .svg")
+
+
+def _show(attention: Attention) -> None:
+    from attnlm.see import blocks
+
+    if console.has_colour():
+        console.result_in_colour(lambda width: blocks.in_colour(attention, width))
+    else:
+        for line in blocks.in_words(attention):
+            console.result(line)
+    for line in blocks.next_in_words(attention.next_tokens()):
+        console.result(line)
