@@ -76,3 +76,35 @@ def _show(attention: Attention) -> None:
             console.result(line)
     for line in blocks.next_in_words(attention.next_tokens()):
         console.result(line)
+
+
+@app.command()
+def trace(
+    text: Annotated[str, typer.Argument(show_default=False, help="what goes through the model")],
+    run: RunOption = None,
+    as_code: Annotated[
+        bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Follow one forward pass step by step, with shapes and numbers."""
+    if as_code and json:
+        raise UsageError("--as-code and --json exclude each other", "give one of them")
+
+    from attnlm.run import open_run
+    from attnlm.see import code
+    from attnlm.see import trace as see
+
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
+    if as_code:
+        console.write(code.as_code(opened, text, checkpoint=checkpoint))
+        return
+    traced = see.trace(opened, text, checkpoint=checkpoint)
+    if json:
+        console.result_json(traced.facts())
+    else:
+        for line in see.in_words(traced):
+            console.result(line)

@@ -33,24 +33,25 @@ def in_colour(attention: Attention, width: int) -> Iterator[Text]:
     from rich.text import Text
 
     count = len(attention.tokens)
-    square = 2 * count + 3
+    layers, heads = attention.weights.shape[:2]
+    square = max(2 * count + 3, len(_name(layers - 1, heads - 1)))
     cells = [_cell(token) for token in attention.tokens]
     for layer, weights_HTT in enumerate(attention.weights):
-        if square > width:
+        if 2 * count + 3 > width:
             for head, weights_TT in enumerate(weights_HTT):
                 yield Text(f"{_name(layer, head)}, the last token")
                 yield _row(cells, weights_TT[-1])
                 yield Text()
             continue
         beside = max(1, (width + 2) // (square + 2))
-        for first in range(0, len(weights_HTT), beside):
-            heads = range(first, min(first + beside, len(weights_HTT)))
-            yield Text("  ".join(f"{_name(layer, head):<{square}.{square}}" for head in heads))
+        for first in range(0, heads, beside):
+            row = range(first, min(first + beside, heads))
+            yield Text("  ".join(f"{_name(layer, head):<{square}}" for head in row))
             for t, cell in enumerate(cells):
                 rows = [
-                    Text(f"{cell} ") + _row(cells[: t + 1], weights_HTT[head, t]) for head in heads
+                    Text(f"{cell} ") + _row(cells[: t + 1], weights_HTT[head, t]) for head in row
                 ]
-                gap = " " * (2 * (count - 1 - t) + 2)
+                gap = " " * (square + 2 - rows[0].cell_len)
                 yield Text(gap).join(rows)
             yield Text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 
 from attnlm.see.attend import Attention
 from attnlm.see.text import visible
@@ -22,7 +23,12 @@ def picture(attention: Attention, format: str) -> bytes:
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
     scale = LinearSegmentedColormap.from_list("share", ["#f3f6f9", "#2f80d8", "#08264a"])
     # Text as outlines: an SVG must look the same where the font is not there.
-    with mpl.rc_context({"svg.hashsalt": "attnlm", "svg.fonttype": "path"}):
+    with (
+        mpl.rc_context({"svg.hashsalt": "attnlm", "svg.fonttype": "path"}),
+        warnings.catch_warnings(),
+    ):
+        # A character that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = Figure(
             figsize=(heads * side + 1.4, layers * side + 1.3), layout="constrained", dpi=120
         )
