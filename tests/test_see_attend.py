@@ -15,10 +15,11 @@ import torch
 
 from attnlm.run import load_model, open_run
 from attnlm.see.attend import attend
-from attnlm.see.blocks import in_colour, tint
+from attnlm.see.blocks import in_colour
 from attnlm.see.explicit import explicit_pass
 from attnlm.see.picture import picture
 from attnlm.see.text import visible
+from attnlm.see.tint import tint
 from tests.in_process import refused
 from tests.test_cli import ATTNLM, attnlm, fails
 

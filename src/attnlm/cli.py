@@ -322,6 +322,10 @@ def sample(
     checkpoint: Checkpoint = "best",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    show_probs: Annotated[
+        bool,
+        typer.Option("--show-probs", help="how likely each token was, and which others were"),
+    ] = False,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="talk back and forth, until /bye")
     ] = False,
@@ -333,6 +337,10 @@ def sample(
         raise UsageError(
             "--interactive does not go with --json, --num-samples or a prompt from stdin",
             "leave one of them out",
+        )
+    if show_probs and (interactive or num_samples != 1):
+        raise UsageError(
+            "--show-probs does not go with --interactive or --num-samples", "leave one of them out"
         )
 
     from attnlm.run import open_run
@@ -355,7 +363,7 @@ def sample(
     if interactive:
         _talk(sampler, text, config)
     else:
-        _sample(sampler, text, config, json)
+        _sample(sampler, text, config, json, show_probs)
         is_top = opened.config.model.model == "transformer"
         console.say_next("attnlm sample -i" if is_top else "attnlm train --model transformer")
 
@@ -377,7 +385,7 @@ def _decoded(content: bytes, origin: str) -> str:
         raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None
 
 
-def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
+def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
     if config.num_samples > 1:
@@ -385,6 +393,18 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
         shown: dict[str, object] = {"texts": texts}
         if not json:
             console.write("\n---\n".join(texts))
+    elif show_probs:
+        display = console.ChoiceDisplay(quiet=json)
+        display.begin(prompt)
+        choices = []
+        for choice in sampler.choices(ids, config):
+            choices.append(choice)
+            display(choice)
+        display.end()
+        shown = {
+            "text": prompt + "".join(choice.text for choice in choices),
+            "choices": [choice.facts() for choice in choices],
+        }
     else:
         pieces = [prompt]
         console.write("" if json else prompt)
@@ -405,6 +425,8 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
                 "seed": config.seed,
             }
         )
+    elif show_probs:
+        pass  # ends on a line of its own anyhow
     elif sys.stdout.isatty():
         console.write("\n")
     else:

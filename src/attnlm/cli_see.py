@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from attnlm import console, files
 from attnlm.errors import UsageError
-from attnlm.options import Checkpoint, CheckpointDir, JsonOption, RunOption
+from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption, RunOption
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
@@ -107,4 +108,51 @@ def trace(
         console.result_json(traced.facts())
     else:
         for line in see.in_words(traced):
+            console.result(line)
+
+
+@app.command()
+def heads(
+    run: RunOption = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
+    ] = False,
+    windows: Annotated[
+        int, typer.Option(help="windows of block_size, spread over the validation split")
+    ] = 64,
+    text: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="measure on this file, not on the validation split"),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = "auto",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+) -> None:
+    """Name each head by what it looks at, and measure what it is worth."""
+    from attnlm.run import open_run
+    from attnlm.see import heads as see
+
+    display = console.PreparationDisplay()
+    with contextlib.closing(display):
+        report = see.study_heads(
+            open_run(run, checkpoint_dir=checkpoint_dir),
+            windows=windows,
+            ablate=ablate,
+            text=text,
+            checkpoint=checkpoint,
+            device=device,
+            data_dir=data_dir,
+            on_event=display,
+        )
+    loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
+    console.say(
+        f"{report.run} ({checkpoint}), measured over {report.windows} windows of "
+        f"{report.window} tokens{loss}"
+    )
+    if json:
+        console.result_json(report.facts())
+    else:
+        for line in see.in_words(report):
             console.result(line)
