@@ -126,7 +126,7 @@ def test_what_is_refused(trained: Path) -> None:
         (["", "--run", "average"], 2, "empty", "at least one"),
         (["x" * 17, "--run", "average"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "average"], 1, "lacks 'Ü'", ""),
-        (["the", "-o", "map.pdf"], 2, "map.pdf", ".png"),
+        (["the", "-o", "map.pdf"], 2, "map.pdf", ".html, .png"),
         (["the", "-o", "nowhere/map.png"], 1, "nowhere", "path"),
     ]:
         refused("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)

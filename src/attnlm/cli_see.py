@@ -64,7 +64,13 @@ def _drawing(output: Path) -> Callable[[Attention], bytes]:
         from attnlm.see.picture import picture
 
         return lambda attention: picture(attention, kind)
-    raise UsageError(f"--output can't be {str(output)!r}", "give a name that ends in .png or .svg")
+    if kind == "html":
+        from attnlm.see.page import page
+
+        return page
+    raise UsageError(
+        f"--output can't be {str(output)!r}", "give a name that ends in .html, .png or .svg"
+    )
 
 
 def _show(attention: Attention) -> None:
