@@ -28,6 +28,7 @@ from tests.in_process import refused
 from tests.test_cli import attnlm, fails
 
 N, H, T, V = 3, 2, 11, 4
+NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
 
 
 def scores_of(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> dict[str, list[float]]:
@@ -81,21 +82,28 @@ def test_a_head_that_only_does_one_thing_gets_its_name() -> None:
     for name, looked_at in heads.items():
         weights = torch.nn.functional.one_hot(looked_at, T).float()[None, None]
         found = scores_of(weights, ids, starts)
-        assert name_of({p: found[p][0] for p in PATTERNS}) == name
+        assert name_of({p: found[p][0] for p in PATTERNS}, NO_CHANCE) == name
         assert found[name][0] == 1
     uniform = (torch.ones(T, T).tril() / (t + 1)[:, None])[None, None]
     found = scores_of(uniform, ids, starts)
-    assert name_of({p: found[p][0] for p in PATTERNS}) == "uniform"
+    assert name_of({p: found[p][0] for p in PATTERNS}, NO_CHANCE) == "uniform"
 
 
 def test_a_name_needs_its_threshold() -> None:
-    nothing = dict.fromkeys(PATTERNS, 0.0)
-    assert name_of(nothing) == "mixed"
+    nothing = NO_CHANCE
+    assert name_of(nothing, NO_CHANCE) == "mixed"
     for pattern in PATTERNS:
-        assert name_of(nothing | {pattern: THRESHOLDS[pattern]}) == pattern
-        assert name_of(nothing | {pattern: THRESHOLDS[pattern] - 0.001}) == "mixed"
-    assert name_of(nothing | {"uniform": 0.79, "first-token": 0.5}) == "first-token"
-    assert name_of(nothing | {"induction": 0.7, "first-token": 0.6}) == "induction"
+        assert name_of(nothing | {pattern: THRESHOLDS[pattern]}, NO_CHANCE) == pattern
+        assert name_of(nothing | {pattern: THRESHOLDS[pattern] - 0.001}, NO_CHANCE) == "mixed"
+    assert name_of(nothing | {"uniform": 0.79, "first-token": 0.5}, NO_CHANCE) == "first-token"
+    assert name_of(nothing | {"induction": 0.7, "first-token": 0.6}, NO_CHANCE) == "induction"
+
+
+def test_a_name_is_not_given_by_chance() -> None:
+    often = NO_CHANCE | {"start-of-word": 0.4, "uniform": 1.0}
+    assert name_of(NO_CHANCE | {"start-of-word": 0.79}, often) == "mixed"
+    assert name_of(NO_CHANCE | {"start-of-word": 0.8}, often) == "start-of-word"
+    assert name_of(NO_CHANCE | {"uniform": 0.9}, often) == "uniform"
 
 
 def test_where_words_start() -> None:
@@ -128,6 +136,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
         assert all(0 <= score <= 1 + 1e-5 for score in head.scores.values())
     if name == "average":
         assert report.heads[0].name == "uniform"
+        assert report.heads[0].scores == pytest.approx(report.chance)
         # Without its only head the logits are the bias alone.
         bias = dict(model.named_parameters())["head.bias"].detach()
         targets = torch.from_numpy(np.asarray(whole[1:]).astype(np.int64))
@@ -145,11 +154,11 @@ def test_what_the_command_shows(trained: Path) -> None:
     flags = ["heads", "--run", "multi-head", "--windows", "3", "--ablate"]
     done = attnlm(*flags, cwd=trained)
     lines = done.stdout.splitlines()
-    assert lines[0].split()[:4] == ["layer", "head", "name", PATTERNS[0]] and len(lines) == 3
+    assert lines[0].split()[:4] == ["layer", "head", "name", PATTERNS[0]] and len(lines) == 4
     assert "3 windows of 16 tokens" in done.stderr and "loss with all heads" in done.stderr
     facts = json.loads(attnlm(*flags, "--json", cwd=trained).stdout)
     assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
-    for line, head in zip(lines[1:], facts["heads"], strict=True):
+    for line, head in zip(lines[1:-1], facts["heads"], strict=True):
         assert line.split()[-1] == f"{head['loss_change']:+.4f}" and head["name"] in line
 
 

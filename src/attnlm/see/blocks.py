@@ -62,10 +62,10 @@ def _row(cells: list[str], weights_T: Numbers) -> Text:
 
 
 def _cell(token: str) -> str:
-    """The token's first sign, two columns wide."""
+    """The token's first two columns."""
     from rich.cells import set_cell_size
 
-    return set_cell_size(visible(token)[:1], 2)
+    return set_cell_size(visible(token), 2)
 
 
 def in_words(attention: Attention) -> Iterator[str]:

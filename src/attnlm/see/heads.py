@@ -12,6 +12,8 @@ Of a head with weights a (T, T) over a window of tokens x, row t the looking tok
 Each is a share of attention, from 0 to 1. The means of same-token, start-of-word and induction are
 over those t ≥ 1 where there is something to look at: an earlier x_s = x_t, a start of a word, such
 an s. All means are over all windows at once.
+
+Some of a score is chance: what equal shares of attention, a[t, s] = 1/(t+1), would score there.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ PATTERNS = (
 )
 THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
 """What a score must reach to give a head its name. Any head overlaps with a uniform one by much."""
+
+TIMES_CHANCE = 2
+"""And it must be so many times the score of equal shares (but for uniform, which those are)."""
 
 _TOKENS_AT_ONCE = 2**11
 
@@ -78,6 +83,8 @@ class HeadsReport:
     windows: int
     window: int
     heads: list[HeadReport]
+    chance: dict[str, float]
+    """by pattern, what equal shares of attention score"""
     loss: float | None
     """with all heads, over these windows; None if not measured"""
 
@@ -88,6 +95,7 @@ class HeadsReport:
             "windows": self.windows,
             "window": self.window,
             "loss": self.loss,
+            "chance": self.chance,
             "heads": [head.facts() for head in self.heads],
         }
 
@@ -117,7 +125,8 @@ def study_heads(
     inputs_NT, targets_NT = _windows(tokens, run.config.model.block_size, windows)
     ids_NT, next_NT = (torch.from_numpy(x).to(chosen.torch) for x in (inputs_NT, targets_NT))
     starts_NT = torch.from_numpy(word_starts(run.tokenizer, inputs_NT)).to(chosen.torch)
-    scores_LHP = _mean_scores(model, ids_NT, starts_NT)
+    scores_LHP, chance_P = _mean_scores(model, ids_NT, starts_NT)
+    chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
     places = [(layer, head) for layer, head in np.ndindex(*scores_LHP.shape[:2])]
     loss, changes = None, dict.fromkeys(places)
     if ablate:
@@ -125,14 +134,18 @@ def study_heads(
     heads = []
     for layer, head in places:
         scores = dict(zip(PATTERNS, scores_LHP[layer, head].tolist(), strict=True))
-        heads.append(HeadReport(layer, head, scores, name_of(scores), changes[layer, head]))
-    return HeadsReport(run.name, len(ids_NT), ids_NT.size(1), heads, loss)
+        heads.append(HeadReport(layer, head, scores, name_of(scores, chance), changes[layer, head]))
+    return HeadsReport(run.name, len(ids_NT), ids_NT.size(1), heads, chance, loss)
 
 
-def name_of(scores: dict[str, float]) -> str:
-    """The pattern with the highest score among those that reach their threshold, else "mixed"."""
-    reached = [p for p in PATTERNS if scores[p] >= THRESHOLDS[p]]
-    return max(reached, key=lambda pattern: scores[pattern], default="mixed")
+def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
+    """The pattern with the highest score among those that are clear enough, else "mixed"."""
+
+    def is_clear(pattern: str) -> bool:
+        beyond_chance = scores[pattern] >= TIMES_CHANCE * chance[pattern]
+        return scores[pattern] >= THRESHOLDS[pattern] and (pattern == "uniform" or beyond_chance)
+
+    return max(filter(is_clear, PATTERNS), key=lambda pattern: scores[pattern], default="mixed")
 
 
 def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,17 +235,24 @@ def _parts(ids_NT: Tensor) -> Iterator[slice]:
         yield slice(first, first + at_once)
 
 
-def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> Tensor:
-    """(L, H, P)"""
+def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+    """(L, H, P), and what equal shares score, (P,)."""
+    length = ids_NT.size(1)
+    equal_TT = torch.ones(length, length, device=ids_NT.device).tril()
+    equal_TT /= equal_TT.sum(-1, keepdim=True)
     sums: Any = 0
     counts: Any = 0
     for part in _parts(ids_NT):
         weights_LNHTT = explicit_pass(model, ids_NT[part]).weights
-        found = [pattern_sums(weights, ids_NT[part], starts_NT[part]) for weights in weights_LNHTT]
+        equal_NHTT = equal_TT.expand(weights_LNHTT.shape[1:])
+        found = [
+            pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part])
+            for weights_NHTT in (*weights_LNHTT, equal_NHTT)
+        ]
         sums = sums + torch.stack([layer_sums for layer_sums, _ in found])
         counts = counts + found[0][1]
-    scores_LPH: Tensor = sums / counts.clamp(min=1)[:, None]
-    return scores_LPH.transpose(1, 2).cpu()
+    scores_LHP = (sums / counts.clamp(min=1)[:, None]).transpose(1, 2).cpu()
+    return scores_LHP[:-1], scores_LHP[-1, 0]
 
 
 def _ablate(
@@ -265,3 +285,5 @@ def in_words(report: HeadsReport) -> Iterator[str]:
         scores = "".join(column(f"{head.scores[pattern]:.3f}") for pattern in PATTERNS)
         change = "" if head.loss_change is None else column(f"{head.loss_change:+.4f}")
         yield f"{head.layer + 1:>5}  {head.head + 1:>4}  {head.name:<14}{scores}{change}"
+    chance = "".join(column(f"{report.chance[pattern]:.3f}") for pattern in PATTERNS)
+    yield f"{'equal shares score':<27}{chance}"
