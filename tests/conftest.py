@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,34 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         server.closing.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set and a short run of each rung, and of some with more parts."""
+    import attnlm
+    from attnlm.config import RUNGS, Setting
+
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 60)
+    dataset = attnlm.prepare(str(folder / "text.txt"), data_dir=folder / "data", name="foxes")
+    variants: dict[str, dict[str, Setting]] = {rung: {"model": rung} for rung in RUNGS}
+    variants |= {
+        "projected": {"model": "multi-head", "projection": True, "qkv_bias": True},
+        "tied": {"model": "transformer", "tie_embeddings": True},
+    }
+    for name, settings in variants.items():
+        if settings["model"] != "bigram":
+            settings["embed_dim"] = 16
+        if settings["model"] in ("multi-head", "wide-head", "transformer"):
+            settings["heads"] = 2
+        if settings["model"] == "transformer":
+            settings["layers"] = 2
+        settings |= {"steps": 30, "batch_size": 4, "block_size": 16, "seed": 1, "threads": 1}
+        attnlm.train(
+            dataset.path,
+            name=name,
+            checkpoint_dir=folder / "checkpoints",
+            **settings,  # type: ignore[arg-type]
+        )
+    return folder

@@ -311,7 +311,16 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
 
 
 def test_help_loads_no_torch() -> None:
-    for command in ([], ["prepare"], ["train"], ["sample"], ["eval"]):
+    for command in (
+        [],
+        ["prepare"],
+        ["train"],
+        ["sample"],
+        ["eval"],
+        ["attend"],
+        ["heads"],
+        ["trace"],
+    ):
         check = (
             "import sys, attnlm.__main__ as c\n"
             f"sys.argv = ['attnlm', *{command!r}, '--help']\n"

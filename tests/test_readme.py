@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import attnlm
+from attnlm.cli import run_command
 from attnlm.config import RUNGS, recipe_names
 
 ROOT = Path(__file__).parent.parent
@@ -26,8 +29,23 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert text.startswith("Once ") and len(text) == 5 + 100 + 1
 
 
+def test_the_commands_that_show_what_it_learned_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    attnlm.train(attnlm.prepare("tales").path, steps=2, seed=1, embed_dim=8, heads=2)
+    commands = re.findall(r"`attnlm ((?:attend|heads|trace|sample --show-probs)\b[^`]*)`", README)
+    assert {command.split()[0] for command in commands} == {"attend", "heads", "trace", "sample"}
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", ["attnlm", *shlex.split(command)])
+        run_command()
+        assert capsys.readouterr().out
+    assert (tmp_path / "map.png").is_file() and (tmp_path / "map.html").is_file()
+
+
 def test_every_flag_that_it_names_exists() -> None:
-    helps = " ".join(_help(command) for command in ("", "prepare", "train", "sample", "eval"))
+    commands = ("", "prepare", "train", "sample", "eval", "attend", "heads", "trace")
+    helps = " ".join(_help(command) for command in commands)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
     assert named and all(re.search(rf"{flag}\b", helps) for flag in named)
 
@@ -44,6 +62,6 @@ def test_every_rung_and_recipe_is_explained(name: str) -> None:
 
 def test_the_tree_has_every_file_and_no_other() -> None:
     tree = README.split("## The tree")[1]
-    there = {path.name for path in (ROOT / "src" / "attnlm").glob("[!_]*.py")}
+    there = {path.name for path in (ROOT / "src" / "attnlm").rglob("[!_]*.py")}
     tests = {"test_cli.py", "test_references.py"}
     assert set(re.findall(r"\b[a-z_]+\.py\b", tree)) - tests == there

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 import attnlm
-from attnlm import console
+from attnlm import cli_see, console
 from attnlm.config import Setting, help_of, load_recipe, resolve, setting_names, to_toml
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption, Verify
 
 app = typer.Typer(
     name="attnlm",
@@ -44,16 +45,6 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         console.result(context.get_help())
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
-DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
-CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
-Checkpoint = Annotated[str, typer.Option(help="which of the run's checkpoints: best|last")]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
-]
-DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
 
 
 @app.command()
@@ -337,6 +328,10 @@ def sample(
     checkpoint: Checkpoint = "best",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    show_probs: Annotated[
+        bool,
+        typer.Option("--show-probs", help="how likely each token was, and which others were"),
+    ] = False,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="talk back and forth, until /bye")
     ] = False,
@@ -348,6 +343,10 @@ def sample(
         raise UsageError(
             "--interactive does not go with --json, --num-samples or a prompt from stdin",
             "leave one of them out",
+        )
+    if show_probs and (interactive or num_samples != 1):
+        raise UsageError(
+            "--show-probs does not go with --interactive or --num-samples", "leave one of them out"
         )
 
     from attnlm.run import open_run
@@ -370,7 +369,7 @@ def sample(
     if interactive:
         _talk(sampler, text, config)
     else:
-        _sample(sampler, text, config, json)
+        _sample(sampler, text, config, json, show_probs)
         is_top = opened.config.model.model == "transformer"
         console.say_next("attnlm sample -i" if is_top else "attnlm train --model transformer")
 
@@ -392,7 +391,7 @@ def _decoded(content: bytes, origin: str) -> str:
         raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None
 
 
-def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
+def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
     if config.num_samples > 1:
@@ -400,6 +399,18 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
         shown: dict[str, object] = {"texts": texts}
         if not json:
             console.write("\n---\n".join(texts))
+    elif show_probs:
+        display = console.ChoiceDisplay(quiet=json)
+        display.begin(prompt)
+        choices = []
+        for choice in sampler.choices(ids, config):
+            choices.append(choice)
+            display(choice)
+        display.end()
+        shown = {
+            "text": prompt + "".join(choice.text for choice in choices),
+            "choices": [choice.facts() for choice in choices],
+        }
     else:
         pieces = [prompt]
         console.write("" if json else prompt)
@@ -420,6 +431,8 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool) -> None:
                 "seed": config.seed,
             }
         )
+    elif show_probs:
+        pass  # ends on a line of its own anyhow
     elif sys.stdout.isatty():
         console.write("\n")
     else:
@@ -494,6 +507,9 @@ def measure(
             f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte, "
             f"perplexity {evaluation.perplexity:.3f}"
         )
+
+
+app.add_typer(cli_see.app)
 
 
 def run_command() -> None:

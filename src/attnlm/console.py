@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.events import Note, Progress
 
 if TYPE_CHECKING:
+    from rich.text import Text
     from tqdm import tqdm
 
     from attnlm.run import Run
+    from attnlm.sampling import Choice
 
 
 def write(text: str) -> None:
@@ -30,6 +33,72 @@ def result(text: str) -> None:
 def result_json(content: Mapping[str, Any]) -> None:
     """One object on one line."""
     result(json.dumps(content))
+
+
+def has_colour() -> bool:
+    """Whether stdout is a terminal whose reader wants colour."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
+def result_in_colour(lines: Callable[[int], Iterable[Text]]) -> None:
+    """Lines of what was asked for, made for the terminal's width."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    for line in lines(console.width):
+        console.print(line)
+
+
+@dataclass
+class ChoiceDisplay:
+    """Shows tokens with their probabilities: tinted on a terminal, a line for each elsewhere."""
+
+    quiet: bool = False
+    _boldest: list[Choice] = field(default_factory=list)
+
+    def begin(self, prompt: str) -> None:
+        """The prompt, where there is a text to read."""
+        if not self.quiet and has_colour():
+            write(prompt)
+
+    def __call__(self, choice: Choice) -> None:
+        if self.quiet:
+            return
+        if not has_colour():
+            result(choice_in_words(choice))
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        from attnlm.see.tint import tint
+
+        # Line ends without colour, or it would run to the end of the line.
+        for piece in choice.text.splitlines(keepends=True):
+            line = piece.rstrip("\r\n")
+            Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
+                Text.assemble((line, tint(choice.probability))), end=piece[len(line) :]
+            )
+        sys.stdout.flush()
+        self._boldest = sorted([*self._boldest, choice], key=lambda c: c.probability)[:_BOLDEST]
+
+    def end(self) -> None:
+        """On a terminal, the least likely choices beside what was likelier."""
+        if self._boldest:
+            write("\n\nleast likely, beside the likeliest others\n")
+            for choice in self._boldest:
+                result(choice_in_words(choice))
+
+
+_BOLDEST = 10
+
+
+def choice_in_words(choice: Choice) -> str:
+    """One line: token, probability, runners-up."""
+    from attnlm.see.text import visible
+
+    others = (f"{visible(token)} {p:.4f}" for token, p in choice.runners_up)
+    return "\t".join((visible(choice.token), f"{choice.probability:.4f}", "  ".join(others)))
 
 
 def say(text: str) -> None:

@@ -149,7 +149,20 @@ def generate(
     *,
     cached: bool = True,
 ) -> Iterator[Ids]:
-    """Yields `config.tokens` times the next ids of all samples, (B,).
+    """Yields `config.tokens` times the next ids of all samples, (B,)."""
+    for next_B, _ in drawn_tokens(model, prompt, config, device, cached=cached):
+        yield next_B
+
+
+def drawn_tokens(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    config: SamplingConfig,
+    device: Device,
+    *,
+    cached: bool = True,
+) -> Iterator[tuple[Ids, Probabilities]]:
+    """Yields `config.tokens` times the next ids (B,) and what they were drawn from, (B, V).
 
     What is known of the tokens before is used again while the window stands still, where that is
     exact. `cached=False` computes everything anew each time with the model itself: the plain path
@@ -179,7 +192,27 @@ def generate(
             start, length = 0, known
         ids_BT[:, length] = next_B
         length += 1
-        yield next_B
+        yield next_B, probabilities_BV
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token that was drawn, its probability among those that it was drawn from, and others."""
+
+    token: str
+    probability: float
+    runners_up: list[tuple[str, float]]
+    """the likeliest of the other tokens, none of probability 0"""
+    text: str
+    """what it adds to the text, on whole characters"""
+
+    def facts(self) -> dict[str, object]:
+        """As JSON values."""
+        others = [{"token": token, "probability": p} for token, p in self.runners_up]
+        return {"token": self.token, "probability": self.probability, "runners_up": others}
+
+
+_RUNNERS_UP = 3
 
 
 @dataclass(frozen=True)
@@ -212,6 +245,31 @@ class Sampler:
                 yield text
         if rest := decoder.decode(b"", final=True):
             yield rest
+
+    def choices(self, ids: list[int], config: SamplingConfig) -> Iterator[Choice]:
+        """Continues `ids` as `stream` does, and says of each token how likely it was.
+
+        Bytes that never complete a character come with the last token.
+        """
+        assert config.num_samples == 1
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        drawn = drawn_tokens(self.model, ids, config, self.device)
+        for count, (next_B, probabilities_BV) in enumerate(drawn, 1):
+            ids.append(int(next_B[0]))
+            content = self.tokenizer.decode_bytes([ids[-1]])
+            yield self._choice(
+                ids[-1], probabilities_BV[0], decoder.decode(content, final=count == config.tokens)
+            )
+
+    def _choice(self, token: int, probabilities_V: Probabilities, text: str) -> Choice:
+        likeliest = np.argsort(-probabilities_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
+        others = [other for other in likeliest if other != token and probabilities_V[other] > 0]
+        return Choice(
+            self.tokenizer.decode([token]),
+            float(probabilities_V[token]),
+            [(self.tokenizer.decode([i]), float(probabilities_V[i])) for i in others[:_RUNNERS_UP]],
+            text,
+        )
 
     def samples(self, ids: list[int], config: SamplingConfig) -> list[str]:
         """Several continuations of `ids`, computed side by side."""

@@ -1,0 +1,164 @@
+"""The commands that show what a run learned: options → one library call → what one sees."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnlm import console, files
+from attnlm.errors import UsageError
+from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption, RunOption
+
+if TYPE_CHECKING:
+    from attnlm.see.attend import Attention
+
+app = typer.Typer()
+
+
+@app.command()
+def attend(
+    text: Annotated[str, typer.Argument(show_default=False, help="what the heads look at")],
+    run: RunOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
+        ),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Show what each head looks at in a text."""
+    drawn = _drawing(output) if output is not None else None
+
+    from attnlm.run import open_run
+    from attnlm.see import attend as see
+
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    attention = see.attend(opened, text, checkpoint=checkpoint)
+    layers, heads, length, _ = attention.weights.shape
+    console.say(
+        f"{opened.name} ({checkpoint}): {attention.model}, layers {layers}, heads {heads}; "
+        f"{length} tokens"
+    )
+    if output is not None and drawn is not None:
+        files.write_bytes(output, drawn(attention))
+    if json:
+        console.result_json(attention.facts() | ({"output": str(output)} if output else {}))
+    elif output is not None:
+        console.result(str(output))
+    else:
+        _show(attention)
+    console.say(see.CAUTION)
+
+
+def _drawing(output: Path) -> Callable[[Attention], bytes]:
+    """What draws a file of that name's kind. Raises UsageError for kinds that we do not draw."""
+    kind = output.suffix.lower().removeprefix(".")
+    if kind in ("png", "svg"):
+        from attnlm.see.picture import picture
+
+        return lambda attention: picture(attention, kind)
+    if kind == "html":
+        from attnlm.see.page import page
+
+        return page
+    raise UsageError(
+        f"--output can't be {str(output)!r}", "give a name that ends in .html, .png or .svg"
+    )
+
+
+def _show(attention: Attention) -> None:
+    from attnlm.see import blocks
+
+    if console.has_colour():
+        console.result_in_colour(lambda width: blocks.in_colour(attention, width))
+    else:
+        for line in blocks.in_words(attention):
+            console.result(line)
+    for line in blocks.next_in_words(attention.next_tokens()):
+        console.result(line)
+
+
+@app.command()
+def trace(
+    text: Annotated[str, typer.Argument(show_default=False, help="what goes through the model")],
+    run: RunOption = None,
+    as_code: Annotated[
+        bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Follow one forward pass step by step, with shapes and numbers."""
+    if as_code and json:
+        raise UsageError("--as-code and --json exclude each other", "give one of them")
+
+    from attnlm.run import open_run
+    from attnlm.see import code
+    from attnlm.see import trace as see
+
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
+    if as_code:
+        console.write(code.as_code(opened, text, checkpoint=checkpoint))
+        return
+    traced = see.trace(opened, text, checkpoint=checkpoint)
+    if json:
+        console.result_json(traced.facts())
+    else:
+        for line in see.in_words(traced):
+            console.result(line)
+
+
+@app.command()
+def heads(
+    run: RunOption = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
+    ] = False,
+    windows: Annotated[
+        int, typer.Option(help="windows of block_size, spread over the validation split")
+    ] = 64,
+    text: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="measure on this file, not on the validation split"),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = "auto",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+) -> None:
+    """Name each head by what it looks at, and measure what it is worth."""
+    from attnlm.run import open_run
+    from attnlm.see import heads as see
+
+    display = console.PreparationDisplay()
+    with contextlib.closing(display):
+        report = see.study_heads(
+            open_run(run, checkpoint_dir=checkpoint_dir),
+            windows=windows,
+            ablate=ablate,
+            text=text,
+            checkpoint=checkpoint,
+            device=device,
+            data_dir=data_dir,
+            on_event=display,
+        )
+    loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
+    console.say(
+        f"{report.run} ({checkpoint}), measured over {report.windows} windows of "
+        f"{report.window} tokens{loss}"
+    )
+    if json:
+        console.result_json(report.facts())
+    else:
+        for line in see.in_words(report):
+            console.result(line)

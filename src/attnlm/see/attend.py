@@ -1,0 +1,69 @@
+"""What each head of a run looks at in a text, and what the model expects to come next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attnlm.run import Run, load_model
+from attnlm.see.explicit import explicit_pass
+from attnlm.see.text import ids_within_context, token_texts
+
+Numbers = NDArray[np.float32]
+
+CAUTION = (
+    "Weights are not an explanation: they show where a head reads, "
+    "not what it reads there or what the model makes of it."
+)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Of a text of T tokens: every head's weights, and the probabilities after each token."""
+
+    run: str
+    model: str
+    tokens: list[str]
+    vocabulary: list[str]
+    weights: Numbers
+    """(L, H, T, T): row t says how token t divides its attention over the tokens up to itself"""
+    probabilities: Numbers
+    """(T, V)"""
+
+    def next_tokens(self, place: int = -1, count: int = 10) -> list[tuple[str, float]]:
+        """The likeliest tokens after the one at `place`, with their probabilities."""
+        likeliest = np.argsort(-self.probabilities[place], kind="stable")[:count]
+        return [(self.vocabulary[i], float(self.probabilities[place, i])) for i in likeliest]
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "run": self.run,
+            "model": self.model,
+            "tokens": self.tokens,
+            "weights": self.weights.tolist(),
+            "next": [{"token": t, "probability": p} for t, p in self.next_tokens()],
+        }
+
+
+def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
+    """The attention of a run's checkpoint over `text`, computed on the CPU.
+
+    Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
+    missing or damaged, and for a bigram, which has no attention.
+    """
+    ids = ids_within_context(run, text)
+    model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
+    seen = explicit_pass(model.eval(), torch.tensor(ids))
+    return Attention(
+        run=run.name,
+        model=run.config.model.model,
+        tokens=token_texts(run.tokenizer, ids),
+        vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
+        weights=seen.weights.numpy(),
+        probabilities=torch.softmax(seen.logits, -1).numpy(),
+    )

@@ -1,0 +1,40 @@
+"""A text as a run's model sees it: its ids, and each token in a form that can be shown."""
+
+from __future__ import annotations
+
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.run import Run
+from attnlm.tokenizer import Tokenizer
+
+_SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def ids_within_context(run: Run, text: str) -> list[int]:
+    """The ids of `text`, at least one and at most block_size.
+
+    Raises UsageError for an empty text, AttnlmError where it is too long or the vocabulary lacks
+    one of its characters.
+    """
+    if not text:
+        raise UsageError("the text is empty", "give at least one character")
+    ids = [int(i) for i in run.tokenizer.encode(text)]
+    most = run.config.model.block_size
+    if len(ids) > most:
+        raise AttnlmError(
+            f"the text has {len(ids)} tokens, and {run.name} sees {most} at a time (block_size)",
+            f"give a text of at most {most} tokens, or train with a larger --block-size",
+        )
+    return ids
+
+
+def token_texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Each token by itself; bytes that are no character become U+FFFD."""
+    return [tokenizer.decode([i]) for i in ids]
+
+
+def visible(text: str) -> str:
+    """With signs for spaces and line ends, and escapes for what else can't be seen."""
+    return "".join(
+        _SHOWN.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
+        for c in text
+    )

@@ -1,0 +1,176 @@
+"""One real forward pass, step by step: what is computed, in which shape, with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlm.config import ModelConfig
+from attnlm.run import Run, load_model
+from attnlm.see.explicit import Heads, Layer, Pass, explicit_pass
+from attnlm.see.text import ids_within_context, token_texts, visible
+
+_FEW = 6  # numbers of a row that are shown
+_LIKELIEST = 5
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: its name, how it comes from those before, its axes, and its numbers."""
+
+    name: str
+    formula: str
+    axes: str
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A forward pass over a text of T tokens."""
+
+    run: str
+    model: str
+    tokens: list[str]
+    steps: list[Step]
+    likeliest: list[tuple[str, float]]
+    """the next token's candidates with their probabilities, the likeliest first"""
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values, every number of every step in them."""
+        return {
+            "run": self.run,
+            "model": self.model,
+            "tokens": self.tokens,
+            "steps": [
+                {
+                    "name": step.name,
+                    "formula": step.formula,
+                    "axes": step.axes,
+                    "shape": list(step.values.shape),
+                    # Masked scores are −∞, which JSON does not have.
+                    "values": _without_infinities(step.values.tolist()),
+                }
+                for step in self.steps
+            ],
+            "next": [{"token": t, "probability": p} for t, p in self.likeliest],
+        }
+
+
+def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
+    """The forward pass of a run's checkpoint over `text`, computed on the CPU.
+
+    Raises AttnlmError when the text does not fit the context or the vocabulary, and when files
+    are missing or damaged.
+    """
+    ids = ids_within_context(run, text)
+    model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
+    seen = explicit_pass(model.eval(), torch.tensor(ids))
+    probabilities_TV = torch.softmax(seen.logits, -1)
+    last_V = probabilities_TV[-1]
+    order = torch.argsort(last_V, descending=True, stable=True)[:_LIKELIEST].tolist()
+    return Trace(
+        run=run.name,
+        model=run.config.model.model,
+        tokens=token_texts(run.tokenizer, ids),
+        steps=[
+            Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
+            *_steps(run.config.model, seen),
+            Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
+        ],
+        likeliest=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
+    )
+
+
+def _steps(config: ModelConfig, seen: Pass) -> Iterator[Step]:
+    if seen.embedded is None:
+        yield Step("logits", "each token's row of the table", "T V", seen.logits)
+        return
+    transformer = config.model == "transformer"
+    positions = "" if transformer else " + position_embedding[0 … T−1]"
+    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", seen.embedded)
+    for number, layer in enumerate(seen.layers, 1):
+        prefix = f"layer {number} " if transformer else ""
+        for step in _layer_steps(config, layer):
+            yield Step(prefix + step.name, step.formula, step.axes, step.values)
+    last = "norm(stream) · headᵀ" if transformer else "attended · headᵀ + bias"
+    yield Step("logits", last, "T V", seen.logits)
+
+
+def _layer_steps(config: ModelConfig, layer: Layer) -> Iterator[Step]:
+    heads, rung = layer.heads, config.model
+    transformer = rung == "transformer"
+    if transformer:
+        yield Step("norm", "x / √(mean x² + ε) · gain", "T C", layer.read)
+    yield from _head_steps(config, heads)
+    joined = "the heads side by side"
+    if transformer or rung == "wide-head" or config.projection:
+        joined += ", then the projection"
+    yield Step("attended", joined, "T C", layer.attended)
+    if layer.mlp is not None:
+        mlp = "down(silu(gate · y) · up · y), y = norm(x + attended)"
+        yield Step("mlp", mlp, "T C", layer.mlp)
+        yield Step("stream", "x + attended + mlp", "T C", layer.stream)
+
+
+def _head_steps(config: ModelConfig, heads: Heads) -> Iterator[Step]:
+    if config.model == "average":
+        yield Step(
+            "scores", "0 everywhere: no token counts more than another", "H T T", heads.scores
+        )
+    elif config.model == "dot-product":
+        yield Step(
+            "scores", "x · xᵀ / √C: queries, keys and values are x itself", "H T T", heads.scores
+        )
+    else:
+        bias = " + bias" if config.qkv_bias else ""
+        turned = ", normalised and turned by position" if config.model == "transformer" else ""
+        yield Step("q", f"x · W_qᵀ{bias}{turned}", "H T D", heads.query)
+        yield Step("k", f"x · W_kᵀ{bias}{turned}", "H T D", heads.key)
+        yield Step("v", f"x · W_vᵀ{bias}", "H T D", heads.value)
+        yield Step("scores", "q · kᵀ / √D", "H T T", heads.scores)
+    later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
+    masked = heads.scores.masked_fill(later, -torch.inf)
+    yield Step("mask", "−∞ where the key comes after the query", "H T T", masked)
+    yield Step("softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", heads.weights)
+    values = "x" if config.model in ("average", "dot-product") else "v"
+    yield Step("mix", f"weights · {values}", "H T D", heads.mixed)
+
+
+def in_words(trace: Trace) -> Iterator[str]:
+    """Lines to read: of each step its shape, and the numbers of the last token in the first head.
+
+    Maps of few tokens are shown whole.
+    """
+    shown = [visible(token) for token in trace.tokens]
+    for number, step in enumerate(trace.steps, 1):
+        shape = " × ".join(map(str, step.values.shape))
+        yield f"{number}. {step.name}  ({step.axes.replace(' ', ', ')}) = {shape}"
+        yield f"   {step.formula}"
+        values = step.values[0] if step.axes.startswith("H") else step.values
+        head = "head 1, " if step.axes.startswith("H") and step.values.size(0) > 1 else ""
+        if step.axes == "T":
+            numbers = zip(shown[-_FEW:], values[-_FEW:].tolist(), strict=True)
+            yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
+        elif step.axes == "H T T" and len(shown) <= _FEW:
+            for token, row in zip(shown, values, strict=True):
+                yield f"   {head}{token}: {_numbers(row)}"
+        else:
+            yield f"   {head}{shown[-1]}: {_numbers(values[-1])}"
+    yield "next token"
+    for token, probability in trace.likeliest:
+        yield f"   {probability:6.1%}  {visible(token)}"
+
+
+def _numbers(row: Tensor) -> str:
+    few = "  ".join("     −∞" if x == -torch.inf else f"{x:7.3f}" for x in row[:_FEW].tolist())
+    return few + ("  …" if len(row) > _FEW else "")
+
+
+def _without_infinities(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_without_infinities(value) for value in values]
+    return None if values == float("-inf") else values

@@ -1,0 +1,140 @@
+"""What `attend` shows is what the heads did: in words, in colour, in numbers, as pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import xml.etree.ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnlm.run import load_model, open_run
+from attnlm.see.attend import attend
+from attnlm.see.blocks import in_colour
+from attnlm.see.explicit import explicit_pass
+from attnlm.see.picture import picture
+from attnlm.see.text import visible
+from attnlm.see.tint import tint
+from tests.in_process import refused
+from tests.test_cli import ATTNLM, attnlm, fails
+
+TEXT = "the dog.\nth"
+
+
+def test_the_numbers_are_those_of_the_explicit_pass(trained: Path) -> None:
+    done = attnlm("attend", TEXT, "--run", "transformer", "--json", cwd=trained)
+    facts = json.loads(done.stdout)
+    run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
+    model, _ = load_model(run, checkpoint="best", device="cpu")
+    ids = torch.from_numpy(run.tokenizer.encode(TEXT).astype("int64"))
+    weights = explicit_pass(model, ids).weights
+    np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-6)
+    assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))
+    assert "".join(facts["tokens"]) == TEXT
+    with torch.inference_mode():
+        probabilities = torch.softmax(model.eval()(ids[None])[0, -1], -1).sort(descending=True)
+    found = [candidate["probability"] for candidate in facts["next"]]
+    np.testing.assert_allclose(found, probabilities.values[:10].numpy(), atol=1e-6)
+    assert "not an explanation" in done.stderr
+
+
+def test_words_where_there_is_no_terminal(trained: Path) -> None:
+    shown = attnlm("attend", TEXT, "--run", "average", cwd=trained).stdout
+    lines = shown.splitlines()
+    assert lines[0] == "layer 1 head 1"
+    assert lines[1].split() == ["0", "t", "t@0", "1.00"]
+    assert lines[3].split() == ["2", "e", "t@0", "0.33", "h@1", "0.33", "e@2", "0.33"]
+    assert lines[1 + len(TEXT)] == "next token" and "\x1b" not in shown
+
+
+def test_blocks_of_colour_on_a_terminal(trained: Path) -> None:
+    assert "\x1b[" in on_a_terminal("attend", "the", "--run", "average", cwd=trained)
+    plain = on_a_terminal("attend", "the", "--run", "average", cwd=trained, NO_COLOR="1")
+    assert "\x1b" not in plain and "t@0 0.33" in plain
+
+
+def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> str:
+    """What a command shows on stdout where that is a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", **variables}
+    process = subprocess.Popen(
+        [*ATTNLM, *arguments], cwd=cwd, stdout=theirs, stderr=subprocess.DEVNULL, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 2**16)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    assert process.wait(60) == 0
+    return shown.decode()
+
+
+def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) -> None:
+    run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
+    attention = attend(run, "the")
+    lines = list(in_colour(attention, 80))
+    assert [line.plain.rstrip() for line in lines] == [
+        "layer 1 head 1  layer 1 head 2",
+        "t  t            t  t",
+        "h  t h          h  t h",
+        "e  t h e        e  t h e",
+        "",
+    ]
+    last = [span.style for span in lines[3].spans]
+    wanted = [tint(w) for head in range(2) for w in attention.weights[0, head, 2].tolist()]
+    assert last == wanted
+    narrow = [line.plain for line in in_colour(attention, 8)]
+    assert narrow == [
+        "layer 1 head 1, the last token", "t h e ", "",
+        "layer 1 head 2, the last token", "t h e ", "",
+    ]  # fmt: skip
+
+
+def test_pictures(trained: Path) -> None:
+    for kind in ("png", "svg"):
+        name = f"map.{kind}"
+        done = attnlm("attend", TEXT, "--run", "transformer", "-o", name, cwd=trained)
+        assert done.stdout == f"{name}\n"
+    assert (trained / "map.png").read_bytes().startswith(b"\x89PNG")
+    root = xml.etree.ElementTree.parse(trained / "map.svg").getroot()
+    assert root.tag.endswith("svg")
+    with_both = attnlm("attend", "the", "-o", "map.PNG", "--json", cwd=trained)
+    assert json.loads(with_both.stdout)["output"] == "map.PNG"
+
+
+def test_a_picture_is_the_same_each_time(trained: Path) -> None:
+    run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
+    attention = attend(run, TEXT)
+    for kind in ("png", "svg"):
+        assert picture(attention, kind) == picture(attention, kind)
+
+
+def test_what_is_refused(trained: Path) -> None:
+    for arguments, code, says, hints in [
+        (["the", "--run", "bigram"], 1, "no attention", "single-head"),
+        (["", "--run", "average"], 2, "empty", "at least one"),
+        (["x" * 17, "--run", "average"], 1, "17 tokens", "at most 16"),
+        (["Ü", "--run", "average"], 1, "lacks 'Ü'", ""),
+        (["the", "-o", "map.pdf"], 2, "map.pdf", ".html, .png"),
+        (["the", "-o", "nowhere/map.png"], 1, "nowhere", "path"),
+    ]:
+        refused("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
+    fails("attend", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a b\n", "a␣b⏎"), ("\x00", "\\x00"), ("é日", "é日"), ("\u200b", "\\u200b")]
+)
+def test_what_cannot_be_seen_is_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown

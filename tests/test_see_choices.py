@@ -1,0 +1,90 @@
+"""`sample --show-probs`: the same text, and the probabilities that it was drawn with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnlm.run import open_run
+from attnlm.sampling import Sampler, SamplingConfig, load_sampler, next_token_probabilities
+from attnlm.tokenizer import ByteTokenizer
+from tests.in_process import refused
+from tests.test_cli import attnlm
+from tests.test_see_attend import on_a_terminal
+
+
+def sampler_of(trained: Path, name: str) -> Sampler:
+    return load_sampler(open_run(name, checkpoint_dir=trained / "checkpoints"), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer"])
+@pytest.mark.parametrize("cut", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.6}])
+def test_probabilities_are_of_what_was_drawn_from(
+    name: str, cut: dict[str, float], trained: Path
+) -> None:
+    sampler = sampler_of(trained, name)
+    config = SamplingConfig(tokens=12, seed=4, **cut)  # type: ignore[arg-type]
+    start = sampler.prompt_ids("the")
+    choices = list(sampler.choices(list(start), config))
+    assert "".join(c.text for c in choices) == "".join(sampler.stream(list(start), config))
+    ids = list(start)
+    for choice in choices:
+        with torch.inference_mode():
+            logits = sampler.model(torch.tensor([ids]))[:, -1].numpy()
+        wanted = next_token_probabilities(logits, **cut)[0]  # type: ignore[arg-type]
+        (drawn,) = sampler.tokenizer.encode(choice.token)
+        assert choice.probability == pytest.approx(wanted[drawn], abs=1e-5) and wanted[drawn] > 0
+        others = np.sort(np.delete(wanted, drawn))[::-1]
+        found = [p for _, p in choice.runners_up]
+        np.testing.assert_allclose(found, others[: len(found)], atol=1e-5)
+        assert len(found) == min(3, np.count_nonzero(others > 0))
+        ids.append(int(drawn))
+
+
+def test_greedy_choices_are_certain(trained: Path) -> None:
+    sampler = sampler_of(trained, "multi-head")
+    config = SamplingConfig(tokens=3, temperature=0)
+    for choice in sampler.choices(sampler.prompt_ids("the"), config):
+        assert choice.probability == 1 and choice.runners_up == []
+
+
+def test_bytes_make_whole_characters_as_in_the_stream(trained: Path) -> None:
+    model = sampler_of(trained, "bigram")
+    sampler = Sampler(model.model, ByteTokenizer(), model.device)
+    with torch.no_grad():
+        table = torch.zeros(256, 256)
+        table[:, 0xC3] = table[:, 0xA9] = 30  # é and halves of it
+        sampler.model.table.weight = torch.nn.Parameter(table)  # type: ignore[union-attr]
+    for seed in range(6):
+        config = SamplingConfig(tokens=5, seed=seed)
+        choices = list(sampler.choices([0], config))
+        assert "".join(c.text for c in choices) == "".join(sampler.stream([0], config))
+        assert len(choices) == 5
+
+
+def test_lines_numbers_and_colours(trained: Path) -> None:
+    flags = ["sample", "multi-head", "--tokens", "20", "--seed", "3", "--prompt", "the"]
+    facts = json.loads(attnlm(*flags, "--show-probs", "--json", cwd=trained).stdout)
+    assert facts["text"] == attnlm(*flags, cwd=trained).stdout
+    assert "the" + "".join(c["token"] for c in facts["choices"]) == facts["text"]
+    assert facts["tokens"] == 20
+    lines = attnlm(*flags, "--show-probs", cwd=trained).stdout.splitlines()
+    assert len(lines) == 20
+    for line, choice in zip(lines, facts["choices"], strict=True):
+        token, probability, others = line.split("\t")
+        shown = {" ": "␣", "\n": "⏎"}.get(choice["token"], choice["token"])
+        assert token == shown and probability == f"{choice['probability']:.4f}"
+        assert others.count("0.") == len(choice["runners_up"])
+    tinted = on_a_terminal(*flags, "--show-probs", cwd=trained)
+    assert tinted.startswith("the\x1b[") and "least likely" in tinted
+
+
+def test_it_shows_one_text(trained: Path) -> None:
+    for other in (["--num-samples", "2"], ["-i"]):
+        refused(
+            "sample", "--show-probs", *other, cwd=trained, code=2, says="--show-probs", hints=""
+        )

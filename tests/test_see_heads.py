@@ -1,0 +1,190 @@
+"""Scores are what their formulas say, names keep to thresholds, a silenced head is missed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnlm.attention import SelfAttention
+from attnlm.errors import AttnlmError
+from attnlm.evaluation import validation_loss
+from attnlm.run import load_model, open_dataset_of, open_run
+from attnlm.see.heads import (
+    PATTERNS,
+    THRESHOLDS,
+    name_of,
+    pattern_sums,
+    study_heads,
+    word_starts,
+)
+from attnlm.tokenizer import ByteTokenizer, CharTokenizer
+from tests.in_process import refused
+from tests.test_cli import attnlm, fails
+
+N, H, T, V = 3, 2, 11, 4
+NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
+
+
+def scores_of(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> dict[str, list[float]]:
+    sums_PH, counts_P = pattern_sums(weights_NHTT, ids_NT, starts_NT)
+    return dict(zip(PATTERNS, (sums_PH / counts_P[:, None]).tolist(), strict=True))
+
+
+def spelled_out(a: Tensor, ids: Tensor, starts: Tensor) -> dict[str, float]:
+    """The formulas of the docs, token by token, of one head (N, T, T)."""
+    found: dict[str, list[float]] = {pattern: [] for pattern in PATTERNS}
+    for n in range(len(ids)):
+        x, w = ids[n].tolist(), a[n].tolist()
+        for t in range(1, len(x)):
+            past = range(t + 1)
+            found["previous-token"].append(w[t][t - 1])
+            found["first-token"].append(w[t][0])
+            found["uniform"].append(sum(min(w[t][s], 1 / (t + 1)) for s in past))
+            if x[t] in x[:t]:
+                found["same-token"].append(sum(w[t][s] for s in past if x[s] == x[t]))
+            if starts[n, : t + 1].any():
+                found["start-of-word"].append(sum(w[t][s] for s in past if starts[n, s]))
+            after = [s for s in range(1, t) if x[s - 1] == x[t]]
+            if after:
+                found["induction"].append(sum(w[t][s] for s in after))
+    return {pattern: float(np.mean(shares)) for pattern, shares in found.items()}
+
+
+def test_scores_are_their_formulas() -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(N, H, T, T, generator=generator) * 2
+    later = torch.ones(T, T, dtype=torch.bool).triu(1)
+    weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+    ids = torch.randint(V, (N, T), generator=generator)
+    starts = torch.rand(N, T, generator=generator) < 0.3
+    found = scores_of(weights, ids, starts)
+    for head in range(H):
+        wanted = spelled_out(weights[:, head], ids, starts)
+        assert {pattern: found[pattern][head] for pattern in PATTERNS} == pytest.approx(wanted)
+
+
+def test_a_head_that_only_does_one_thing_gets_its_name() -> None:
+    ids = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2]])
+    starts = ids == 1
+    t = torch.arange(T)
+    heads = {
+        "previous-token": (t - 1).clamp(0),
+        "same-token": t,
+        "first-token": torch.zeros_like(t),
+        "induction": torch.where(t >= 4, t - 3, 0),
+    }
+    for name, looked_at in heads.items():
+        weights = torch.nn.functional.one_hot(looked_at, T).float()[None, None]
+        found = scores_of(weights, ids, starts)
+        assert name_of({p: found[p][0] for p in PATTERNS}, NO_CHANCE) == name
+        assert found[name][0] == 1
+    uniform = (torch.ones(T, T).tril() / (t + 1)[:, None])[None, None]
+    found = scores_of(uniform, ids, starts)
+    assert name_of({p: found[p][0] for p in PATTERNS}, NO_CHANCE) == "uniform"
+
+
+def test_a_name_needs_its_threshold() -> None:
+    nothing = NO_CHANCE
+    assert name_of(nothing, NO_CHANCE) == "mixed"
+    for pattern in PATTERNS:
+        assert name_of(nothing | {pattern: THRESHOLDS[pattern]}, NO_CHANCE) == pattern
+        assert name_of(nothing | {pattern: THRESHOLDS[pattern] - 0.001}, NO_CHANCE) == "mixed"
+    assert name_of(nothing | {"uniform": 0.79, "first-token": 0.5}, NO_CHANCE) == "first-token"
+    assert name_of(nothing | {"induction": 0.7, "first-token": 0.6}, NO_CHANCE) == "induction"
+
+
+def test_a_name_is_not_given_by_chance() -> None:
+    often = NO_CHANCE | {"start-of-word": 0.4, "uniform": 1.0}
+    assert name_of(NO_CHANCE | {"start-of-word": 0.79}, often) == "mixed"
+    assert name_of(NO_CHANCE | {"start-of-word": 0.8}, often) == "start-of-word"
+    assert name_of(NO_CHANCE | {"uniform": 0.9}, often) == "uniform"
+
+
+def test_where_words_start() -> None:
+    text = "it's a b2b, no?"
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
+    starts = word_starts(tokenizer, tokenizer.encode(text).astype(np.int64)[None])[0]
+    assert [i for i, start in enumerate(starts) if start] == [3, 5, 7, 12]
+    inside = "é ü"
+    ids = ByteTokenizer().encode(inside).astype(np.int64)[None]
+    assert word_starts(ByteTokenizer(), ids)[0].tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("name", ["average", "multi-head", "transformer"])
+def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> None:
+    run = open_run(name, checkpoint_dir=trained / "checkpoints")
+    report = study_heads(run, windows=1000, ablate=True, device="cpu")
+    model, device = load_model(run, checkpoint="best", device="cpu")
+    tokens = open_dataset_of(run, trained / "data").val
+    whole = tokens[: report.windows * report.window + 1]
+    wanted = validation_loss(model, whole, device, bytes_per_token=1).loss
+    assert (
+        report.loss is not None
+        and report.windows == (len(tokens) - 1) // 16
+        and report.window == 16
+    )
+    assert report.loss == pytest.approx(wanted, abs=1e-5)
+    assert len(report.heads) == {"average": 1, "multi-head": 2, "transformer": 4}[name]
+    for head in report.heads:
+        assert head.loss_change is not None and abs(head.loss_change) > 1e-6
+        assert all(0 <= score <= 1 + 1e-5 for score in head.scores.values())
+    if name == "average":
+        assert report.heads[0].name == "uniform"
+        assert report.heads[0].scores == pytest.approx(report.chance)
+        # Without its only head the logits are the bias alone.
+        bias = dict(model.named_parameters())["head.bias"].detach()
+        targets = torch.from_numpy(np.asarray(whole[1:]).astype(np.int64))
+        alone = torch.nn.functional.cross_entropy(bias.expand(len(targets), -1), targets).item()
+        assert report.loss + (report.heads[0].loss_change or 0) == pytest.approx(alone, abs=1e-5)
+    else:
+        *_, body = (m for m in model.modules() if isinstance(m, SelfAttention))
+        with torch.no_grad():
+            body.qkv[2, body.head_size :] = 0
+        without = validation_loss(model, whole, device, bytes_per_token=1).loss
+        assert report.heads[-1].loss_change == pytest.approx(without - wanted, abs=1e-5)
+
+
+def test_what_the_command_shows(trained: Path) -> None:
+    flags = ["heads", "--run", "multi-head", "--windows", "3", "--ablate"]
+    done = attnlm(*flags, cwd=trained)
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:4] == ["layer", "head", "name", PATTERNS[0]] and len(lines) == 4
+    assert "3 windows of 16 tokens" in done.stderr and "loss with all heads" in done.stderr
+    facts = json.loads(attnlm(*flags, "--json", cwd=trained).stdout)
+    assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
+    for line, head in zip(lines[1:-1], facts["heads"], strict=True):
+        assert line.split()[-1] == f"{head['loss_change']:+.4f}" and head["name"] in line
+
+
+def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "checkpoints" / "single-head", tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    assert config.is_file()
+    run = open_run(tmp_path / "run")
+    gone = {**run.dataset, "path": str(tmp_path / "gone"), "name": "gone"}
+    run = type(run)(run.path, run.config, run.vocab_size, run.parameters, gone)
+    with pytest.raises(AttnlmError) as raised:
+        study_heads(run, data_dir=tmp_path)
+    assert "--text FILE" in raised.value.hint
+    (tmp_path / "mine.txt").write_text("the fox jumps")
+    report = study_heads(run, text=tmp_path / "mine.txt")
+    assert (report.windows, report.window, report.loss) == (1, 12, None)
+    (tmp_path / "mine.txt").write_text("th")
+    with pytest.raises(AttnlmError, match="too few"):
+        study_heads(run, text=tmp_path / "mine.txt")
+
+
+def test_what_is_refused(trained: Path) -> None:
+    for arguments, code, says, hints in [
+        (["--run", "bigram"], 1, "no attention", "single-head"),
+        (["--windows", "0"], 2, "--windows", "1 or more"),
+        (["--text", "none.txt"], 1, "none.txt", ""),
+    ]:
+        refused("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
+    fails("heads", "--text", "none.txt", cwd=trained, code=1, says="none.txt", hints="path")

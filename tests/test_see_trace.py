@@ -1,0 +1,108 @@
+"""A traced pass is the model's own, and so is the script that computes it again."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnlm.run import load_model, open_run
+from attnlm.see.code import as_code
+from attnlm.see.trace import in_words, trace
+from tests.in_process import refused
+from tests.test_cli import attnlm, fails
+
+RUNS = [
+    "bigram",
+    "average",
+    "dot-product",
+    "single-head",
+    "multi-head",
+    "projected",
+    "wide-head",
+    "transformer",
+    "tied",
+]
+TEXT = "the lazy\n"
+
+
+def logits_of(trained: Path, name: str, text: str) -> torch.Tensor:
+    run = open_run(name, checkpoint_dir=trained / "checkpoints")
+    model, _ = load_model(run, checkpoint="best", device="cpu")
+    ids = torch.from_numpy(run.tokenizer.encode(text).astype("int64"))
+    with torch.inference_mode():
+        logits: torch.Tensor = model.eval()(ids[None])[0]
+    return logits
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_script_gives_the_models_logits(name: str, trained: Path, tmp_path: Path) -> None:
+    script = as_code(open_run(name, checkpoint_dir=trained / "checkpoints"), TEXT)
+    assert len(script.splitlines()) <= 60 and max(map(len, script.splitlines())) <= 200
+    ast.parse(script)
+    assert "attnlm" not in script.replace(str(trained), "")
+    asks = script + "import json\nprint(json.dumps(logits.tolist()))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", asks], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    *likeliest, numbers = done.stdout.splitlines()
+    wanted = logits_of(trained, name, TEXT)
+    torch.testing.assert_close(torch.tensor(json.loads(numbers)), wanted, atol=1e-5, rtol=1e-5)
+    best = torch.softmax(wanted[-1], -1).max().item()
+    assert len(likeliest) == 5 and float(likeliest[0].split()[0]) == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -> None:
+    run = open_run(name, checkpoint_dir=trained / "checkpoints")
+    traced = trace(run, TEXT)
+    steps = {step.name: step for step in traced.steps}
+    torch.testing.assert_close(steps["logits"].values, logits_of(trained, name, TEXT))
+    assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT).tolist()
+    for step in traced.steps:
+        sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))
+        assert sizes["T"] == len(TEXT) and sizes.get("V", run.vocab_size) == run.vocab_size
+    attending = [step for step in traced.steps if step.name.endswith("softmax")]
+    layers = {"bigram": 0, "transformer": 2, "tied": 2}.get(name, 1)
+    assert len(attending) == layers
+    for softmax in attending:
+        masked = steps[softmax.name.replace("softmax", "mask")].values
+        torch.testing.assert_close(torch.softmax(masked, -1), softmax.values)
+    assert sum(p for _, p in traced.likeliest) <= 1 + 1e-6
+    words = "\n".join(in_words(traced))
+    assert all(f". {step.name}  (" in words for step in traced.steps)
+
+
+def test_what_the_command_shows(trained: Path) -> None:
+    shown = attnlm("trace", "the", "--run", "transformer", cwd=trained)
+    for word in ("embedding", "layer 2 q", "scores", "mask", "−∞", "mlp", "logits", "next token"):
+        assert word in shown.stdout
+    assert "transformer (best)" in shown.stderr
+    code = attnlm("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
+    assert code == as_code(open_run("transformer", checkpoint_dir=trained / "checkpoints"), "the")
+    facts = json.loads(attnlm("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)
+    assert facts["tokens"] == ["t", "h", "e"] and facts["model"] == "bigram"
+    assert [step["name"] for step in facts["steps"]] == ["tokens", "logits", "probabilities"]
+    text = attnlm("trace", "the", "--run", "average", "--json", cwd=trained).stdout
+    assert "Infinity" not in text and "NaN" not in text
+    masks = [step["values"] for step in json.loads(text)["steps"] if step["name"] == "mask"]
+    assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
+
+
+def test_what_is_refused(trained: Path) -> None:
+    for arguments, code, says, hints in [
+        (["the", "--as-code", "--json"], 2, "--as-code and --json", "one of them"),
+        (["", "--run", "bigram"], 2, "empty", "at least one"),
+        (["x" * 17, "--run", "bigram"], 1, "17 tokens", "at most 16"),
+        (["Ü", "--run", "bigram"], 1, "lacks 'Ü'", ""),
+        (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
+        (["the", "--checkpoint", "newest"], 2, "newest", "best or last"),
+    ]:
+        refused("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
+    fails("trace", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
