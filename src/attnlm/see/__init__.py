@@ -1,0 +1,1 @@
+"""What a run learned, to be looked at: pictures and pages that open offline, from files."""
