@@ -27,7 +27,9 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_every_flag_that_it_names_exists() -> None:
-    helps = " ".join(_help(command) for command in ("", "prepare", "train", "sample", "eval"))
+    helps = " ".join(
+        _help(command) for command in ("", "prepare", "train", "sample", "eval", "ladder")
+    )
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
     assert named and all(re.search(rf"{flag}\b", helps) for flag in named)
 
@@ -44,6 +46,7 @@ def test_every_rung_and_recipe_is_explained(name: str) -> None:
 
 def test_the_tree_has_every_file_and_no_other() -> None:
     tree = README.split("## The tree")[1]
-    there = {path.name for path in (ROOT / "src" / "attnlm").glob("[!_]*.py")}
+    package = ROOT / "src" / "attnlm"
+    there = {path.name for path in package.rglob("[!_]*.py")}
     tests = {"test_cli.py", "test_references.py"}
     assert set(re.findall(r"\b[a-z_]+\.py\b", tree)) - tests == there

@@ -122,17 +122,33 @@ def draw_losses(
     """Curves and horizontal lines of `known` losses, each named at its right end."""
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
+    end = max((line.x[-1] for line in lines), default=0) or 1
     for loss in known.values():
         axes.axhline(loss, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     for line in lines:
-        axes.plot(line.x, line.losses, color=line.colour, linewidth=1.8, marker="o", markersize=3)
-    axes.set_xlabel(x_label)
+        axes.plot([line.x[-1], end], [line.losses[-1]] * 2, ":", color=line.colour, linewidth=0.8)
+        axes.plot(
+            line.x,
+            line.losses,
+            color=line.colour,
+            linewidth=1.8,
+            marker="o",
+            markersize=3,
+            clip_on=False,
+        )
     axes.set_ylabel("loss, nats per token")
+    axes.set_xlabel(x_label)
+    if x_label == "seconds" and min((line.x[-1] for line in lines), default=end) < end / 10:
+        axes.set_xscale("log")
+        axes.set_xlabel("seconds, logarithmic")
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.set_xlim(right=end)
+        return _name_ends(axes, lines, known)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label != "seconds"))
-    tokens = EngFormatter(sep="")
-    axes.xaxis.set_major_formatter(tokens if x_label == "tokens" else StrMethodFormatter("{x:,g}"))
-    axes.set_xlim(0, max((line.x[-1] for line in lines), default=0) or 1)
-    _name_ends(axes, lines, known)
+    short = EngFormatter(sep="") if x_label == "tokens" else StrMethodFormatter("{x:,g}")
+    axes.xaxis.set_major_formatter(short)
+    axes.set_xlim(0, end)
+    return _name_ends(axes, lines, known)
 
 
 def _name_ends(axes: Axes, lines: Sequence[Line], known: Mapping[str, float]) -> None:
@@ -180,7 +196,7 @@ def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float])
     """Curves over tokens, seconds and so on, by the x axis's label, side by side."""
     with _our_style():
         figure, all_axes = _figure(5.6 * len(panels), 3.8, len(panels))
-        figure.subplots_adjust(left=0.055, right=0.875, top=0.96, bottom=0.13, wspace=0.62)
+        figure.subplots_adjust(left=0.05, right=0.865, top=0.96, bottom=0.13, wspace=0.66)
         for axes, (x_label, lines) in zip(all_axes, panels.items(), strict=True):
             draw_losses(axes, lines, known, x_label)
         return _png(figure)
@@ -191,7 +207,7 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     file = io.StringIO()
     # Text stays text; the salt makes the same picture the same bytes.
     with _our_style(**{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
-        figure, axes = _panel(6.0, 3.8, top=0.96)
+        figure, axes = _panel(4.9, 3.4, top=0.96)
         draw_losses(axes, lines, known, x_label)
         figure.patch.set_visible(False)
         axes.patch.set_visible(False)
@@ -206,7 +222,9 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
 
 def _panel(width: float, height: float, *, top: float) -> tuple[Figure, Axes]:
     figure, (axes,) = _figure(width, height, 1)
-    figure.subplots_adjust(left=0.09, right=0.765, top=top, bottom=0.13)
+    inches = 0.64, 1.72  # for the numbers to the left, for the names to the right
+    left, right = inches[0] / width, 1 - inches[1] / width
+    figure.subplots_adjust(left=left, right=right, top=top, bottom=0.5 / height)
     return figure, axes
 
 

@@ -12,7 +12,7 @@ from attnlm.see.curves import Line, panel_svg, panels_png, references_of
 from attnlm.see.ladder import Ladder
 
 # In the ladder's order, legible on white and on black; a rung keeps its colour in every picture.
-_COLOURS = ("#7d838d", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d")
+_COLOURS = ("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d")
 COLOUR_OF = dict(zip(RUNGS, _COLOURS, strict=True))
 
 
