@@ -342,7 +342,7 @@ def test_nothing_prepared_or_trained_yet(tmp_path: Path) -> None:
 def test_a_table_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("".join(map(chr, range(0x4E00, 0x9F00))) * 3)
     attnlm("prepare", "text.txt", "--val-fraction", "0.34", cwd=tmp_path)
-    (tmp_path / "wide.txt").write_text("".join(map(chr, range(0x10000, 0x1D000))) * 2)
+    (tmp_path / "wide.txt").write_text("".join(map(chr, range(0x10000, 0x38000))))
     attnlm("prepare", "wide.txt", cwd=tmp_path)
     fails("train", "--model", "bigram", cwd=tmp_path, code=1, says="GB", hints="bpe:")
 

@@ -74,11 +74,12 @@ def test_drawing_takes_a_small_share_of_the_time(
         drawn.append(now[0])
         now[0] += 1.0
 
-    run = train(dataset, tmp_path)
+    events: list[object] = []
+    train(dataset, tmp_path, on_event=events.append)
     monkeypatch.setattr(curves, "draw_run", draw)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     drawer = CurveDrawer(ignore)
-    drawer(Started(run, None, 0))  # type: ignore[arg-type]
+    drawer(next(event for event in events if isinstance(event, Started)))
     for second in range(1, 120):
         now[0] = max(now[0], float(second))
         drawer(Evaluated({}, improved=True))

@@ -18,6 +18,7 @@ from attnlm.dataset import Dataset
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
 from attnlm.interruption import Interrupted
+from attnlm.optimizer import Optimizer
 from attnlm.run import Run
 from attnlm.training import Evaluated, Finished, Started, Stepped
 
@@ -170,6 +171,40 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
     assert [record["step"] for record in stopped.metrics()] == [0, 5]
     assert_same_run(whole, attnlm.train(resume=stopped.path))
+
+
+def test_a_second_signal_within_a_step_saves_nothing(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained()
+    original = Optimizer.step
+
+    def step(self: Optimizer, number: int) -> None:
+        if number == 7:
+            signal.raise_signal(signal.SIGINT)
+        original(self, number)
+        if number == 7:  # the weights are new, and the step is not counted yet
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(Interrupted) as caught:
+        trained(name="stopped")
+    monkeypatch.undo()
+    assert caught.value.at_once
+    assert_same_run(whole, attnlm.train(resume=tmp_path / "checkpoints" / "stopped"))
+
+
+def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None:
+    refusals: list[str] = []
+
+    def another(event: object) -> None:
+        if isinstance(event, Evaluated):
+            with pytest.raises(AttnlmError, match="being trained by another") as caught:
+                attnlm.train(resume=tmp_path / "checkpoints" / "taken")
+            refusals.append(caught.value.message)
+
+    trained(name="taken", on_event=another)
+    assert len(refusals) == 4
 
 
 def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:

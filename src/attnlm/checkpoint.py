@@ -49,6 +49,17 @@ def load_checkpoint(
     Raises AttnlmError when the file is missing, damaged, or holds another model. Names and shapes
     are compared before any tensor is read.
     """
+    if not path.exists():
+        raise AttnlmError(
+            f"there is no checkpoint {path}", "the run has not got that far; train it again"
+        )
+    # safetensors opens a file twice, and a trainer may replace it in between.
+    return files.unless_replaced(path, lambda: _load(path, config, vocab_size))
+
+
+def _load(
+    path: Path, config: ModelConfig, vocab_size: int
+) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     expected = _expected_shapes(config, vocab_size)
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -61,11 +72,7 @@ def load_checkpoint(
                     "copy the run's folder again from where it came",
                 )
             tensors = {name: file.get_tensor(name) for name in shapes}
-    except (OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, FileNotFoundError) or not path.exists():
-            raise AttnlmError(
-                f"there is no checkpoint {path}", "the run has not got that far; train it again"
-            ) from None
+    except (OSError, SafetensorError, ValueError):
         raise _damaged(path) from None
     described = metadata.get("facts", "")
     if metadata.get("digest") != _digest(described, tensors):

@@ -260,6 +260,7 @@ def _checkpoint_flag(checkpoint_dir: Path) -> str:
 
 
 def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) -> None:
+    from attnlm.memory import estimate_memory
     from attnlm.see.curves import plain_curve, references_of
     from attnlm.verdict import verdict
 
@@ -295,6 +296,9 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
                 "bits_per_byte": last["bits_per_byte"],
                 "seconds": last["seconds"],
                 "tokens_per_second": last["tokens_per_second"],
+                "estimated_memory": estimate_memory(
+                    run.config, run.vocab_size, run.parameters
+                ).total,
             }
         )
     else:

@@ -171,6 +171,8 @@ class TrainingDisplay:
             self._bar = None
 
     def _started(self, event: Any) -> None:
+        from attnlm.memory import shown
+
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
         model = run.config.model
         sizes = {
@@ -199,6 +201,7 @@ class TrainingDisplay:
                     if device.name == "cpu"
                     else ""
                 ),
+                "memory": f"about {shown(event.memory)} beside PyTorch's own",
                 "run": str(run.path),
             }
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnlm import tokenizer
 from attnlm.errors import AttnlmError
-from attnlm.files import file_hash, read_json
+from attnlm.files import file_hash, read_json, unless_replaced
 from attnlm.folders import find_folder, is_safe_name
 
 FORMAT = 1  # of meta.json and the files beside it
@@ -89,7 +89,7 @@ def open_dataset(
             _check_bin(path / f"{split}.bin", split, meta, verify)
         return opened
 
-    return _unless_replaced(path, open_and_check)
+    return unless_replaced(path, open_and_check)
 
 
 def open_trusted(path: Path) -> Dataset:
@@ -97,21 +97,7 @@ def open_trusted(path: Path) -> Dataset:
 
     For whoever computed or checked them a moment ago: it saves reading all of a large text again.
     """
-    return _unless_replaced(path, lambda: _opened(path, _read_meta(path / "meta.json")))
-
-
-def _unless_replaced(path: Path, open_it: Callable[[], Dataset]) -> Dataset:
-    """`open_it`, again where another data set took this place meanwhile: files of both misfit."""
-    while True:
-        before = path.stat().st_ino
-        try:
-            opened = open_it()
-        except AttnlmError:
-            if path.stat().st_ino == before:
-                raise
-            continue
-        if path.stat().st_ino == before:
-            return opened
+    return unless_replaced(path, lambda: _opened(path, _read_meta(path / "meta.json")))
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:

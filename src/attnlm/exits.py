@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -30,8 +31,18 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
         code = _run(command)
     except KeyboardInterrupt as error:  # as a failure was being told
         code = _code_of(error)
-    _on_signals(leave)
+    if code > 128:
+        _flush()
+        os._exit(code)  # whatever still runs in a thread
+    # All is done: Python would let a signal break off its own end.
+    _on_signals(signal.SIG_IGN)
     sys.exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def leave(signum: int, frame: FrameType | None) -> None:
@@ -39,7 +50,7 @@ def leave(signum: int, frame: FrameType | None) -> None:
     os._exit(128 + signum)
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, handler)
 

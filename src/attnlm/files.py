@@ -9,12 +9,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from attnlm.errors import AttnlmError
 from attnlm.locks import clear, locked_new
+
+_Read = TypeVar("_Read")
 
 _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
@@ -78,6 +80,23 @@ def explaining(folder: Path, hint: str) -> Iterator[None]:
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Removes what killed processes left in `folder` as they replaced `name`, or any file."""
     clear(folder.glob(f".{glob.escape(name) if name else '*'}.*.tmp"), Path.unlink)
+
+
+def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
+    """`read()`, again where the file or folder at `path` was replaced meanwhile: both would mix.
+
+    Raises what `read` raises, and OSError when there is nothing at `path`.
+    """
+    while True:
+        before = path.stat().st_ino
+        try:
+            result = read()
+        except AttnlmError:
+            if path.stat().st_ino == before:
+                raise
+            continue
+        if path.stat().st_ino == before:
+            return result
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -23,6 +23,7 @@ from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.files import explaining
 from attnlm.interruption import Interruption
+from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.see.curves import CurveDrawer
@@ -106,13 +107,12 @@ def _begin(
     """A new run's folder, and its state before the first step."""
     for key in config.dropped:
         on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
-    check_fits(config, dataset)
     device = choose_device(config.training.device, config.training.dtype)
+    parameters = check_fits(config, dataset, device)
     config = settle(config, device, dataset)
     if config.training.steps is None:
         config = replace(config, training=_planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
-    parameters = count_parameters(state.model)
     with explaining(checkpoint_dir, "free some space, or name another --checkpoint-dir"):
         run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
     return run, state
@@ -135,6 +135,7 @@ def _go_on(
         on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
+    check_memory(config, run.vocab_size, run.parameters, device)
     dataset = open_dataset_of(run, data_dir)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
@@ -197,34 +198,16 @@ def _has_compiler() -> bool:
     return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
 
 
-def check_fits(config: Config, dataset: Dataset) -> None:
-    """Raises AttnlmError where the data are too short for the context, or memory for the model."""
+def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
+    """How many parameters the model has, which fits.
+
+    Raises AttnlmError where the data are too short for the context, or memory for the training.
+    """
     check_length(dataset.train_tokens, config.model.block_size, "training")
     check_length(dataset.val_tokens, config.model.block_size, "validation")
-    _check_table_fits(config, dataset.vocab_size)
-
-
-# Weights, gradient and AdamW's two moments, in float32.
-_TRAINING_BYTES_PER_PARAMETER = 16
-_LARGEST_TABLE = 2**35
-
-
-def _check_table_fits(config: Config, vocab_size: int) -> None:
-    needed = _TRAINING_BYTES_PER_PARAMETER * vocab_size**2
-    if config.model.model == "bigram" and needed > min(_memory(), _LARGEST_TABLE):
-        raise AttnlmError(
-            f"a bigram table of {vocab_size:,} × {vocab_size:,} takes "
-            f"{needed / 1e9:.0f} GB to train",
-            "prepare the text with fewer ids, such as --tokenizer bpe:1024",
-        )
-
-
-def _memory() -> int:
-    """Bytes of memory that this machine has, where it tells."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return _LARGEST_TABLE
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    check_memory(config, dataset.vocab_size, parameters, device)
+    return parameters
 
 
 # Of the budget: what the trial of speed may take, and what evaluations may take.

@@ -24,6 +24,7 @@ from attnlm.errors import AttnlmError
 from attnlm.evaluation import validation_loss
 from attnlm.events import OnEvent
 from attnlm.interruption import Interrupted, Interruption
+from attnlm.memory import estimate_memory
 from attnlm.model import AttentionModel, LanguageModel, build_model, cross_entropy
 from attnlm.optimizer import Optimizer, learning_rate_factor
 from attnlm.run import Run
@@ -38,6 +39,8 @@ class Started:
     run: Run
     device: Device
     first_step: int
+    memory: int
+    """Bytes that it will take, about."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,8 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
     saving, on a signal, and without saving on a second one.
     """
     interruption = Interruption()
-    on_event(Started(run, state.device, state.step))
+    memory = estimate_memory(run.config, run.vocab_size, run.parameters).total
+    on_event(Started(run, state.device, state.step, memory))
     with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
         began = time.perf_counter() - state.seconds

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tests.trials import disk, kill, numbers, resume, signals, two
+from tests.trials import disk, kill, memory, numbers, resume, signals, two
 from tests.trials.trial import Trial
 
 _ALL: list[Trial] = [
@@ -16,6 +16,7 @@ _ALL: list[Trial] = [
     resume.TRIAL,
     two.TRIAL,
     signals.TRIAL,
+    memory.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}

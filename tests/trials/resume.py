@@ -13,7 +13,7 @@ import attnlm
 from attnlm.config import RUNGS
 from attnlm.training import Stepper
 from tests.trials.children import in_child, in_own_process
-from tests.trials.small import prepared, same_run, settings_of
+from tests.trials.small import facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
 
 _STOPS = range(1, 12)
@@ -74,6 +74,8 @@ def _compare(
         pass
     finally:
         Stepper.step = original  # type: ignore[method-assign]
+    if (saved := facts_of(parts / "run" / "last.safetensors")["step"]) != stop:
+        return f"step {saved} was saved"
     resumed = attnlm.train(resume=parts / "run")
     return same_run(attnlm.open_run(whole / "run"), resumed)
 

@@ -39,7 +39,7 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         "prepare, downloading": ["prepare", "http://127.0.0.1:9/x", "--data-dir=data"],
         "prepare, reading stdin": ["prepare", "-", "--data-dir=data"],
     }
-    if cases >= 50:
+    if cases >= 40:
         commands["train, compiling"] = [*train, *flags, "--model=transformer", "--compile=on"]
     for case in range(cases):
         name = list(commands)[case % len(commands)]

@@ -339,12 +339,12 @@ def _settled_steps(
 ) -> tuple[int, int]:
     """Steps and steps between evaluations, for every rung: as asked for, or as the budget holds."""
     configs = [resolve({**alike, "model": rung}) for rung in rungs]
-    for config in configs:
-        check_fits(config, dataset)
     training = configs[0].training
+    device = choose_device(training.device, training.dtype)
+    for config in configs:
+        check_fits(config, dataset, device)
     if training.budget is not None:
         began, threads = time.perf_counter(), torch.get_num_threads()
-        device = choose_device(training.device, training.dtype)
         share = TRIAL_SHARE * training.budget / len(rungs)
         try:
             paces = [

@@ -1,0 +1,148 @@
+"""Memory: as much as was estimated, and no more of it the longer training or sampling takes."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm.config import RUNGS
+from attnlm.memory import FACTOR
+from attnlm.training import Started, Stepped, Stepper
+from tests.trials.children import in_child, in_own_process
+from tests.trials.small import prepared, settings_of
+from tests.trials.trial import Tally, Trial
+
+_GROWTH = 4 * 2**20  # bytes: an allocator's unrest
+
+
+def _run(cases: int, seed: int, folder: Path) -> Tally:
+    """`cases` thousand steps, ten times as many sampled tokens, and one estimate per rung.
+
+    In the short form, of one, only with the rungs that are quick.
+    """
+    tally = Tally()
+    data = prepared(folder / "given")
+    is_short = cases == 1
+    for rung in ("multi-head",) if is_short else ("multi-head", "transformer"):
+        runs = folder / rung
+        outcome = in_child(lambda: _growth_of_training(data, runs, rung, 1000 * cases))  # noqa: B023
+        tally.count(_failure(outcome, f"{rung}, {1000 * cases} steps"))
+        outcome = in_child(lambda: _growth_of_sampling(runs / "run", 10_000 * cases))  # noqa: B023
+        tally.count(_failure(outcome, f"{rung}, {10_000 * cases} tokens"))
+    for rung in ("average", "single-head", "multi-head") if is_short else RUNGS:
+        outcome = in_child(lambda: _estimated(data, folder / "estimated", rung))  # noqa: B023
+        tally.count(_failure(outcome, rung))
+    outcome = in_child(lambda: _out_of_memory(data, folder / "poor"))
+    tally.count(_failure(outcome, "out of memory"))
+    return tally
+
+
+def _failure(outcome: Any, what: str) -> str | None:
+    failure = outcome.result or outcome.error
+    return f"{what}: {failure}" if failure else None
+
+
+def _status(what: str) -> int:
+    """Bytes of this process's memory: VmRSS now, VmHWM at most."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(rf"{what}:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _growth(sizes: list[int]) -> str | None:
+    """Whether the second half of a life took more memory than the first had at its end."""
+    half = len(sizes) // 2
+    grown = max(sizes[half:]) - max(sizes[:half])
+    return f"{grown / 2**20:.1f} MiB more in the second half" if grown > _GROWTH else None
+
+
+def _growth_of_training(data: Path, runs: Path, rung: str, steps: int) -> str | None:
+    sizes = []
+
+    def measure(event: object) -> None:
+        if isinstance(event, Stepped):
+            sizes.append(_status("VmRSS"))
+
+    settings = settings_of(rung, steps=steps, eval_every=max(1, steps // 20))
+    attnlm.train(data, checkpoint_dir=runs, name="run", on_event=measure, **settings)
+    return _growth(sizes) if len(sizes) > 3 else "it was too short to tell"
+
+
+def _growth_of_sampling(run: Path, tokens: int) -> str | None:
+    pieces: Iterator[str] = attnlm.sample(run, tokens=tokens, seed=1, device="cpu")
+    sizes = []
+    while list(islice(pieces, tokens // 20)):
+        sizes.append(_status("VmRSS"))
+    return _growth(sizes)
+
+
+_SIZES: dict[str, Any] = {"block_size": 128, "batch_size": 48, "embed_dim": 128}
+
+
+def _estimated(data: Path, runs: Path, rung: str) -> str | None:
+    """Whether the peak of a few steps lies within FACTOR of what was said before."""
+    settings = settings_of(rung, steps=3, eval_every=3, **_SIZES)
+    if rung == "bigram":  # whose memory is all in its vocabulary
+        text = runs / "wide.txt"
+        runs.mkdir()
+        text.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 1500))) * 3)
+        data = attnlm.prepare(text, data_dir=runs / "data", val_fraction=0.4).path
+    estimates = []
+    before = _status("VmRSS")
+
+    def listen(event: object) -> None:
+        if isinstance(event, Started):
+            estimates.append(event.memory)
+
+    attnlm.train(data, checkpoint_dir=runs, name=rung, on_event=listen, **settings)
+    taken = _status("VmHWM") - before
+    if taken / FACTOR <= estimates[0] <= taken * FACTOR:
+        return None
+    return f"{estimates[0] / 1e6:.0f} MB estimated, {taken / 1e6:.0f} MB taken"
+
+
+def _out_of_memory(data: Path, runs: Path) -> str | None:
+    """A run that finds no more memory in its eighth step is whole up to the fourth."""
+    from attnlm import console, exits
+
+    settings = settings_of("transformer", block_size=64)
+    unlimited = resource.getrlimit(resource.RLIMIT_AS)
+    original = Stepper.step
+
+    def stepping(self: Stepper, *arguments: Any) -> Any:
+        if self.state.step == 7:
+            import torch
+
+            resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + 2**26, unlimited[1]))
+            torch.empty(2**28)
+        return original(self, *arguments)
+
+    Stepper.step = stepping  # type: ignore[assignment, method-assign]
+    told: list[str] = []
+    console.fail = lambda message, hint: told.extend((message, hint))
+    code = exits._run(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings))
+    if code != 1 or "memory" not in told[0] or "--batch-size" not in told[1]:
+        return f"exit {code}: {told}"
+    resource.setrlimit(resource.RLIMIT_AS, unlimited)
+    Stepper.step = original  # type: ignore[method-assign]
+    attnlm.train(resume=runs / "run")
+    shutil.rmtree(runs)
+    return None
+
+
+TRIAL = Trial(
+    name="memory",
+    promise="memory stays as it is, however long; a run takes what was estimated; too much is told",
+    short=1,
+    full=40,
+    run=in_own_process(_run),
+    skip=lambda: None if sys.platform == "linux" else "it reads /proc",
+)
