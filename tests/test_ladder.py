@@ -198,10 +198,12 @@ def test_a_budget_becomes_one_number_of_steps(dataset: Dataset, tmp_path: Path) 
 
 
 def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:
-    assert climbed.command == (
+    usual = replace(climbed.plan, dataset_path="data/fruits-char")
+    assert replace(climbed, plan=usual).command == (
         "attnlm ladder fruits-char --rungs bigram,single-head --steps 6 --eval-every 2 "
         "--seed 1 --tokens 20 --prompt '1 '"
     )
+    assert climbed.plan.dataset_path in climbed.command
 
 
 class Page(HTMLParser):

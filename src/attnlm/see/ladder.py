@@ -119,7 +119,9 @@ class Ladder:
     def command(self) -> str:
         """What to type to get the same again: the steps stand for the budget."""
         given = self.plan
-        words = ["attnlm", "ladder", given.dataset, "--rungs", ",".join(given.rungs)]
+        usual = Path(given.dataset_path) == Path("data") / given.dataset
+        dataset = given.dataset if usual else given.dataset_path
+        words = ["attnlm", "ladder", dataset, "--rungs", ",".join(given.rungs)]
         for name in ("steps", "eval_every", "seed", "tokens"):
             words += [flag(name), str(getattr(given, name))]
         return shlex.join([*words, *(["--prompt", given.prompt] if given.prompt else [])])
