@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -101,6 +104,55 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
         assert word in done.stderr
     quiet = attnlm("train", *QUICK, "-q", cwd=project)
     assert "step " not in quiet.stderr.replace("at step", "") and "attnlm sample" in quiet.stderr
+
+
+def test_train_draws_its_curve_for_a_terminal_only(project: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [*ATTNLM, "train", *QUICK]
+    done = subprocess.run(command, cwd=project, stdout=subprocess.PIPE, stderr=theirs, timeout=120)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal without a writer ends
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert done.returncode == 0
+    assert b" |*" in shown and b"- counted bigram" in shown and b"step 6\r\n" in shown
+    run = project / done.stdout.decode().strip()
+    assert (run / "curve.png").is_file()
+    assert " |*" not in attnlm("train", *QUICK, cwd=project).stderr
+
+
+def test_the_ladder_from_outside(project: Path) -> None:
+    flags = ["--rungs", "bigram,multi-head", "--steps", "4", "--seed", "1", "--prompt", "the "]
+    done = attnlm("ladder", *flags, "--tokens", "9", "--name", "steps", cwd=project)
+    page = project / done.stdout.strip()
+    assert page == project / "checkpoints" / "steps" / "index.html" and page.is_file()
+    header = next(line for line in done.stderr.splitlines() if line.startswith("rung   "))
+    assert header.split("  ")[0] == "rung" and header.endswith("seconds")
+    for words in ("rung 2 of 2: multi-head", "not like for like: optimizer", "── multi-head\nthe "):
+        assert words in done.stderr
+
+    facts = json.loads(attnlm("ladder", "--resume", "steps", "--json", cwd=project).stdout)
+    assert [rung["model"] for rung in facts["rungs"]] == ["bigram", "multi-head"]
+    assert facts["steps"] == 4 and facts["rungs"][0]["gain"] is None
+    assert all(len(rung["text"]) == len("the ") + 9 for rung in facts["rungs"])
+    shown = done.stderr.splitlines()
+    for rung in facts["rungs"]:
+        row = next(line for line in shown if line.startswith(f"{rung['model']}  "))
+        assert f"{rung['val_loss']:.4f}" in row and f"{rung['parameters']:,}" in row
+
+    # What the page says makes it again does.
+    text = page.read_text(encoding="utf-8")
+    command = html.unescape(text.split('<pre class="command">')[1].split("</pre>")[0])
+    again = json.loads(attnlm(*shlex.split(command)[1:], "--json", cwd=project).stdout)
+    assert again["ladder"] != facts["ladder"]
+    for one, other in zip(again["rungs"], facts["rungs"], strict=True):
+        assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
+
+    wrong = {"says": "--steps and --budget exclude each other", "hints": "one of them"}
+    fails("ladder", "--steps", "4", "--budget", "5s", cwd=project, code=2, **wrong)
+    fails("ladder", "--rungs", "bigrm", cwd=project, code=2, says="bigrm", hints="bigram")
 
 
 def test_print_config_is_a_recipe_that_trains_the_same(project: Path) -> None:

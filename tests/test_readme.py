@@ -44,7 +44,7 @@ def test_the_commands_that_show_what_it_learned_run(
 
 
 def test_every_flag_that_it_names_exists() -> None:
-    commands = ("", "prepare", "train", "sample", "eval", "attend", "heads", "trace")
+    commands = ("", "prepare", "train", "sample", "eval", "ladder", "attend", "heads", "trace")
     helps = " ".join(_help(command) for command in commands)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
     assert named and all(re.search(rf"{flag}\b", helps) for flag in named)

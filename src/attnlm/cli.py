@@ -224,7 +224,7 @@ def train(
             if display.run is not None:
                 _say_how_to_resume(display.run, checkpoint_dir)
             raise
-    _report_training(run, checkpoint_dir, json)
+    _report_training(run, checkpoint_dir, json, quiet)
 
 
 def _seconds(text: str) -> float:
@@ -255,8 +255,9 @@ def _checkpoint_flag(checkpoint_dir: Path) -> str:
     return "" if default else f" --checkpoint-dir {checkpoint_dir}"
 
 
-def _report_training(run: Any, checkpoint_dir: Path, json: bool) -> None:
+def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) -> None:
     from attnlm.memory import estimate_memory
+    from attnlm.see.curves import plain_curve, references_of
     from attnlm.verdict import verdict
 
     records = run.metrics()
@@ -265,6 +266,8 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool) -> None:
             f"{run.path / 'metrics.jsonl'} has no evaluations",
             "its checkpoints can be measured again: attnlm eval",
         )
+    if sys.stderr.isatty() and not quiet:
+        console.say(plain_curve(records, references_of(run)))
     last, best = records[-1], min(records, key=lambda record: record["val_loss"])
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     console.say_facts(
@@ -296,6 +299,150 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool) -> None:
         )
     else:
         console.result(str(run.path))
+
+
+@app.command()
+def ladder(
+    dataset: Annotated[
+        str | None,
+        typer.Argument(show_default=False, help="name or path; the one prepared last unless given"),
+    ] = None,
+    rungs: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="which, in their order; "
+            "bigram,average,single-head,multi-head,transformer unless given",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="time for all rungs: 90s|5m|2h; 2m unless given"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="updates of each rung, in place of a budget"),
+    ] = None,
+    eval_every: Annotated[int | None, _setting("eval_every")] = None,
+    seed: Annotated[int | None, _setting("seed")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(show_default=False, help="text that every rung continues")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="how many each rung continues it by; 200"),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="of the ladder, ladder-001 and so on unless given; one that exists goes on",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="name or path of a ladder to go on with"),
+    ] = None,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="say only how it went")] = False,
+) -> None:
+    """Train the rungs on the same batches, and show what each one gains."""
+    seconds = None if budget is None else _seconds(budget)
+    if steps is not None and seconds is not None:
+        raise UsageError("--steps and --budget exclude each other", "give one of them")
+
+    from attnlm.see.ladder import LadderStarted, climb
+    from attnlm.see.ladder_page import write_ladder
+
+    display = console.TrainingDisplay(quiet)
+    started: list[Path] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, LadderStarted):
+            started.append(event.path)
+        else:
+            display(event)
+
+    with contextlib.closing(display):
+        try:
+            climbed = climb(
+                dataset,
+                rungs=None if rungs is None else [rung.strip() for rung in rungs.split(",")],
+                budget=seconds,
+                steps=steps,
+                eval_every=eval_every,
+                seed=seed,
+                prompt=prompt,
+                tokens=tokens,
+                name=name,
+                resume=resume,
+                checkpoint_dir=checkpoint_dir,
+                data_dir=data_dir,
+                on_event=listen,
+            )
+        except KeyboardInterrupt:
+            display.close()
+            if started:
+                console.say(f"stopped; the rungs so far are beside {started[0]}")
+                flags = _checkpoint_flag(checkpoint_dir)
+                console.say_next(f"attnlm ladder --resume {started[0].name}{flags}")
+            raise
+    _report_ladder(climbed, write_ladder(climbed), json)
+
+
+def _report_ladder(climbed: Any, page: Path, json: bool) -> None:
+    rows = list(zip(climbed.rungs, climbed.gains, strict=True))
+    if not json:
+        for rung in climbed.rungs:
+            console.say_styled(f"── {rung.model}", "cyan")
+            console.say(f"{climbed.plan.prompt}{rung.text}")
+        console.say("")
+    console.say_table(
+        ("rung", "validation loss", "gain", "bits per byte", "parameters", "seconds"),
+        [
+            (
+                rung.model,
+                f"{rung.best['val_loss']:.4f}",
+                "–" if gain is None else f"{gain:+.4f}",
+                f"{rung.best['bits_per_byte']:.3f}",
+                f"{rung.run.parameters:,}",
+                f"{rung.last['seconds']:.1f}",
+            )
+            for rung, gain in rows
+        ],
+    )
+    about = climbed.rungs[0].run
+    bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
+    console.say(f"beside: {_reference_losses(about.vocab_size, bigram, floor)}")
+    for warning in climbed.warnings:
+        console.say_styled("not like for like:", "yellow", f" {warning}")
+    if json:
+        console.result_json(
+            {
+                "ladder": str(climbed.path),
+                "page": str(page),
+                "steps": climbed.plan.steps,
+                "seed": climbed.plan.seed,
+                "warnings": climbed.warnings,
+                "rungs": [
+                    {
+                        "model": rung.model,
+                        "run": str(rung.run.path),
+                        "val_loss": rung.best["val_loss"],
+                        "gain": gain,
+                        "bits_per_byte": rung.best["bits_per_byte"],
+                        "parameters": rung.run.parameters,
+                        "seconds": rung.last["seconds"],
+                        "text": climbed.plan.prompt + rung.text,
+                    }
+                    for rung, gain in rows
+                ],
+            }
+        )
+    else:
+        console.result(str(page))
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,26 @@ def say_styled(text: str, style: str, rest: str = "") -> None:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble((text, style), rest))
+
+
+def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under their header, the first column to the left and numbers to the right."""
+    if sys.stderr.isatty():
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*header, box=SIMPLE)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*row)
+        Console(stderr=True, highlight=False).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for first, *rest in (header, *rows):
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        say("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
 
 
 def say_next(command: str) -> None:

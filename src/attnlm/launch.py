@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from attnlm.interruption import Interruption
 from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.run import Run, create_run, open_dataset_of, open_run
+from attnlm.see.curves import CurveDrawer
 from attnlm.threads import choose_threads
 from attnlm.training import (
     Stepper,
@@ -57,12 +58,12 @@ def train(
     ModelConfig and TrainingConfig. With `resume` the named run goes on; beside it only steps,
     eval_every, patience, device and threads are taken. `verify` reads all of the data's bins
     where `open_dataset` would read samples. `on_event` is called with what happens: Note, and the
-    events of training.py.
+    events of training.py. The run's curve.png is kept beside them.
 
     Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
     last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
-    on_event = on_event or ignore
+    on_event = CurveDrawer(on_event or ignore)
     threads = torch.get_num_threads()
     try:
         with _ready(
@@ -117,11 +118,8 @@ def _begin(
     """A new run's folder, and its state before the first step."""
     for key in config.dropped:
         on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
-    check_length(dataset.train_tokens, config.model.block_size, "training")
-    check_length(dataset.val_tokens, config.model.block_size, "validation")
     device = choose_device(config.training.device, config.training.dtype)
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    check_memory(config, dataset.vocab_size, parameters, device)
+    parameters = check_fits(config, dataset, device)
     config = settle(config, device, dataset)
     if config.training.steps is None:
         config = replace(config, training=_planned(config, dataset, device, on_event))
@@ -211,8 +209,31 @@ def _has_compiler() -> bool:
     return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
 
 
+def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
+    """How many parameters the model has, which fits.
+
+    Raises AttnlmError where the data are too short for the context, or memory for the training.
+    """
+    check_length(dataset.train_tokens, config.model.block_size, "training")
+    check_length(dataset.val_tokens, config.model.block_size, "validation")
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    check_memory(config, dataset.vocab_size, parameters, device)
+    return parameters
+
+
 # Of the budget: what the trial of speed may take, and what evaluations may take.
-_TRIAL_SHARE, _EVALUATION_SHARE = 0.03, 0.15
+TRIAL_SHARE, _EVALUATION_SHARE = 0.03, 0.15
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a training step and an evaluation take, of one run or of several together."""
+
+    step: float
+    evaluation: float
+
+    def __add__(self, other: Pace) -> Pace:
+        return Pace(self.step + other.step, self.evaluation + other.evaluation)
 
 
 def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent) -> TrainingConfig:
@@ -220,27 +241,35 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     budget = config.training.budget
     assert budget is not None
     began = time.perf_counter()
-    trial = replace(config, training=with_steps(config.training, 2**30))
-    state = initial_state(trial, dataset.vocab_size, device)
-    with keeping_random_state(device):
-        stepping = _seconds_per_step(Stepper(state, trial, dataset), _TRIAL_SHARE * budget)
-    evaluating = _seconds_of_evaluation(state, dataset)
-    left = max(0.0, budget - (time.perf_counter() - began))
-    if config.training.eval_every is not None:
-        steps = int(left / (stepping + evaluating / config.training.eval_every))
-        planned = with_steps(config.training, max(1, steps))
-    else:
-        evaluations = min(10, max(1, int(_EVALUATION_SHARE * left / evaluating)))
-        steps = max(1, int((left - (evaluations + 1) * evaluating) / stepping))
-        eval_every = math.ceil(steps / evaluations)
-        planned = with_steps(replace(config.training, eval_every=eval_every), steps)
+    pace = measure_pace(config, dataset, device, TRIAL_SHARE * budget)
+    planned = plan(config.training, pace, budget - (time.perf_counter() - began))
     on_event(
         Note(
-            f"{planned.steps:,} steps fit into {budget:g} s: one takes {1000 * stepping:.3g} ms, "
-            f"an evaluation {evaluating:.2g} s"
+            f"{planned.steps:,} steps fit into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
+            f"an evaluation {pace.evaluation:.2g} s"
         )
     )
     return planned
+
+
+def measure_pace(config: Config, dataset: Dataset, device: Device, at_most: float) -> Pace:
+    """The pace of a run, by about `at_most` seconds of steps and one evaluation, thrown away."""
+    trial = replace(config, training=with_steps(config.training, 2**30))
+    state = initial_state(trial, dataset.vocab_size, device)
+    with keeping_random_state(device):
+        stepping = _seconds_per_step(Stepper(state, trial, dataset), at_most)
+    return Pace(stepping, _seconds_of_evaluation(state, dataset))
+
+
+def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
+    """As many steps as `seconds` hold at that pace, and evaluations that take a small share."""
+    seconds = max(0.0, seconds)
+    if training.eval_every is not None:
+        steps = int(seconds / (pace.step + pace.evaluation / training.eval_every))
+        return with_steps(training, max(1, steps))
+    evaluations = min(10, max(1, int(_EVALUATION_SHARE * seconds / pace.evaluation)))
+    steps = max(1, int((seconds - (evaluations + 1) * pace.evaluation) / pace.step))
+    return with_steps(replace(training, eval_every=math.ceil(steps / evaluations)), steps)
 
 
 def _seconds_of_evaluation(state: TrainingState, dataset: Dataset) -> float:

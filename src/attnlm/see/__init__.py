@@ -1,1 +1,1 @@
-"""What a run learned, made visible: attention, heads, one forward pass step by step."""
+"""What a run learned, made visible: curves, the ladder, attention, heads, one forward pass."""

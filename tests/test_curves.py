@@ -1,0 +1,181 @@
+"""Curves: what is drawn when, what happens where it can't be, and labels that keep apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.dataset import Dataset
+from attnlm.events import Note, ignore
+from attnlm.run import Run
+from attnlm.see import curves
+from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
+from attnlm.training import Evaluated, Finished, Started
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
+SMALL: dict[str, Any] = {
+    "model": "bigram",
+    "block_size": 8,
+    "batch_size": 4,
+    "steps": 6,
+    "eval_every": 2,
+    "seed": 1,
+    "threads": 1,
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(TEXT)
+    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+
+
+def train(dataset: Dataset, folder: Path, **more: Any) -> Run:
+    return attnlm.train(dataset.path, checkpoint_dir=folder, **{**SMALL, **more})
+
+
+def test_every_run_has_a_curve_in_the_end(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path)
+    assert (run.path / "curve.png").read_bytes().startswith(PNG)
+    assert not list(run.path.glob(".*"))
+
+
+def test_it_is_drawn_seldom_while_training_and_always_at_the_end(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(len(run.metrics())))
+    train(dataset, tmp_path)
+    assert drawn == [4]  # evaluations at steps 0, 2, 4, 6, and no drawing in a run so short
+
+    drawn.clear()
+    monkeypatch.setattr(curves, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
+    monkeypatch.setattr(curves, "_DRAWING_SHARE", 1e9)
+    train(dataset, tmp_path)
+    assert drawn == [1, 2, 3, 4, 4]
+
+
+def test_drawing_takes_a_small_share_of_the_time(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    drawn: list[float] = []
+
+    def draw(run: Run, path: Path) -> None:
+        drawn.append(now[0])
+        now[0] += 1.0
+
+    events: list[object] = []
+    train(dataset, tmp_path, on_event=events.append)
+    monkeypatch.setattr(curves, "draw_run", draw)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    drawer = CurveDrawer(ignore)
+    drawer(next(event for event in events if isinstance(event, Started)))
+    for second in range(1, 120):
+        now[0] = max(now[0], float(second))
+        drawer(Evaluated({}, improved=True))
+    assert drawn == [5.0, 56.0, 107.0]
+
+
+def test_a_picture_that_fails_costs_one_note(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: Run, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(curves, "draw_run", full)
+    monkeypatch.setattr(curves, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
+    events: list[object] = []
+    run = train(dataset, tmp_path, on_event=events.append)
+    assert run.metrics()[-1]["step"] == 6
+    said = [event.text for event in events if isinstance(event, Note)]
+    assert said == ["curve.png can't be drawn: No space left on device"]
+    assert isinstance(events[-2], Evaluated | Finished)
+
+
+def test_drawing_needs_no_home_and_no_display(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path)
+    (run.path / "curve.png").unlink()
+    nowhere = tmp_path / "file"
+    nowhere.write_text("no folder")
+    program = (
+        "from pathlib import Path; from attnlm.run import open_run\n"
+        "from attnlm.see.curves import draw_run\n"
+        f"run = open_run(Path({str(run.path)!r})); draw_run(run, run.path / 'curve.png')"
+    )
+    homes = ("HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**environment, **dict.fromkeys(homes, str(nowhere / "home"))},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (run.path / "curve.png").read_bytes().startswith(PNG)
+
+
+def test_training_does_not_import_matplotlib_before_it_draws() -> None:
+    program = "import sys, attnlm.launch, attnlm.training; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_spread_keeps_a_gap_and_moves_as_little_as_it_can() -> None:
+    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    # Two groups that grow into each other become one, around the middle of all four.
+    apart = spread([0.40, 0.41, 0.50, 0.51], 0.1)
+    assert apart == pytest.approx([0.305, 0.405, 0.505, 0.605])
+    assert spread([], 0.1) == []
+
+
+LINES = [
+    Line("bigram", [0, 100, 200], [4.0, 2.5, 2.4], "#a8607f"),
+    Line("average", [0, 100, 200], [4.0, 3.5, 3.1], "#7c7fd0"),
+]
+KNOWN = {"guessing, ln V": 4.1, "counted bigram": 2.45}
+
+
+def test_a_panel_for_a_page_is_one_element_of_text_and_lines() -> None:
+    svg = panel_svg(LINES, KNOWN, "tokens")
+    assert svg.startswith("<svg ") and svg.rstrip().endswith("</svg>")
+    for label in ("bigram 2.400", "average 3.100", "guessing, ln V 4.100", "tokens"):
+        assert f">{label}<" in svg
+    assert "currentColor" in svg and curves.INK not in svg and "<style" not in svg
+    assert svg == panel_svg(LINES, KNOWN, "tokens")
+
+
+def test_panels_stand_side_by_side_and_leave_the_users_style_alone() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    assert panels_png({"tokens": LINES, "seconds": LINES}, KNOWN).startswith(PNG)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_seconds_that_differ_tenfold_are_shown_on_a_logarithmic_axis() -> None:
+    slow = Line("slow", [1, 30], [4.0, 2.0], "#d9730d")
+    quick = Line("quick", [0.1, 0.5], [4.0, 2.2], "#2a9d6e")
+    assert "seconds, logarithmic" in panel_svg([quick, slow], {}, "seconds")
+    assert "logarithmic" not in panel_svg([slow], {}, "seconds")
+
+
+def test_a_curve_in_plain_characters() -> None:
+    records = [{"step": 10 * i, "val_loss": loss} for i, loss in enumerate((4.0, 2.0, 1.0, 1.0))]
+    drawn = plain_curve(records, {"counted bigram": 2.0}, width=31, height=7)
+    lines = drawn.splitlines()
+    assert len(lines) == 8 and drawn.isascii()
+    assert lines[0].startswith("  4.00 |*") and lines[0].count("*") < 6
+    assert lines[4].endswith("counted bigram 2.00") and "- -" in lines[4]
+    assert lines[6].startswith("  1.00 |") and lines[6].endswith("*" * 11)
+    assert lines[7].split() == ["0", "step", "30"]
+    assert plain_curve(records[:1], {}) == ""

@@ -1,0 +1,257 @@
+"""The ladder: rungs trained alike, what is not like for like, going on, and its page."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.dataset import Dataset
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import Note
+from attnlm.interruption import Interrupted
+from attnlm.run import open_run
+from attnlm.see.ladder import Ladder, LadderStarted, Plan, climb, read_plan
+from attnlm.see.ladder_page import write_ladder
+from attnlm.training import Evaluated, Started
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
+SMALL: dict[str, Any] = {
+    "rungs": ("bigram", "single-head"),
+    "steps": 6,
+    "eval_every": 2,
+    "seed": 1,
+    "prompt": "1 ",
+    "tokens": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(TEXT)
+    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+
+
+@pytest.fixture(scope="module")
+def climbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Ladder:
+    return climb(dataset.path, checkpoint_dir=tmp_path_factory.mktemp("runs"), **SMALL)
+
+
+def facts(ladder: Ladder) -> list[Any]:
+    timed = ("seconds", "tokens_per_second")
+    return [
+        (rung.text, [{k: v for k, v in r.items() if k not in timed} for r in rung.records])
+        for rung in ladder.rungs
+    ]
+
+
+def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset) -> None:
+    assert climbed.path.name == "ladder-001"
+    assert [rung.model for rung in climbed.rungs] == ["bigram", "single-head"]
+    for rung in climbed.rungs:
+        run = open_run(climbed.path.with_name(f"ladder-001-{rung.model}"))
+        config = run.config
+        assert (config.model.block_size, config.training.batch_size) == (64, 32)
+        assert (config.training.steps, config.training.seed) == (6, 1)
+        assert [record["step"] for record in rung.records] == [0, 2, 4, 6]
+        assert rung.last["tokens"] == 6 * 32 * 64
+        measured = attnlm.evaluate(run, data_dir=dataset.path.parent)
+        assert measured.loss == pytest.approx(rung.best["val_loss"])
+        said = attnlm.sample(run, prompt="1 ", tokens=20, seed=1)
+        assert "".join(said) == "1 " + rung.text
+
+
+def test_gains_are_over_the_rung_before(climbed: Ladder) -> None:
+    first, second = (rung.best["val_loss"] for rung in climbed.rungs)
+    assert climbed.gains == [None, first - second]
+
+
+def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
+    said = "\n".join(climbed.warnings)
+    assert "each rung's own defaults: bigram adamw 0.1; single-head muon 0.03" in said
+    assert "too few steps" in said and "equally wide" not in said
+    stopped = replace(climbed.rungs[1], records=climbed.rungs[1].records[:-1])
+    shorter = replace(climbed, rungs=(climbed.rungs[0], stopped))
+    assert "single-head made 4 steps, not 6" in shorter.warnings
+    alike = replace(climbed, rungs=(climbed.rungs[0],))
+    assert not any("defaults" in warning for warning in alike.warnings)
+
+
+class StopAt:
+    """A listener that interrupts us at an evaluation of a rung."""
+
+    def __init__(self, rung: str, step: int) -> None:
+        self.rung, self.step, self.now = rung, step, ""
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Started):
+            self.now = event.run.config.model.model
+        if (
+            isinstance(event, Evaluated)
+            and self.now == self.rung
+            and event.record["step"] == self.step
+        ):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("rung", "step"), [("bigram", 2), ("single-head", 0), ("single-head", 4)])
+def test_a_stopped_ladder_goes_on_from_what_is_done(
+    rung: str, step: int, climbed: Ladder, dataset: Dataset, tmp_path: Path
+) -> None:
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "data_dir": dataset.path.parent}
+    with pytest.raises(Interrupted):
+        climb(dataset.path, name="mine", on_event=StopAt(rung, step), **folders, **SMALL)
+    events: list[object] = []
+    ours = climb(resume="mine", on_event=events.append, **folders)
+    assert facts(ours) == facts(climbed)
+    first = next(event for event in events if isinstance(event, Started))
+    assert (first.run.name, first.first_step) == (f"mine-{rung}", step)
+    # And the same command once more has nothing left to train.
+    events.clear()
+    again = climb(dataset.path, name="mine", on_event=events.append, **folders, **SMALL)
+    assert facts(again) == facts(climbed)
+    assert not any(isinstance(event, Started) for event in events)
+
+
+def test_a_rung_that_was_killed_before_it_saved_begins_again(
+    climbed: Ladder, dataset: Dataset, tmp_path: Path
+) -> None:
+    ladder = climb(dataset.path, name="mine", checkpoint_dir=tmp_path, **SMALL)
+    for file in ("best.safetensors", "last.safetensors"):
+        (tmp_path / "mine-single-head" / file).unlink()
+    again = climb(resume="mine", checkpoint_dir=tmp_path)
+    assert facts(again) == facts(ladder) == facts(climbed)
+
+
+def test_a_ladder_that_goes_on_is_the_one_that_began(
+    climbed: Ladder, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = climbed.path.parent
+    with pytest.raises(UsageError, match="--steps can't be changed"):
+        climb(resume="ladder-001", steps=7, checkpoint_dir=folder)
+    with pytest.raises(UsageError, match="exclude each other"):
+        climb(resume="ladder-001", name="other", checkpoint_dir=folder)
+    with pytest.raises(AttnlmError, match="no ladder is called"):
+        climb(resume="nothing", checkpoint_dir=folder)
+    (tmp_path / "other.txt").write_text(TEXT[::-1])
+    other = attnlm.prepare(tmp_path / "other.txt", data_dir=tmp_path / "data")
+    with pytest.raises(AttnlmError, match="is not the data set"):
+        climb(other.path, name="ladder-001", checkpoint_dir=folder)
+    record = climbed.path / "ladder.json"
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "ladder.json").write_text(record.read_text().replace('"steps": 6', '"steps": 9'))
+    with pytest.raises(AttnlmError, match="is damaged"):
+        read_plan(damaged)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rungs": ("bigram", "multihead")}, "multihead"),
+        ({"rungs": ("bigram", "bigram")}, "twice"),
+        ({"rungs": ()}, "none"),
+        ({"tokens": -1}, "--tokens"),
+        ({"steps": 0}, "--steps"),
+        ({"budget": 5.0}, "exclude each other"),
+        ({"name": "a/b"}, "--name"),
+        ({"prompt": "Ω"}, "Ω"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_made(
+    given: dict[str, Any], says: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(AttnlmError, match=says):
+        climb(dataset.path, checkpoint_dir=tmp_path / "runs", **{**SMALL, **given})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "mine-bigram").mkdir()
+    with pytest.raises(AttnlmError, match="mine-bigram is there already"):
+        climb(dataset.path, name="mine", checkpoint_dir=tmp_path, **SMALL)
+    (tmp_path / "ladder-001-single-head").mkdir()
+    ladder = climb(dataset.path, checkpoint_dir=tmp_path, **{**SMALL, "steps": 1})
+    assert ladder.path.name == "ladder-002"
+
+
+def test_a_budget_becomes_one_number_of_steps(dataset: Dataset, tmp_path: Path) -> None:
+    given = {key: value for key, value in SMALL.items() if key not in ("steps", "eval_every")}
+    events: list[object] = []
+    ladder = climb(
+        dataset.path, budget=1.0, checkpoint_dir=tmp_path, on_event=events.append, **given
+    )
+    (started,) = (event for event in events if isinstance(event, LadderStarted))
+    plan = started.plan
+    assert plan.steps > 1 and plan.budget == 1.0
+    assert {rung.last["step"] for rung in ladder.rungs} == {plan.steps}
+    assert {rung.run.config.training.eval_every for rung in ladder.rungs} == {plan.eval_every}
+    assert any(isinstance(e, Note) and f"{plan.steps:,} steps of each" in e.text for e in events)
+    assert sum(rung.last["seconds"] for rung in ladder.rungs) < 20
+
+
+def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:
+    usual = replace(climbed.plan, dataset_path="data/fruits-char")
+    assert replace(climbed, plan=usual).command == (
+        "attnlm ladder fruits-char --rungs bigram,single-head --steps 6 --eval-every 2 "
+        "--seed 1 --tokens 20 --prompt '1 '"
+    )
+    assert climbed.plan.dataset_path in climbed.command
+
+
+class Page(HTMLParser):
+    """What a page would fetch, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.shown = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("link", "script", "img", "iframe"):
+            self.fetched.append(tag)
+        self.fetched += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        self.shown += data
+
+
+def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> None:
+    path = write_ladder(climbed)
+    page = path.read_text(encoding="utf-8")
+    assert (climbed.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    parsed = Page(page)
+    assert parsed.fetched == [] and not re.search(r"url\((?!#)|@import", page)
+    assert page.count("<svg") == 2 and page.count("<style>") == 1
+    for rung in climbed.rungs:
+        assert rung.text in parsed.shown
+        assert f"{rung.best['val_loss']:.4f}" in parsed.shown
+    for warning in climbed.warnings:
+        assert warning in parsed.shown
+    assert parsed.shown.rstrip().endswith(climbed.command)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_text_is_no_markup(climbed: Ladder) -> None:
+    tagged = replace(climbed.rungs[0], text="<script>alert(1)</script>")
+    prompt = replace(climbed.plan, prompt="<b>&")
+    page = write_ladder(Ladder(climbed.path, prompt, (tagged, climbed.rungs[1]))).read_text()
+    assert "<script" not in page and "&lt;script&gt;" in page and "<b>&lt;b&gt;&amp;" in page
+
+
+def test_a_plan_is_what_was_written(climbed: Ladder) -> None:
+    assert read_plan(climbed.path) == climbed.plan
+    assert isinstance(climbed.plan, Plan) and climbed.plan.rungs == ("bigram", "single-head")
