@@ -127,7 +127,7 @@ def test_what_is_refused(trained: Path) -> None:
         (["x" * 17, "--run", "average"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "average"], 1, "lacks 'Ü'", ""),
         (["the", "-o", "map.pdf"], 2, "map.pdf", ".html, .png"),
-        (["the", "-o", "nowhere/map.png"], 1, "nowhere", "path"),
+        (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "make it"),
     ]:
         refused("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("attend", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnlm import console, files
-from attnlm.errors import UsageError
+from attnlm.errors import AttnlmError, UsageError
 from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption, RunOption
 
 if TYPE_CHECKING:
@@ -58,8 +58,13 @@ def attend(
 
 
 def _drawing(output: Path) -> Callable[[Attention], bytes]:
-    """What draws a file of that name's kind. Raises UsageError for kinds that we do not draw."""
+    """What draws a file of that name's kind.
+
+    Raises UsageError for kinds that we do not draw, AttnlmError where the folder is not there.
+    """
     kind = output.suffix.lower().removeprefix(".")
+    if kind in ("html", "png", "svg") and not output.parent.is_dir():
+        raise AttnlmError(f"there is no folder {output.parent}", "make it, or name another")
     if kind in ("png", "svg"):
         from attnlm.see.picture import picture
 
