@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,17 @@ def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path)
         sealed(path, whole, described)
         with pytest.raises(AttnlmError, match=r"last\.safetensors"):
             load_checkpoint(path, config, 5)
+
+
+def test_a_folder_may_have_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    config = resolve({"model": "bigram"}).model
+    save_checkpoint(folder / "best.safetensors", build_model(config, 5), {"step": 1})
+    assert load_checkpoint(folder / "best.safetensors", config, 5)[1] == {"step": 1}
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:

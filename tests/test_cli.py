@@ -279,6 +279,10 @@ def test_output_is_utf8_in_any_locale(tmp_path: Path) -> None:
     flags = ["sample", "--prompt", "αβ", "--tokens", "4"]
     done = attnlm(*flags, cwd=tmp_path, PYTHONIOENCODING="latin-1")
     assert done.stdout.startswith("αβ") and len(done.stdout) == 6
+    done = attnlm(*flags, cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.stdout.startswith("αβ") and len(done.stdout) == 6
+    done = attnlm("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1)
+    assert "--prompt is not UTF-8" in done.stderr
 
 
 def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:

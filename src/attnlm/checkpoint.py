@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def _load(
     expected = _expected_shapes(config, vocab_size)
     try:
         _check_size(path, expected)
-        with safe_open(str(path), framework="pt") as file:
+        with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             if not _are_of_model(slices, expected):
@@ -112,6 +114,17 @@ def _check_size(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
     numbers = sum(map(math.prod, expected.values()))
     if header > most or path.stat().st_size > 8 + most + _BYTES_PER_NUMBER * numbers:
         raise ValueError("too large")
+
+
+@contextlib.contextmanager
+def _path_in_utf8(path: Path) -> Iterator[str]:
+    """The path as safetensors takes it, in any locale; one that is no UTF-8, by an open file."""
+    with path.open("rb") as file:
+        try:
+            name = os.fsencode(path).decode()
+        except UnicodeDecodeError:
+            name = f"/dev/fd/{file.fileno()}"
+        yield name
 
 
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:

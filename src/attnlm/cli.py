@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import sys
 import time
@@ -528,7 +529,15 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return _decoded(sys.stdin.buffer.read(), "the prompt on stdin")
     if prompt_file is not None:
         return _decoded(prompt_file.read_bytes(), str(prompt_file))
-    return prompt or ""
+    return _decoded(_as_typed(prompt), "--prompt") if prompt else ""
+
+
+def _as_typed(argument: str) -> bytes:
+    """The bytes of an argument: Python decodes them by the locale, which need not be UTF-8."""
+    try:
+        return os.fsencode(argument)
+    except UnicodeEncodeError:  # not typed, but given by a program
+        return argument.encode(errors="surrogatepass")
 
 
 def _decoded(content: bytes, origin: str) -> str:
