@@ -216,12 +216,13 @@ class Page(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("link", "script", "img", "iframe"):
+        if tag in ("script", "img", "iframe"):
             self.fetched.append(tag)
         self.fetched += [
             value or ""
             for name, value in attrs
-            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#")
+            if name in ("src", "href", "xlink:href")
+            and not (value or "").startswith(("#", "data:"))
         ]
 
     def handle_data(self, data: str) -> None:

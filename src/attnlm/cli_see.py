@@ -70,9 +70,9 @@ def _drawing(output: Path) -> Callable[[Attention], bytes]:
 
         return lambda attention: picture(attention, kind)
     if kind == "html":
-        from attnlm.see.page import page
+        from attnlm.see.attend_page import attention_page
 
-        return page
+        return attention_page
     raise UsageError(
         f"--output can't be {str(output)!r}", "give a name that ends in .html, .png or .svg"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 import attnlm
@@ -10,6 +9,7 @@ from attnlm import files
 from attnlm.config import RUNGS
 from attnlm.see.curves import Line, panel_svg, panels_png, references_of
 from attnlm.see.ladder import Ladder
+from attnlm.see.page import render
 
 # In the ladder's order, legible on white and on black; a rung keeps its colour in every picture.
 _COLOURS = ("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d")
@@ -23,7 +23,16 @@ def write_ladder(ladder: Ladder) -> Path:
     files.write_bytes(ladder.path / "curves.png", panels_png(panels, known))
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
     page = ladder.path / "index.html"
-    files.write_bytes(page, _page(ladder, pictures).encode())
+    content = render(
+        "ladder.html",
+        ladder=ladder,
+        rows=list(zip(ladder.rungs, ladder.gains, strict=True)),
+        pictures=pictures,
+        colours=COLOUR_OF,
+        references=known,
+        version=attnlm.__version__,
+    )
+    files.write_bytes(page, content)
     return page
 
 
@@ -37,22 +46,3 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
         )
         for rung in ladder.rungs
     ]
-
-
-def _page(ladder: Ladder, pictures: dict[str, str]) -> str:
-    import jinja2
-
-    pages = resources.files("attnlm.see") / "pages"
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((pages / "ladder.html").read_text(encoding="utf-8"))
-    return template.render(
-        ladder=ladder,
-        rows=list(zip(ladder.rungs, ladder.gains, strict=True)),
-        pictures=pictures,
-        colours=COLOUR_OF,
-        references=references_of(ladder.rungs[-1].run),
-        style=(pages / "style.css").read_text(encoding="utf-8"),
-        version=attnlm.__version__,
-    )

@@ -1,70 +1,37 @@
-"""Attention as one HTML page that opens anywhere: all in one file, nothing from elsewhere."""
+"""Pages that open anywhere: each one HTML file, with nothing from elsewhere."""
 
 from __future__ import annotations
 
-import base64
 import json
 from importlib import resources
 from typing import Any
 
-import numpy as np
 
-from attnlm.see.attend import CAUTION, Attention, Numbers
-from attnlm.see.text import visible
+def render(
+    template: str, *, script: str | None = None, data: object = None, **content: Any
+) -> bytes:
+    """The page of a template in pages/, in UTF-8, with the stylesheet that all share.
 
-_CANDIDATES = 8
-_MOST = 2  # tokens that a head's caption names
-
-
-def page(attention: Attention) -> bytes:
-    """The page, in UTF-8. As it opens, it shows what the last token looks at."""
+    `script` is a file of pages/ too, and `data` the JSON values that it reads.
+    """
     import jinja2
     from markupsafe import Markup
 
-    shown = [visible(token) for token in attention.tokens]
-    next_tokens = [
-        [(visible(token), round(p, 4)) for token, p in attention.next_tokens(place, _CANDIDATES)]
-        for place in range(len(shown))
-    ]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("attnlm.see", "pages"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    content = {"tokens": shown, "next": next_tokens, "weights": _packed(attention.weights)}
-    html = environment.get_template("attend.html").render(
-        attention=attention,
-        caution=CAUTION,
-        shown=shown,
-        weights=_last_rows(attention.weights, shown),
-        likeliest=next_tokens[-1],
+    html = environment.get_template(template).render(
         style=Markup(_file("page.css")),
-        script=Markup(_file("attend.js")),
-        # Nothing in the text may end the script element that the data lie in.
-        data=Markup(json.dumps(content).replace("<", "\\u003c")),
+        script=Markup(_file(script)) if script else None,
+        # Nothing in the data may end the script element that they lie in.
+        data=Markup(json.dumps(data).replace("<", "\\u003c")),
+        **content,
     )
     return html.encode()
-
-
-def _last_rows(weights: Numbers, shown: list[str]) -> list[list[dict[str, Any]]]:
-    """For each layer and head the tokens with their shares, and in words those with the largest."""
-
-    def of_head(weights_TT: Numbers) -> dict[str, Any]:
-        shares = weights_TT[-1]
-        most = np.argsort(-shares, kind="stable")[:_MOST]
-        return {
-            "row": [(t, f"{w:.3f}") for t, w in zip(shown, shares.tolist(), strict=True)],
-            "most": ", ".join(f"{shown[s]} {shares[s]:.0%}" for s in most),
-        }
-
-    return [[of_head(weights_TT) for weights_TT in weights_HTT] for weights_HTT in weights]
-
-
-def _packed(weights_LHTT: Numbers) -> str:
-    """The lower triangles, a byte for each weight, in base64: small enough for long texts."""
-    length = weights_LHTT.shape[-1]
-    triangles = weights_LHTT[..., *np.tril_indices(length)]
-    return base64.b64encode(np.rint(triangles * 255).astype(np.uint8).tobytes()).decode()
 
 
 def _file(name: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from attnlm.run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
-from attnlm.see.page import page
+from attnlm.see.attend_page import attention_page
 from tests.test_cli import attnlm
 
 TEXT = "the quick fox.\nA"[:15]
@@ -50,16 +50,16 @@ def elements(html: bytes) -> Elements:
 
 
 def test_it_is_one_file_that_asks_for_nothing_else(attention: Attention) -> None:
-    html = page(attention)
+    html = attention_page(attention)
     for _, attributes in elements(html).found:
         assert "src" not in attributes
         assert attributes.get("href") in (None, "data:,")
     assert not re.search(r"https?:|url\(|@import", html.decode())
-    assert CAUTION in html.decode() and html == page(attention)
+    assert CAUTION in html.decode() and html == attention_page(attention)
 
 
 def test_its_data_are_the_attention(attention: Attention) -> None:
-    data = json.loads(elements(page(attention)).scripts[0])
+    data = json.loads(elements(attention_page(attention)).scripts[0])
     triangles = np.frombuffer(base64.b64decode(data["weights"]), np.uint8)
     rows, columns = np.tril_indices(len(TEXT))
     wanted = attention.weights[..., rows, columns].ravel()
@@ -72,7 +72,7 @@ def test_its_data_are_the_attention(attention: Attention) -> None:
 def test_a_text_cannot_break_out_of_it(attention: Attention) -> None:
     tokens = ["</script>", "<b>", "&", '"', *attention.tokens[4:]]
     broken = Attention(**{**attention.__dict__, "tokens": tokens})
-    found = elements(page(broken))
+    found = elements(attention_page(broken))
     names = [name for name, _ in found.found]
     assert names.count("script") == 2 and "b" not in names
     assert json.loads(found.scripts[0])["tokens"][:4] == tokens[:4]
@@ -84,7 +84,7 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb() -> None:
     probabilities = np.full((length, 65), 1 / 65, np.float32)
     tokens = [vocabulary[i % 65] for i in range(length)]
     large = Attention("run", "transformer", tokens, vocabulary, weights, probabilities)
-    assert len(page(large)) < 3_000_000
+    assert len(attention_page(large)) < 3_000_000
 
 
 def test_the_command_writes_it(trained: Path) -> None:
@@ -117,7 +117,7 @@ def shares(view: Any, head: int) -> list[float]:
 def test_pointing_and_keys_in_a_real_browser(
     browser: Any, attention: Attention, tmp_path: Path
 ) -> None:
-    (tmp_path / "map.html").write_bytes(page(attention))
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
     context = browser.new_context(offline=True)
     view = context.new_page()
     complaints: list[str] = []
@@ -151,7 +151,7 @@ def test_pointing_and_keys_in_a_real_browser(
 def test_it_fits_a_phone_and_paper(
     scheme: str, browser: Any, attention: Attention, tmp_path: Path
 ) -> None:
-    (tmp_path / "map.html").write_bytes(page(attention))
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
     viewport = {"width": 360, "height": 740}
     context = browser.new_context(color_scheme=scheme, viewport=viewport)
     view = context.new_page()
