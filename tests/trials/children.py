@@ -34,8 +34,10 @@ def in_own_process(run: Run) -> Run:
     return anew
 
 
+# matplotlib is loaded once here, and not in each child as it draws its curve.
 _ALONE = """
 import importlib, json, pathlib, sys
+import matplotlib.backends.backend_agg, matplotlib.figure
 module, name, cases, seed, folder = sys.argv[1:]
 run = getattr(importlib.import_module(module), name)
 tally = run(int(cases), int(seed), pathlib.Path(folder))
