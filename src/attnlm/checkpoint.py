@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -120,11 +119,9 @@ def _check_size(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
 def _path_in_utf8(path: Path) -> Iterator[str]:
     """The path as safetensors takes it, in any locale; one that is no UTF-8, by an open file."""
     with path.open("rb") as file:
-        try:
-            name = os.fsencode(path).decode()
-        except UnicodeDecodeError:
-            name = f"/dev/fd/{file.fileno()}"
-        yield name
+        # What a locale can't decode, Python keeps as half surrogate pairs.
+        is_unicode = not any("\ud800" <= character <= "\udfff" for character in str(path))
+        yield str(path) if is_unicode else f"/dev/fd/{file.fileno()}"
 
 
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:
