@@ -222,7 +222,7 @@ class Page(HTMLParser):
             value or ""
             for name, value in attrs
             if name in ("src", "href", "xlink:href")
-            and not (value or "").startswith(("#", "data:"))
+            and not (value or "#").startswith(("#", "data:"))
         ]
 
     def handle_data(self, data: str) -> None:

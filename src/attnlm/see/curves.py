@@ -90,8 +90,13 @@ class CurveDrawer:
 
 
 def draw_run(run: Run, path: Path) -> None:
-    """Training and validation loss by step, and how the run went, as a PNG at `path`."""
-    if records := run.metrics():
+    """Training and validation loss by step, and how the run went, as a PNG at `path`.
+
+    Nothing before the second evaluation: one point is no curve, and a run of a few seconds is over
+    sooner than matplotlib is loaded.
+    """
+    records = run.metrics()
+    if len(records) > 1:
         with _our_style():
             files.write_bytes(path, _run_png(run, records))
 
