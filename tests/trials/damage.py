@@ -64,7 +64,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, Callable[[], str]]]:
         ("checkpoints", opening.RUN),
     ):
         read = _reader(readers[place], folder, name)
-        for path in sorted((folder / place / name).iterdir()):
+        for path in opening.read_back(folder / place / name):
             yield path, read
     for place, opens in readers.items():
         yield folder / place / "latest", _reader(opens, folder, None)

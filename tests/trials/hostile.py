@@ -76,7 +76,7 @@ def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -
 def _places(folder: Path) -> Iterator[Path]:
     """Every file that is read back; of the data sets, that of byte pairs."""
     for part in (f"data/{opening.BPE}", f"checkpoints/{opening.RUN}"):
-        yield from sorted((folder / part).iterdir())
+        yield from opening.read_back(folder / part)
     for name in ("data/latest", "checkpoints/latest", "recipe.toml", "recipe.json"):
         yield folder / name
 

@@ -43,6 +43,11 @@ def make_all(folder: Path) -> None:
     )
 
 
+def read_back(folder: Path) -> list[Path]:
+    """The files of a data set or run that a command reads again: all but its picture."""
+    return sorted(path for path in folder.iterdir() if path.suffix != ".png")
+
+
 def open_data(folder: Path, name: str | None) -> str:
     """A digest of all that a data set of `make_all` says, by its name or as the latest."""
     opened = attnlm.open_dataset(name, data_dir=folder / "data", verify=True)
