@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnlm import files
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.locks import clear, locked_new
+from attnlm.locks import clear, locked, locked_new
 
 _LATEST = "latest"
 _WORKSPACE, _ASIDE = ".unfinished-", "old-"
@@ -94,6 +94,21 @@ def _names(parent: Path) -> list[str]:
     if not parent.is_dir():
         return []
     return sorted(p.name for p in parent.iterdir() if p.is_dir() and is_safe_name(p.name))
+
+
+@contextlib.contextmanager
+def trained_alone(path: Path, hint: str) -> Iterator[None]:
+    """Nobody else trains what is in this folder meanwhile.
+
+    Raises AttnlmError, with `hint`, when somebody does. (Windows and some network file systems
+    can't tell.)
+    """
+    with contextlib.ExitStack() as lock:
+        try:
+            lock.enter_context(locked(path))
+        except BlockingIOError:
+            raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
+        yield
 
 
 @contextlib.contextmanager

@@ -27,10 +27,10 @@ from attnlm.folders import (
     find_folder,
     is_folder,
     remove_leftovers,
+    trained_alone,
     workspace,
     write_latest,
 )
-from attnlm.locks import locked
 from attnlm.model import LanguageModel
 
 _FORMAT = 1
@@ -118,16 +118,9 @@ class Run:
     def alone(self) -> Iterator[None]:
         """Nobody else trains this run meanwhile; what a killed process left in it is removed.
 
-        Raises AttnlmError when somebody does. (Windows and some network file systems can't tell.)
+        Raises AttnlmError when somebody does.
         """
-        with contextlib.ExitStack() as lock:
-            try:
-                lock.enter_context(locked(self.path))
-            except BlockingIOError:
-                raise AttnlmError(
-                    f"{self.name} is being trained by another process",
-                    "wait until that ends, or stop it; or train another run",
-                ) from None
+        with trained_alone(self.path, "wait until that ends, or stop it; or train another run"):
             files.remove_leftovers(self.path)
             remove_leftovers(self.path.parent)
             yield

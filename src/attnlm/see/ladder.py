@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import itertools
@@ -26,9 +25,8 @@ from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
-from attnlm.folders import check_name, find_folder, workspace
+from attnlm.folders import check_name, find_folder, trained_alone, workspace
 from attnlm.launch import TRIAL_SHARE, check_fits, measure_pace, plan, settle, train
-from attnlm.locks import locked
 from attnlm.run import Run, open_run
 from attnlm.sampling import SamplingConfig, drawn_seed, load_sampler
 from attnlm.verdict import verdict
@@ -213,7 +211,8 @@ def climb(
         made = read_plan(path)
         _check_unchanged(made, given)
         opened = _same_dataset(made, dataset, Path(data_dir))
-    with _alone(path):
+    hint = "wait until that ends, or stop it; or begin another ladder"
+    with trained_alone(path, hint):
         on_event(LadderStarted(path, made))
         trained = []
         for number, rung in enumerate(made.rungs, 1):
@@ -384,19 +383,6 @@ def _free_name(checkpoint_dir: Path, rungs: Sequence[str]) -> str:
 
 def _run_path(path: Path, rung: str) -> Path:
     return path.with_name(f"{path.name}-{rung}")
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with contextlib.ExitStack() as lock:
-        try:
-            lock.enter_context(locked(path))
-        except BlockingIOError:
-            raise AttnlmError(
-                f"{path.name} is being trained by another process",
-                "wait until that ends, or stop it; or begin another ladder",
-            ) from None
-        yield
 
 
 def _trained(
