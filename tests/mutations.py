@@ -184,9 +184,16 @@ MUTATIONS = (
     ),
     _Mutation(
         "cached values have a wrong denominator",
-        "decoding.py",
+        "decoding_numpy.py",
         "known:total, -1] = 1",
         "known:total, -1] = 2",
+        "test_sampling.py",
+    ),
+    _Mutation(
+        "compiled queries do not see their own token",
+        "decoding_native.c",
+        "gather(size, position + 1, m->block_size",
+        "gather(size, position > 0 ? position : 1, m->block_size",
         "test_sampling.py",
     ),
     # Training.

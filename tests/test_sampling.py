@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from attnlm.config import RUNGS, Setting, resolve
-from attnlm.decoding import (
-    CachedDecoder,
-    Decoder,
-    PlainDecoder,
-    SideBySide,
-    new_decoder,
-    table_size,
-)
+from attnlm.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
+from attnlm.decoding_native import NativeOneLayer, NativeTransformer, library
+from attnlm.decoding_numpy import TransformerDecoder, table_size
 from attnlm.device import Device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.model import AttentionModel, LanguageModel, Transformer, build_model
@@ -30,6 +26,7 @@ from attnlm.sampling import (
 
 CPU = Device("cpu", "float32", "tests")
 V, BLOCK = 31, 12
+FEW, MANY = 100, 10**6  # tokens: too few to compile for, and enough
 
 
 def logits(*probabilities: float) -> Probabilities:
@@ -164,8 +161,64 @@ def test_fast_logits_equal_plain_ones_far_past_the_context(
     rung: str, settings: dict[str, Setting], num_samples: int
 ) -> None:
     model = a_model(rung, torch.float32, settings)
-    assert not isinstance(new_decoder(model, num_samples, CPU), CachedDecoder)
-    assert_equal_logits(model, new_decoder(model, num_samples, CPU), num_samples)
+    decoder = new_decoder(model, CPU, FEW, num_samples)
+    assert not isinstance(decoder, CachedDecoder)
+    assert_equal_logits(model, decoder, num_samples)
+
+
+@pytest.mark.parametrize(
+    ("rung", "settings"), [(rung, settings) for rung, settings in VARIANTS if rung != "bigram"]
+)
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 13])
+def test_compiled_logits_equal_plain_ones_far_past_the_context(
+    rung: str, settings: dict[str, Setting], num_samples: int
+) -> None:
+    if library() is None:
+        pytest.skip("there is no C compiler")
+    model = a_model(rung, torch.float32, settings)
+    decoder = new_decoder(model, CPU, MANY, num_samples)
+    assert isinstance(decoder, NativeOneLayer | NativeTransformer)
+    assert_equal_logits(model, decoder, num_samples)
+
+
+def test_compiled_logits_of_many_windows_at_once_equal_plain_ones() -> None:
+    """More rows than go through the layers together, in widths that are no multiple of a panel."""
+    if library() is None:
+        pytest.skip("there is no C compiler")
+    settings: dict[str, Setting] = {"embed_dim": 72, "heads": 3, "layers": 3, "block_size": 40}
+    model = a_model("transformer", torch.float32, settings)
+    ids_BS = torch.randint(V, (9, 40)).numpy()
+    compiled, plain = new_decoder(model, CPU, MANY, 9), PlainDecoder(model, CPU)
+    assert isinstance(compiled, SideBySide | NativeTransformer)
+    for known, total in ((0, 17), (17, 39), (39, 40)):
+        got_BV = compiled.logits(ids_BS[:, :total], known)
+        expected_BV = plain.logits(ids_BS[:, :total], 0)
+        np.testing.assert_allclose(got_BV, expected_BV, atol=2e-5, rtol=1e-4)
+
+
+def test_there_is_another_way_where_nothing_can_be_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = a_model("transformer", torch.float32)
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    for compiler in (str(broken), str(tmp_path / "none")):
+        monkeypatch.setenv("CC", compiler)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        library.cache_clear()
+        try:
+            assert isinstance(new_decoder(model, CPU, MANY, 1), TransformerDecoder)
+        finally:
+            library.cache_clear()
+
+
+def test_numbers_that_are_not_finite_are_noticed_by_compiled_code_too() -> None:
+    model = a_model("transformer", torch.float32)
+    with torch.no_grad():
+        model.get_parameter("norm.gain")[3] = math.nan
+    with pytest.raises(AttnlmError, match="not finite"):
+        list(generate(model, [1], SamplingConfig(tokens=MANY), CPU))
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -178,7 +231,7 @@ def test_samples_divided_among_threads_are_the_same() -> None:
     model = a_model("transformer", torch.float32)
     assert isinstance(model, Transformer)
     threads = torch.get_num_threads()
-    assert_equal_logits(model, SideBySide(model, num_samples=7, parts=3), 7)
+    assert_equal_logits(model, SideBySide(lambda count: TransformerDecoder(model, count), 7, 3), 7)
     assert torch.get_num_threads() == threads
 
 
@@ -207,7 +260,7 @@ def test_large_gains_do_not_overflow() -> None:
             if "query_" in name or "key_" in name:
                 parameter.mul_(30)
     with np.errstate(all="raise", under="ignore", over="ignore"):
-        logits_BV = new_decoder(model, 1, CPU).logits(np.arange(BLOCK)[None], 0)
+        logits_BV = new_decoder(model, CPU, FEW, 1).logits(np.arange(BLOCK)[None], 0)
     expected_BV = PlainDecoder(model, CPU).logits(np.arange(BLOCK)[None], 0)
     np.testing.assert_allclose(logits_BV, expected_BV, atol=1e-3, rtol=1e-3)
 
@@ -216,7 +269,7 @@ def test_tables_that_would_be_too_large_are_not_made(monkeypatch: pytest.MonkeyP
     model = a_model("multi-head", torch.float32)
     assert isinstance(model, AttentionModel)
     monkeypatch.setattr("attnlm.decoding._LARGEST_TABLES", table_size(model) - 1)
-    assert isinstance(new_decoder(model, 1, CPU), CachedDecoder)
+    assert isinstance(new_decoder(model, CPU, FEW, 1), CachedDecoder)
 
 
 def test_the_number_of_threads_is_what_it_was() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.decoding import Array, Ids, PlainDecoder, new_decoder
+from attnlm.decoding import PlainDecoder, new_decoder
+from attnlm.decoding_numpy import Array, Ids
 from attnlm.device import Device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
@@ -95,18 +96,17 @@ def draw(probabilities_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
 
     A token of probability 0 is never drawn. Raises AttnlmError where these are no probabilities.
     """
-    drawn = []
-    for sums_V, uniform in zip(probabilities_BV.cumsum(-1), uniforms_B.tolist(), strict=True):
-        total = float(sums_V[-1])
-        if not total > 0:
-            raise AttnlmError(
-                "the model's weights give no probabilities: they are not finite, or far too large",
-                "try the run's other checkpoint, --checkpoint last or best",
-            )
-        # Rounding must not lift the number to the total itself.
-        wanted = min(uniform * total, math.nextafter(total, 0))
-        drawn.append(sums_V.searchsorted(wanted, "right"))
-    return np.array(drawn)
+    sums_BV = probabilities_BV.cumsum(-1)
+    totals_B = sums_BV[:, -1]
+    if not totals_B.min() > 0:
+        raise AttnlmError(
+            "the model's weights give no probabilities: they are not finite, or far too large",
+            "try the run's other checkpoint, --checkpoint last or best",
+        )
+    # Rounding must not lift the number to the total itself.
+    wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
+    drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
+    return drawn_B
 
 
 class Uniforms:
@@ -171,7 +171,9 @@ def drawn_tokens(
     assert prompt, "there is always a first token"
     block_size, count = model.config.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
-    decoder = new_decoder(model, count, device) if cached else PlainDecoder(model, device)
+    decoder = (
+        new_decoder(model, device, config.tokens, count) if cached else PlainDecoder(model, device)
+    )
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
