@@ -191,7 +191,7 @@ MUTATIONS = (
     ),
     _Mutation(
         "compiled queries do not see their own token",
-        "decoding_native.c",
+        "native.c",
         "gather(size, position + 1, m->block_size",
         "gather(size, position > 0 ? position : 1, m->block_size",
         "test_sampling.py",

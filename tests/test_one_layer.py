@@ -13,7 +13,8 @@ from attnlm import kernels
 from attnlm.attention import SelfAttention
 from attnlm.config import resolve
 from attnlm.model import AttentionModel, build_model, cross_entropy
-from attnlm.one_layer import OneLayer, suits
+from attnlm.native import library
+from attnlm.one_layer import CompiledOneLayer, OneLayer, new_one_layer, suits
 
 V, B, T = 11, 4, 5
 
@@ -28,18 +29,17 @@ def a_model(**settings: Any) -> AttentionModel:
     return model
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"model": "single-head", "embed_dim": 7},
-        {"model": "single-head", "embed_dim": 7, "head_size": 3},
-        {"model": "multi-head", "embed_dim": 12, "heads": 3},
-        {"model": "multi-head", "embed_dim": 6, "heads": 3, "head_size": 5, "projection": True},
-        {"model": "multi-head", "embed_dim": 6, "heads": 3, "qkv_bias": True},
-        {"model": "wide-head", "embed_dim": 6, "heads": 2},
-    ],
-    ids=str,
-)
+SETTINGS: list[dict[str, Any]] = [
+    {"model": "single-head", "embed_dim": 7},
+    {"model": "single-head", "embed_dim": 7, "head_size": 3},
+    {"model": "multi-head", "embed_dim": 12, "heads": 3},
+    {"model": "multi-head", "embed_dim": 6, "heads": 3, "head_size": 5, "projection": True},
+    {"model": "multi-head", "embed_dim": 6, "heads": 3, "qkv_bias": True},
+    {"model": "wide-head", "embed_dim": 6, "heads": 2},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_loss_and_gradients_are_autograds(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +57,43 @@ def test_loss_and_gradients_are_autograds(
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
         for one, other in zip(found, gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *SETTINGS,
+        {"model": "multi-head", "embed_dim": 16, "heads": 2, "block_size": 16},
+        {"model": "multi-head", "embed_dim": 32, "heads": 2, "block_size": 37},
+        {"model": "single-head", "embed_dim": 16, "block_size": 70},
+    ],
+    ids=str,
+)
+def test_compiled_loss_and_gradients_are_the_plain_ones(settings: dict[str, Any]) -> None:
+    if library() is None:
+        pytest.skip("there is no C compiler")
+    model = a_model(**settings).float()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    forms = new_one_layer(model, B, 10**9), new_one_layer(model, B, 1)
+    assert isinstance(forms[0], CompiledOneLayer) and not isinstance(forms[1], CompiledOneLayer)
+    for _ in range(2):
+        inputs, targets = torch.randint(V, (2, B, model.config.block_size))
+        losses, gradients = [], []
+        for form in forms:
+            losses.append(form(inputs, targets))
+            gradients.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
+        torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
+        for one, other in zip(*gradients, strict=True):
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_large_heads_and_short_trainings_are_not_compiled() -> None:
+    model = a_model(model="single-head", embed_dim=17).float()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert not isinstance(new_one_layer(model, B, 10**9), CompiledOneLayer)
 
 
 def test_a_loss_of_hopeless_logits_is_finite() -> None:

@@ -9,11 +9,12 @@ import torch
 
 from attnlm.config import RUNGS, Setting, resolve
 from attnlm.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
-from attnlm.decoding_native import NativeOneLayer, NativeTransformer, library
+from attnlm.decoding_native import NativeOneLayer, NativeTransformer
 from attnlm.decoding_numpy import TransformerDecoder, table_size
 from attnlm.device import Device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.model import AttentionModel, LanguageModel, Transformer, build_model
+from attnlm.native import library
 from attnlm.sampling import (
     Probabilities,
     SamplingConfig,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from attnlm.attention import LayerCache
-from attnlm.decoding_native import NativeOneLayer, NativeTransformer, library
+from attnlm.decoding_native import NativeOneLayer, NativeTransformer
 from attnlm.decoding_numpy import (
     Array,
     Ids,
@@ -26,11 +26,11 @@ from attnlm.decoding_numpy import (
 )
 from attnlm.device import Device
 from attnlm.model import AttentionModel, Bigram, LanguageModel, Transformer
+from attnlm.native import COMPILATION, library
 from attnlm.parallel import cores
 
 _LARGEST_TABLES = 2**24
 _FEWEST_SIDE_BY_SIDE = 8  # samples that are worth a thread
-_COMPILATION = 0.5  # seconds
 
 
 class Decoder(Protocol):
@@ -56,7 +56,7 @@ def new_decoder(model: LanguageModel, device: Device, tokens: int, num_samples: 
 
 def _new_decoder(model: AttentionModel | Transformer, tokens: int, num_samples: int) -> Decoder:
     is_single = model.head.weight.dtype == torch.float32
-    worth = is_single and tokens * num_samples * _saved_by_compiling(model) > _COMPILATION
+    worth = is_single and tokens * num_samples * _saved_by_compiling(model) > COMPILATION
     compiled = library() if worth else None
     if isinstance(model, Transformer):
         if compiled is not None:

@@ -198,7 +198,7 @@ def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
     def step() -> None:
         if not stepper:  # made only where a trial is needed
             state = initial_state(trial, dataset.vocab_size, device)
-            stepper.append(Stepper(state, trial, dataset))
+            stepper.append(Stepper(state, trial, dataset, training.steps))
         stepper[0].step(Interruption())
 
     with keeping_random_state(device):

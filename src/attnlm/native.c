@@ -1,12 +1,8 @@
-/* Logits of the next token, one call for all that a model computes.
+/* What attnlm does in C where there is a compiler and enough to do: native.py compiles this file for
+   the machine. Every function has a plain form beside it in Python, which tests hold it equal to.
 
-   decoding_numpy.py says the same in NumPy, whose calls cost more than the work in them where a
-   model is small; tests hold the two equal. decoding_native.py compiles this file and lays the
-   weights out for it. Axes as there.
-
-   A matrix (outputs × inputs) comes as panels: 32 outputs side by side for the first input, then
-   for the second, and so on; outputs are filled up with zeros to whole panels. A row of numbers
-   that a product writes is therefore a multiple of 32 long. */
+   Axes: B windows, S tokens of a window, T new ones among them, C embed_dim, H heads, D head size,
+   V vocabulary. */
 
 #include <math.h>
 #include <stdint.h>
@@ -31,6 +27,11 @@
 #define EPSILON 1e-6f
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* A matrix (outputs × inputs) comes as panels: 32 outputs side by side for the first input, then
+   for the second, and so on; outputs are filled up with zeros to whole panels. A row of numbers
+   that a product writes is therefore a multiple of 32 long. */
 
 static int64_t padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
@@ -160,6 +161,8 @@ static void gather(int64_t size, int64_t visible, int64_t capacity, const float 
         mixed[i] /= sum;
 }
 
+/* Logits of the next token: decoding_numpy.py says the same. */
+
 struct one_layer {
     int64_t heads, size, vocab_size;
     /* A token's and a position's part: queries (N, H·D), keys beside values (N, 2·H·D). */
@@ -287,4 +290,198 @@ void transformer_logits(const struct transformer *m, int64_t samples, int64_t co
                 padded(m->vocab_size), 0);
         logits += rows * padded(m->vocab_size);
     }
+}
+
+/* Attention of all heads of a batch, for training (one_layer.py): packed (B, T, 3·H·D) holds queries, keys and
+   values, mixed (B, T, H·D) the heads' outputs; log_sums (B, H, T) is kept for the way back, where
+   the weights are computed again: that is sooner done than reading them (Dao et al., 2022).
+
+   LANES positions lie side by side, so that nothing is summed within a vector. */
+
+static int64_t filled(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
+
+int64_t attention_scratch(int64_t size, int64_t length)
+{
+    return 4 * size * filled(length) + (length + 2) * filled(length);
+}
+
+/* Features first: (T, D), `stride` apart, times a factor, into (D, filled T). */
+static void turn_over(int64_t size, int64_t length, const float *rows, int64_t stride, float factor,
+                      float *columns)
+{
+    const int64_t width = filled(length);
+    for (int64_t i = 0; i < size; i++) {
+        for (int64_t t = 0; t < length; t++)
+            columns[i * width + t] = rows[t * stride + i] * factor;
+        for (int64_t t = length; t < width; t++)
+            columns[i * width + t] = 0;
+    }
+}
+
+static inline __attribute__((always_inline)) vector
+either(integers condition, vector yes, vector no)
+{
+    return (vector)(((integers)yes & condition) | ((integers)no & ~condition));
+}
+
+/* Which of LANES positions from `first` on come before `other`. */
+static inline __attribute__((always_inline)) integers before(int64_t first, int64_t other)
+{
+    integers lanes;
+    for (int l = 0; l < LANES; l++)
+        lanes[l] = l;
+    return lanes < (integers){0} + (int32_t)(other - first);
+}
+
+/* A row's product with LANES columns, (D) · (D, LANES). */
+static inline __attribute__((always_inline)) vector
+along(const int64_t size, const float *row, const float *columns, int64_t width)
+{
+    vector sum = {0};
+    for (int64_t i = 0; i < size; i++)
+        sum += row[i] * *(const vector *)(columns + i * width);
+    return sum;
+}
+
+/* exp_of, lane by lane. */
+static inline __attribute__((always_inline)) vector exp_of_each(vector x)
+{
+    x = either(x < -87.0f, (vector){0} - 87.0f, x);
+    vector shifted = x * 1.44269504f + 12582912.0f;
+    vector n = shifted - 12582912.0f;
+    vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vector e = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f
+        + r * (0.00833333333f + r * (0.00138888889f + r * 0.000198412698f))))));
+    return e * (vector)(((integers)shifted << 23) + 0x3f800000);
+}
+
+static inline __attribute__((always_inline)) void
+attend_head(const int64_t size, int64_t length, int64_t stride, float scale, const float *q,
+            float *mixed, int64_t mixed_stride, float *log_sums, float *scratch)
+{
+    const int64_t width = filled(length);
+    const float *k = q + stride / 3, *v = k + stride / 3;
+    float *queries = scratch, *weights = queries + size * width;
+    turn_over(size, length, q, stride, scale, queries);
+    for (int64_t t = 0; t < length; t += LANES) {
+        int64_t end = t + LANES < length ? t + LANES : length;
+        vector largest, sum = {0}, outputs[size];
+        for (int64_t s = 0; s < end; s++) {
+            vector score = along(size, k + s * stride, queries + t, width);
+            score = either(before(t, s), (vector){0} - INFINITY, score);
+            largest = s == 0 ? score : either(score > largest, score, largest);
+            *(vector *)(weights + s * LANES) = score;
+        }
+        for (int64_t i = 0; i < size; i++)
+            outputs[i] = (vector){0};
+        for (int64_t s = 0; s < end; s++) {
+            vector weight = exp_of_each(*(vector *)(weights + s * LANES) - largest);
+            weight = either(before(t, s), (vector){0}, weight);
+            sum += weight;
+            for (int64_t i = 0; i < size; i++)
+                outputs[i] += v[s * stride + i] * weight;
+        }
+        for (int64_t l = 0; t + l < end; l++) {
+            log_sums[t + l] = largest[l] + logf(sum[l]);
+            for (int64_t i = 0; i < size; i++)
+                mixed[(t + l) * mixed_stride + i] = outputs[i][l] / sum[l];
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void
+attend_head_backward(const int64_t size, int64_t length, int64_t stride, float scale,
+                     const float *q, const float *mixed, const float *d_mixed, int64_t mixed_stride,
+                     const float *log_sums, float *d_q, float *scratch)
+{
+    const int64_t width = filled(length);
+    const float *k = q + stride / 3, *v = k + stride / 3;
+    float *d_k = d_q + stride / 3, *d_v = d_k + stride / 3;
+    float *queries = scratch, *keys = queries + size * width, *values = keys + size * width;
+    float *grads = values + size * width, *shared = grads + size * width, *sums = shared + width;
+    turn_over(size, length, q, stride, scale, queries);
+    turn_over(size, length, k, stride, scale, keys);
+    turn_over(size, length, v, stride, 1, values);
+    turn_over(size, length, d_mixed, mixed_stride, 1, grads);
+    for (int64_t t = 0; t < width; t++) {
+        sums[t] = t < length ? log_sums[t] : 0;
+        shared[t] = 0; /* Σ weight · its gradient, which the softmax takes away */
+        for (int64_t i = 0; i < size && t < length; i++)
+            shared[t] += mixed[t * mixed_stride + i] * d_mixed[t * mixed_stride + i];
+    }
+    for (int64_t t = 0; t < length; t += LANES) { /* queries side by side */
+        int64_t end = t + LANES < length ? t + LANES : length;
+        vector outputs[size];
+        for (int64_t i = 0; i < size; i++)
+            outputs[i] = (vector){0};
+        for (int64_t s = 0; s < end; s++) {
+            vector score = along(size, k + s * stride, queries + t, width);
+            vector weight = exp_of_each(score - *(vector *)(sums + t));
+            vector d_score = along(size, v + s * stride, grads + t, width);
+            d_score = weight * (d_score - *(vector *)(shared + t)) * scale;
+            d_score = either(before(t, s), (vector){0}, d_score);
+            for (int64_t i = 0; i < size; i++)
+                outputs[i] += k[s * stride + i] * d_score;
+        }
+        for (int64_t l = 0; t + l < end; l++)
+            for (int64_t i = 0; i < size; i++)
+                d_q[(t + l) * stride + i] = outputs[i][l];
+    }
+    for (int64_t s = 0; s < length; s += LANES) { /* keys side by side */
+        int64_t end = s + LANES < length ? s + LANES : length;
+        vector key_outputs[size], value_outputs[size];
+        for (int64_t i = 0; i < size; i++)
+            key_outputs[i] = value_outputs[i] = (vector){0};
+        for (int64_t t = s; t < length; t++) {
+            vector score = along(size, q + t * stride, keys + s, width);
+            vector weight = exp_of_each(score - sums[t]);
+            weight = either(before(s, t + 1), weight, (vector){0});
+            vector d_score = along(size, d_mixed + t * mixed_stride, values + s, width);
+            d_score = weight * (d_score - shared[t]) * scale;
+            for (int64_t i = 0; i < size; i++) {
+                key_outputs[i] += q[t * stride + i] * d_score;
+                value_outputs[i] += d_mixed[t * mixed_stride + i] * weight;
+            }
+        }
+        for (int64_t l = 0; s + l < end; l++)
+            for (int64_t i = 0; i < size; i++) {
+                d_k[(s + l) * stride + i] = key_outputs[i][l];
+                d_v[(s + l) * stride + i] = value_outputs[i][l];
+            }
+    }
+}
+
+/* The usual sizes of a head are constants, so that sums stay in registers. */
+#define FOR_SIZE(size, call) \
+    if (size == 8) { const int64_t D = 8; call; } \
+    else if (size == 16) { const int64_t D = 16; call; } \
+    else { const int64_t D = size; call; }
+
+void attend(int64_t batch, int64_t length, int64_t heads, int64_t size, float scale,
+            const float *packed, float *mixed, float *log_sums, float *scratch)
+{
+    const int64_t width = heads * size;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t h = 0; h < heads; h++) {
+            int64_t at = b * length * width + h * size;
+            FOR_SIZE(size, attend_head(D, length, 3 * width, scale,
+                                       packed + b * length * 3 * width + h * size, mixed + at,
+                                       width, log_sums + (b * heads + h) * length, scratch))
+        }
+}
+
+void attend_backward(int64_t batch, int64_t length, int64_t heads, int64_t size, float scale,
+                     const float *packed, const float *mixed, const float *d_mixed,
+                     const float *log_sums, float *d_packed, float *scratch)
+{
+    const int64_t width = heads * size;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t h = 0; h < heads; h++) {
+            int64_t at = b * length * width + h * size;
+            int64_t packed_at = b * length * 3 * width + h * size;
+            FOR_SIZE(size, attend_head_backward(D, length, 3 * width, scale, packed + packed_at,
+                                                mixed + at, d_mixed + at, width,
+                                                log_sums + (b * heads + h) * length,
+                                                d_packed + packed_at, scratch))
+        }
 }
