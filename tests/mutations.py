@@ -70,9 +70,9 @@ MUTATIONS = (
     ),
     _Mutation(
         "a line of metrics is believed",
-        "run.py",
-        "checksum == _checksum(record) if",
-        "True if",
+        "journal.py",
+        "intact = checksum == _checksum(record)",
+        "intact = True",
         "test_training.py::test_metrics_with_a_changed_digit_or_a_lost_line_are_refused",
     ),
     _Mutation(
