@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attnlm.dataset import Dataset
 from attnlm.device import Device
@@ -50,8 +51,9 @@ def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:
         return ""
 
 
-def _maps(model: LanguageModel, dataset: Dataset, device: Device) -> np.ndarray | None:
+def _maps(model: LanguageModel, dataset: Dataset, device: Device) -> NDArray[np.float32] | None:
     if isinstance(model, Bigram):
         return None
     ids_T = torch.tensor(_passage(model, dataset), device=device.torch)
-    return explicit_pass(model, ids_T).weights.float().cpu().numpy()
+    maps_LHTT: NDArray[np.float32] = explicit_pass(model, ids_T).weights.float().cpu().numpy()
+    return maps_LHTT
