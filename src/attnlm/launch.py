@@ -26,6 +26,7 @@ from attnlm.interruption import Interruption
 from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.moments import take_moment
+from attnlm.native import COMPILATION
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.see.curves import CurveDrawer
 from attnlm.threads import choose_threads
@@ -257,8 +258,10 @@ def measure_pace(config: Config, dataset: Dataset, device: Device, at_most: floa
     """The pace of a run, by about `at_most` seconds of steps and one evaluation, thrown away."""
     trial = replace(config, training=with_steps(config.training, 2**30))
     state = initial_state(trial, dataset.vocab_size, device)
+    # A short trial stands for a short run, for which nothing is compiled.
+    steps = trial.training.steps if at_most > COMPILATION / 4 else 1
     with keeping_random_state(device):
-        stepping = _seconds_per_step(Stepper(state, trial, dataset), at_most)
+        stepping = _seconds_per_step(Stepper(state, trial, dataset, steps), at_most)
     return Pace(stepping, _seconds_of_evaluation(state, dataset))
 
 
