@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+at_second_signal: Callable[[int, FrameType | None], None] | None = None
+"""What a second signal does, rather than raise: the command line ends its process there and then.
+
+An exception takes its time where a compiler waits for its children.
+"""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SOON = 0.02  # seconds
 
 
 class Interrupted(KeyboardInterrupt):
@@ -20,6 +32,28 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signum: int, *, at_once: bool = False) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum, self.at_once = signum, at_once
+
+
+@contextlib.contextmanager
+def when_lost(act: Callable[[int], object]) -> Iterator[None]:
+    """Calls `act` with the signal of an Interrupted that Python dropped, and says nothing of it.
+
+    It drops what is raised in callbacks of weak references and in `__del__`, which run at any
+    moment: imports and PyTorch's compiler are full of them.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, Interrupted):
+            act(dropped.exc_value.signum)
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 class Interruption:
@@ -41,7 +75,8 @@ class Interruption:
             return
         before = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
         try:
-            yield
+            with when_lost(self._send_again):
+                yield
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
@@ -60,5 +95,14 @@ class Interruption:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         again = self._pending is not None
         self._pending = signum
+        if again and at_second_signal is not None:
+            at_second_signal(signum, frame)
         if again or not self._shielded:
             raise Interrupted(signum, at_once=again)
+
+    def _send_again(self, signum: int) -> None:
+        """Not at once, or it would arrive, and be lost, in the same place."""
+        self._pending = None
+        timer = threading.Timer(_SOON, signal.raise_signal, (signum,))
+        timer.daemon = True
+        timer.start()
