@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,15 +25,21 @@ class Dropping:
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_signal_whose_exception_was_dropped_still_stops_and_saves(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def keep() -> None:
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("lose", [Dropping, keep])
+def test_a_signal_whose_exception_was_lost_still_stops_and_saves(
+    lose: Callable[[], object], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
     dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
 
-    def drop(event: object) -> None:
+    def listen(event: object) -> None:
         if isinstance(event, Evaluated) and event.record["step"] == 5:
-            Dropping()
+            lose()
 
     with pytest.raises(Interrupted) as caught:
         attnlm.train(
@@ -41,7 +49,7 @@ def test_a_signal_whose_exception_was_dropped_still_stops_and_saves(
             steps=10**7,
             eval_every=5,
             checkpoint_dir=tmp_path,
-            on_event=drop,
+            on_event=listen,
         )
     assert caught.value.signum == signal.SIGTERM and not caught.value.at_once
     assert attnlm.open_run(tmp_path / "stopped").last.exists()
@@ -52,10 +60,14 @@ COMMAND = """
 import os, signal, time
 from attnlm import exits
 from attnlm.interruption import Interrupted, Interruption
-from tests.test_interruption import Dropping
+from tests.test_interruption import Dropping, keep
 
 def dropped():
     Dropping()
+    time.sleep(100)
+
+def kept():
+    keep()
     time.sleep(100)
 
 def twice():
@@ -81,9 +93,9 @@ exits.run_and_exit({command})
 """
 
 
-@pytest.mark.parametrize("command", ["dropped", "twice", "afterwards"])
+@pytest.mark.parametrize("command", ["dropped", "kept", "twice", "afterwards"])
 def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
-    """Where its exception is dropped or held up, and when all but the end is done."""
+    """Where its exception is dropped, kept or held up, and when all but the end is done."""
     done = subprocess.run(
         [sys.executable, "-c", COMMAND.replace("{command}", command)],
         capture_output=True,

@@ -21,6 +21,8 @@ from attnlm import console, interruption
 from attnlm.errors import AttnlmError
 from attnlm.interruption import Interrupted
 
+_PATIENCE = 2.0  # seconds from a signal to the end of the process
+
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Runs `command` and ends the process."""
@@ -70,6 +72,8 @@ def _prepare_streams() -> None:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     _on_signals(leave)  # a second one
+    # Some code keeps every exception for itself, as PyTorch's beginning does.
+    interruption.later(_PATIENCE, lambda: leave(signum))
     raise Interrupted(signum)
 
 

@@ -20,7 +20,7 @@ An exception takes its time where a compiler waits for its children.
 """
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SOON = 0.02  # seconds
+_SOON, _LATER = 0.02, 1.0  # seconds
 
 
 class Interrupted(KeyboardInterrupt):
@@ -66,6 +66,9 @@ class Interruption:
     def __init__(self) -> None:
         self._pending: int | None = None
         self._shielded = False
+        self.answered = False
+        """Whether the exception has arrived: until then it may be lost on its way, and is raised
+        again."""
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[None]:
@@ -75,9 +78,10 @@ class Interruption:
             return
         before = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
         try:
-            with when_lost(self._send_again):
+            with when_lost(lambda signum: self._send_again(signum, _SOON)):
                 yield
         finally:
+            self.answered = True
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
@@ -97,12 +101,24 @@ class Interruption:
         self._pending = signum
         if again and at_second_signal is not None:
             at_second_signal(signum, frame)
+        if not again and not self._shielded:
+            self._send_again(signum, _LATER)  # if some `except:` keeps it for itself
         if again or not self._shielded:
             raise Interrupted(signum, at_once=again)
 
-    def _send_again(self, signum: int) -> None:
+    def _send_again(self, signum: int, seconds: float) -> None:
         """Not at once, or it would arrive, and be lost, in the same place."""
-        self._pending = None
-        timer = threading.Timer(_SOON, signal.raise_signal, (signum,))
-        timer.daemon = True
-        timer.start()
+
+        def send() -> None:
+            if not self.answered:
+                self._pending = None
+                signal.raise_signal(signum)
+
+        later(seconds, send)
+
+
+def later(seconds: float, act: Callable[[], None]) -> None:
+    """Calls `act` in a thread that nobody waits for."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
