@@ -461,6 +461,19 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
     assert content(folder) == before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
+def test_the_next_command_undoes_an_exchange_that_was_broken_off(source: Path, data: Path) -> None:
+    """As where a process was killed between its two steps."""
+    folder = prepare(source, data_dir=data).path
+    before = content(folder)
+    aside = data / ".unfinished-x" / "old-y"
+    aside.mkdir(parents=True)
+    folder.rename(aside / folder.name)
+    prepare(source, name="another", data_dir=data)
+    assert content(folder) == before
+    assert entries(data) == {"cats-char", "another", "latest"}
+
+
 KILLED = """
 import os, signal, sys
 from attnlm.preparation import prepare

@@ -46,13 +46,13 @@ def _hostile(cases: int, seed: int, folder: Path) -> Tally:
         with _copy(folder) as copy:
             bomb(copy / place)
             fault = _tried(copy, _reader(place), must_refuse=True)
-            tally.count(fault and f"{place}, {bomb.__name__[1:]}: {fault}")
+            tally.count(fault, f"{place}, {bomb.__name__[1:]}")
     for _ in range(cases):
         lie = generator.choice(_LIES)
         with _copy(folder) as copy:
             told = lie(copy, generator)
             fault = _tried(copy, _use_all, must_refuse=False)
-            tally.count(fault and f"{told}: {fault}")
+            tally.count(fault, told)
     for name in ("metrics.jsonl", "last.safetensors", "best.safetensors", "config.json"):
         with _copy(folder) as copy:
             tally.count(_written_through(copy, name))
