@@ -345,10 +345,17 @@ MUTATIONS = (
         "test_memory.py",
     ),
     _Mutation(
-        "a signal that Python dropped is forgotten",
+        "a signal that was lost is forgotten",
         "interruption.py",
-        "act(dropped.exc_value.signum)",
-        "pass",
+        "                signal.raise_signal(signum)",
+        "                pass",
+        "test_interruption.py",
+    ),
+    _Mutation(
+        "what Python dropped is shown",
+        "interruption.py",
+        "if isinstance(dropped.exc_value, Interrupted):",
+        "if dropped.exc_value is None:",
         "test_interruption.py",
     ),
     _Mutation(

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,21 +38,26 @@ def test_a_signal_whose_exception_was_lost_still_stops_and_saves(
     (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
     dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
 
+    went_on = []
+
     def listen(event: object) -> None:
         if isinstance(event, Evaluated) and event.record["step"] == 5:
             lose()
+            time.sleep(10)  # as it takes to compile
+            went_on.append(True)
 
     with pytest.raises(Interrupted) as caught:
         attnlm.train(
             dataset.path,
             model="bigram",
             name="stopped",
-            steps=10**7,
+            steps=10,
             eval_every=5,
             checkpoint_dir=tmp_path,
             on_event=listen,
         )
     assert caught.value.signum == signal.SIGTERM and not caught.value.at_once
+    assert not went_on
     assert attnlm.open_run(tmp_path / "stopped").last.exists()
     assert capfd.readouterr().err == ""
 

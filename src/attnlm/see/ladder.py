@@ -238,9 +238,10 @@ def read_plan(path: Path) -> Plan:
             raise UsageError("a fact has another type", "")
         made = Plan(**{**facts, "rungs": _checked_rungs(facts["rungs"])})
         SamplingConfig(tokens=made.tokens, seed=made.seed)
+        "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no half surrogate pairs
         for rung in made.rungs:
             resolve(made.settings(rung))
-    except UsageError:
+    except (UsageError, UnicodeEncodeError):
         raise _damaged(path / _RECORD) from None
     return made
 
