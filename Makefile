@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow trials mutations bench format clean
+.PHONY: help demo test test-slow trials mutations audit bench format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     what attnlm survives, in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  whether the tests notice what is broken on purpose"
+	@echo "make audit      known weaknesses in what attnlm is built on; needs a network"
 	@echo "make bench      measure beside rivals, PARTS=\"steps quality …\" or all"
 	@echo "make format     lay the code out as \`make test\` wants it"
 	@echo "make clean      remove the environment and what the demo made"
@@ -45,6 +46,11 @@ trials: $(READY)
 
 mutations: $(READY)
 	$(BIN)/python -m tests.mutations
+
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(PARTS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.web_server import WebServer
+from tests.web_server import WebServer, serving
 
 # The models of the tests are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,13 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with WebServer() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving() as server:
         yield server
-        server.closing.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -77,6 +78,28 @@ def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(AttnlmError, match="not a regular file"):
             read_json(tmp_path / "pipe")
+
+
+def test_a_folder_that_a_failing_disk_cannot_keep_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some systems can't flush folders, and that is no error; a disk that fails is one."""
+    flush = os.fsync
+
+    def failing(number: int) -> None:
+        def fsync(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            flush(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    failing(errno.EINVAL)
+    write_bytes(tmp_path / "x", b"content")
+    failing(errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_bytes(tmp_path / "x", b"content")
+    assert caught.value.filename == str(tmp_path / "x")
 
 
 def test_a_file_is_on_disk_before_it_takes_its_place(

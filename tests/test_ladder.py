@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ import attnlm
 from attnlm.dataset import Dataset
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
+from attnlm.files import read_json, write_json
 from attnlm.interruption import Interrupted
 from attnlm.run import open_run
 from attnlm.see.ladder import Ladder, LadderStarted, Plan, climb, read_plan
@@ -256,3 +258,37 @@ def test_a_text_is_no_markup(climbed: Ladder) -> None:
 def test_a_plan_is_what_was_written(climbed: Ladder) -> None:
     assert read_plan(climbed.path) == climbed.plan
     assert isinstance(climbed.plan, Plan) and climbed.plan.rungs == ("bigram", "single-head")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rungs", 1),
+        ("rungs", [["bigram"]]),
+        ("rungs", ["bigram", "bigram"]),
+        ("steps", "6"),
+        ("steps", -1),
+        ("block_size", 0),
+        ("tokens", -1),
+        ("seed", 2**70),
+        ("prompt", None),
+        ("prompt", "\ud800"),
+        ("budget", "2m"),
+    ],
+)
+def test_a_plan_that_nobody_would_write_is_refused(
+    key: str, value: object, climbed: Ladder, tmp_path: Path
+) -> None:
+    """Its hash is right: whoever makes a record can make that."""
+    content = read_json(climbed.path / "ladder.json")
+    write_json(tmp_path / "ladder.json", {**content, "plan": {**content["plan"], key: value}})
+    with pytest.raises(AttnlmError, match=r"ladder\.json is damaged"):
+        read_plan(tmp_path)
+
+
+def test_a_rung_without_its_metrics_is_refused(climbed: Ladder, tmp_path: Path) -> None:
+    for folder in (climbed.path, *(rung.run.path for rung in climbed.rungs)):
+        shutil.copytree(folder, tmp_path / folder.name)
+    (tmp_path / f"{climbed.path.name}-bigram" / "metrics.jsonl").unlink()
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        climb(resume=climbed.path.name, checkpoint_dir=tmp_path)

@@ -311,13 +311,30 @@ def test_a_text_too_short_is_refused(
     assert entries(data) == set()
 
 
-def test_a_text_that_changes_meanwhile_is_refused(source: Path, data: Path) -> None:
+@pytest.mark.parametrize("changed", ["tac", "Ωat"])
+def test_a_text_that_changes_meanwhile_is_refused(changed: str, source: Path, data: Path) -> None:
+    """Also where it has characters by then that the vocabulary, made before, lacks."""
+
     def change(event: object) -> None:
         if isinstance(event, Progress) and event.task == "read":
-            source.write_bytes(TEXT.replace("cat", "tac").encode())
+            source.write_bytes(TEXT.replace("cat", changed).encode())
 
-    with pytest.raises(AttnlmError, match="changed while it was read"):
+    with pytest.raises(AttnlmError, match=r"cats\.txt changed while it was read"):
         prepare(source, data_dir=data, on_event=change)
+    assert entries(data) == set()
+
+
+def test_a_validation_text_that_changes_meanwhile_is_named(
+    source: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "val.txt").write_text("cat")
+
+    def change(event: object) -> None:
+        if isinstance(event, Progress) and event.done == len("val"):
+            (tmp_path / "val.txt").write_text("Ω" * 3)
+
+    with pytest.raises(AttnlmError, match=r"val\.txt changed while it was read"):
+        prepare(source, val_file=tmp_path / "val.txt", data_dir=data, on_event=change)
     assert entries(data) == set()
 
 
@@ -442,6 +459,19 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
     with pytest.raises(KeyboardInterrupt):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
+def test_the_next_command_undoes_an_exchange_that_was_broken_off(source: Path, data: Path) -> None:
+    """As where a process was killed between its two steps."""
+    folder = prepare(source, data_dir=data).path
+    before = content(folder)
+    aside = data / ".unfinished-x" / "old-y"
+    aside.mkdir(parents=True)
+    folder.rename(aside / folder.name)
+    prepare(source, name="another", data_dir=data)
+    assert content(folder) == before
+    assert entries(data) == {"cats-char", "another", "latest"}
 
 
 KILLED = """

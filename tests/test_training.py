@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
 import signal
 from dataclasses import replace
@@ -202,6 +204,25 @@ def test_a_second_signal_within_a_step_saves_nothing(
     monkeypatch.undo()
     assert caught.value.at_once
     assert_same_run(whole, attnlm.train(resume=tmp_path / "checkpoints" / "stopped"))
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it does not say where
+
+    def fill(event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] == 5:
+            monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(AttnlmError) as caught:
+        trained(name="full", on_event=fill)
+    path = tmp_path / "checkpoints" / "full"
+    # What is written next.
+    assert caught.value.message == f"can't write {path / 'metrics.jsonl'}: No space left on device"
+    assert "attnlm train --resume full" in caught.value.hint
+    assert f"{path / 'last.safetensors'} keeps step 5" in caught.value.hint
 
 
 def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None:

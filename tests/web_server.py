@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -33,6 +34,20 @@ class WebServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing: clients that give up halfway are what many of the tests are about."""
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[WebServer]:
+    """A server in a thread of this process."""
+    with WebServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.closing.set()
+            server.shutdown()
+            thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

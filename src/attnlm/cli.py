@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import sys
 import time
@@ -18,7 +17,16 @@ import attnlm
 from attnlm import cli_see, console
 from attnlm.config import Setting, help_of, load_recipe, resolve, setting_names, to_toml
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption, Verify
+from attnlm.options import (
+    Checkpoint,
+    CheckpointDir,
+    DataDir,
+    DeviceOption,
+    JsonOption,
+    Verify,
+    decoded,
+    typed,
+)
 
 app = typer.Typer(
     name="attnlm",
@@ -375,7 +383,7 @@ def ladder(
                 steps=steps,
                 eval_every=eval_every,
                 seed=seed,
-                prompt=prompt,
+                prompt=None if prompt is None else typed(prompt, "--prompt"),
                 tokens=tokens,
                 name=name,
                 resume=resume,
@@ -526,25 +534,10 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise UsageError("--prompt and --prompt-file exclude each other", "give one of them")
     if prompt == "-":
-        return _decoded(sys.stdin.buffer.read(), "the prompt on stdin")
+        return decoded(sys.stdin.buffer.read(), "the prompt on stdin")
     if prompt_file is not None:
-        return _decoded(prompt_file.read_bytes(), str(prompt_file))
-    return _decoded(_as_typed(prompt), "--prompt") if prompt else ""
-
-
-def _as_typed(argument: str) -> bytes:
-    """The bytes of an argument: Python decodes them by the locale, which need not be UTF-8."""
-    try:
-        return os.fsencode(argument)
-    except UnicodeEncodeError:  # not typed, but given by a program
-        return argument.encode(errors="surrogatepass")
-
-
-def _decoded(content: bytes, origin: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None
+        return decoded(prompt_file.read_bytes(), str(prompt_file))
+    return typed(prompt, "--prompt") if prompt else ""
 
 
 def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:

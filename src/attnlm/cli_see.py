@@ -11,7 +11,15 @@ import typer
 
 from attnlm import console, files
 from attnlm.errors import AttnlmError, UsageError
-from attnlm.options import Checkpoint, CheckpointDir, DataDir, DeviceOption, JsonOption, RunOption
+from attnlm.options import (
+    Checkpoint,
+    CheckpointDir,
+    DataDir,
+    DeviceOption,
+    JsonOption,
+    RunOption,
+    typed,
+)
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
@@ -39,6 +47,7 @@ def attend(
     from attnlm.run import open_run
     from attnlm.see import attend as see
 
+    text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     attention = see.attend(opened, text, checkpoint=checkpoint)
     layers, heads, length, _ = attention.weights.shape
@@ -109,6 +118,7 @@ def trace(
     from attnlm.see import code
     from attnlm.see import trace as see
 
+    text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
     if as_code:

@@ -21,9 +21,21 @@ if TYPE_CHECKING:
 
 
 def write(text: str) -> None:
-    """A piece of what was asked for."""
-    sys.stdout.write(text)
+    """A piece of what was asked for; on a terminal nothing in it can take that over."""
+    sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def _harmless(text: str) -> str:
+    """With escapes in place of control characters, which move a terminal's cursor or command it.
+
+    A text and its file's name may come from anybody, and a model may say what it read.
+    """
+    return text.translate(_ESCAPES)
+
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_ESCAPES |= {ord(c): c for c in "\t\n"} | {ord("\r"): ""}  # line ends of Windows stay line ends
 
 
 def result(text: str) -> None:
@@ -78,7 +90,8 @@ class ChoiceDisplay:
         for piece in choice.text.splitlines(keepends=True):
             line = piece.rstrip("\r\n")
             Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
-                Text.assemble((line, tint(choice.probability))), end=piece[len(line) :]
+                Text.assemble((_harmless(line), tint(choice.probability))),
+                end="\n" if piece.endswith("\n") else "",
             )
         sys.stdout.flush()
         self._boldest = sorted([*self._boldest, choice], key=lambda c: c.probability)[:_BOLDEST]
@@ -104,7 +117,8 @@ def choice_in_words(choice: Choice) -> str:
 
 def say(text: str) -> None:
     """A line for the person at the keyboard."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    shown = _harmless(text) if sys.stderr.isatty() else text
+    print(shown, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
@@ -123,7 +137,7 @@ def say_styled(text: str, style: str, rest: str = "") -> None:
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text.assemble((text, style), rest))
+    console.print(Text.assemble((_harmless(text), style), _harmless(rest)))
 
 
 def say_aside(text: str) -> None:
@@ -180,7 +194,7 @@ def bar(total: float | None, unit: str, label: str, initial: float = 0) -> tqdm[
         initial=initial,
         unit=unit,
         unit_scale=unit != "step",
-        desc=label,
+        desc=_harmless(label),
         file=sys.stderr,
         disable=not sys.stderr.isatty(),
         dynamic_ncols=True,

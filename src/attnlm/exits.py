@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import io
 import os
@@ -18,34 +17,34 @@ from typing import Any, NoReturn
 
 import typer
 
-from attnlm import console
+from attnlm import console, interruption
 from attnlm.errors import AttnlmError
 from attnlm.interruption import Interrupted
+
+_PATIENCE = 2.0  # seconds from a signal to the end of the process
 
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Runs `command` and ends the process."""
     _prepare_streams()
     _on_signals(_interrupt)
+    # What is being trained has handlers of its own for a while; a second signal is for this one.
+    interruption.at_second_signal = leave
     try:
-        code = _run(command)
-    except KeyboardInterrupt as error:  # as a failure was being told
+        with interruption.when_lost(leave):
+            code = _run(command)
+        # All is done: Python would let a signal break off its own end.
+        _on_signals(signal.SIG_IGN)
+    except KeyboardInterrupt as error:  # after the command, or as its failure was being told
         code = _code_of(error)
     if code > 128:
-        _flush()
-        os._exit(code)  # whatever still runs in a thread
-    # All is done: Python would let a signal break off its own end.
-    _on_signals(signal.SIG_IGN)
+        # At once, whatever still runs in a thread. All that was said is flushed, or its reader is
+        # not reading, and would be waited for.
+        os._exit(code)
     sys.exit(code)
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-
-
-def leave(signum: int, frame: FrameType | None) -> None:
+def leave(signum: int, frame: FrameType | None = None) -> None:
     """Ends the process at once: whatever is on disk is whole at any moment."""
     os._exit(128 + signum)
 
@@ -73,6 +72,8 @@ def _prepare_streams() -> None:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     _on_signals(leave)  # a second one
+    # Some code keeps every exception for itself, as PyTorch's beginning does.
+    interruption.later(_PATIENCE, lambda: leave(signum))
     raise Interrupted(signum)
 
 

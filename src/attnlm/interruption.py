@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+at_second_signal: Callable[[int, FrameType | None], None] | None = None
+"""What a second signal does, rather than raise: the command line ends its process there and then.
+
+An exception takes its time where a compiler waits for its children.
+"""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SOON, _LATER = 0.02, 1.0  # seconds
 
 
 class Interrupted(KeyboardInterrupt):
@@ -22,6 +34,28 @@ class Interrupted(KeyboardInterrupt):
         self.signum, self.at_once = signum, at_once
 
 
+@contextlib.contextmanager
+def when_lost(act: Callable[[int], object]) -> Iterator[None]:
+    """Calls `act` with the signal of an Interrupted that Python dropped, and says nothing of it.
+
+    It drops what is raised in callbacks of weak references and in `__del__`, which run at any
+    moment: imports and PyTorch's compiler are full of them.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, Interrupted):
+            act(dropped.exc_value.signum)
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
 class Interruption:
     """Raises Interrupted when a signal arrives, but never inside `shield`.
 
@@ -32,6 +66,9 @@ class Interruption:
     def __init__(self) -> None:
         self._pending: int | None = None
         self._shielded = False
+        self.answered = False
+        """Whether the exception has arrived: until then it may be lost on its way, and is raised
+        again."""
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[None]:
@@ -41,8 +78,10 @@ class Interruption:
             return
         before = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
         try:
-            yield
+            with when_lost(lambda signum: self._send_again(signum, _SOON)):
+                yield
         finally:
+            self.answered = True
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
@@ -60,5 +99,26 @@ class Interruption:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         again = self._pending is not None
         self._pending = signum
+        if again and at_second_signal is not None:
+            at_second_signal(signum, frame)
+        if not again and not self._shielded:
+            self._send_again(signum, _LATER)  # if some `except:` keeps it for itself
         if again or not self._shielded:
             raise Interrupted(signum, at_once=again)
+
+    def _send_again(self, signum: int, seconds: float) -> None:
+        """Not at once, or it would arrive, and be lost, in the same place."""
+
+        def send() -> None:
+            if not self.answered:
+                self._pending = None
+                signal.raise_signal(signum)
+
+        later(seconds, send)
+
+
+def later(seconds: float, act: Callable[[], None]) -> None:
+    """Calls `act` in a thread that nobody waits for."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()

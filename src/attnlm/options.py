@@ -1,13 +1,15 @@
-"""Options that several commands have."""
+"""Options that several commands have, and texts as they were typed."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnlm.config import help_of
+from attnlm.errors import AttnlmError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
@@ -23,3 +25,22 @@ RunOption = Annotated[
         "--run", show_default=False, help="name or path; the one trained last unless given"
     ),
 ]
+
+
+def typed(argument: str, name: str) -> str:
+    """The text of an argument: Python decodes it by the locale, which need not be UTF-8.
+
+    Raises AttnlmError where it is not UTF-8.
+    """
+    try:
+        return decoded(os.fsencode(argument), name)
+    except UnicodeEncodeError:  # not typed, but given by a program
+        return decoded(argument.encode(errors="surrogatepass"), name)
+
+
+def decoded(content: bytes, origin: str) -> str:
+    """The text of these bytes. Raises AttnlmError where they are not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None

@@ -34,6 +34,7 @@ from attnlm.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
+    UnknownCharactersError,
     bpe_size,
     code_points,
     encoded,
@@ -124,10 +125,14 @@ class _Text:
             digest.update(encoded(piece, "utf-8"))
             yield piece
         if digest.hexdigest() != self.sha256:
-            raise AttnlmError(
-                f"{self.corpus.source} changed while it was read",
-                "prepare it when nothing writes to it any more",
-            )
+            raise self.changed()
+
+    def changed(self) -> AttnlmError:
+        """What to raise where it is not the same any more."""
+        return AttnlmError(
+            f"{self.corpus.source} changed while it was read",
+            "prepare it when nothing writes to it any more",
+        )
 
 
 @dataclass(frozen=True)
@@ -287,10 +292,15 @@ def _write_bins(
         done += characters
         on_event(Progress("encode", done, split.characters, "chars"))
 
-    bins = {
-        key: _write_bin(folder / f"{key}.bin", map(itemgetter(1), pieces), tokenizer, count)
-        for key, pieces in itertools.groupby(split.pieces(), itemgetter(0))
-    }
+    bins = {}
+    for key, pieces in itertools.groupby(split.pieces(), itemgetter(0)):
+        try:
+            bins[key] = _write_bin(
+                folder / f"{key}.bin", map(itemgetter(1), pieces), tokenizer, count
+            )
+        except UnknownCharactersError:  # the vocabulary was that of the whole text
+            text = split.val_text if key == "val" and split.val_text else split.text
+            raise text.changed() from None
     for key, title in (("train", "training"), ("val", "validation")):
         if key not in bins or bins[key].tokens < 2:
             raise AttnlmError(

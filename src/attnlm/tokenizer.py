@@ -35,6 +35,10 @@ _NO_BYTE = 255  # in a table of bytes: there is no id, or it takes more than a b
 _CUT = re.compile(r"(?s).+(?:(?<=\S)(?= )|(?<=\S\n)(?=[^\s/]))")
 
 
+class UnknownCharactersError(AttnlmError):
+    """The text has characters that the vocabulary lacks."""
+
+
 class Tokenizer(abc.ABC):
     """A vocabulary, and how text becomes ids in it.
 
@@ -100,7 +104,7 @@ class CharTokenizer(Tokenizer):
         if ids.max() == self.vocab_size:
             lacking = dict.fromkeys(text[i] for i in np.flatnonzero(ids == self.vocab_size))
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-            raise AttnlmError(
+            raise UnknownCharactersError(
                 f"the vocabulary lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
                 "leave them out, or prepare the text with --tokenizer byte, which lacks nothing",
             )

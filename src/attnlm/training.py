@@ -250,6 +250,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
             with _explaining(run, state):
                 _steps_and_evaluations(run, dataset, stepper, began, interruption, on_event)
         except Interrupted as stop:
+            interruption.answered = True
             if stop.at_once:
                 raise
             state.seconds = time.perf_counter() - began

@@ -33,15 +33,14 @@ def _anywhere(cases: int, seed: int, folder: Path) -> Tally:
         place, env = generator.choice(_PLACES), generator.choice(_SURROUNDINGS)
         names = ", ".join(f"{key}={value}" for key, value in env.items())
         fault = _three_commands(folder / place, generator, env)
-        tally.count(fault and f"in {place!r} with {names}: {fault}")
+        tally.count(fault, f"in {place!r} with {names}")
     for _ in range(cases * _NAMES_PER_CASE):
         name = "".join(generator.choices(_LETTERS, k=generator.randrange(1, 60)))
         tally.count(_name_fault(name))
     if cases > 1:
         opening.make_all(folder / "made")
         for name, case in _NAMED.items():
-            fault = case(folder / "made")
-            tally.count(fault and f"{name}: {fault}")
+            tally.count(case(folder / "made"), name)
     return tally
 
 

@@ -54,6 +54,12 @@ class Outcome:
     """`Type: message`."""
     signum: int | None = None
 
+    @property
+    def failure(self) -> str | None:
+        """What went wrong: its result, where that says so, or how else it ended."""
+        failure: str | None = self.result or self.error
+        return failure if self.signum is None else f"signal {self.signum}"
+
 
 @dataclass
 class Child:

@@ -35,7 +35,7 @@ def _damage(cases: int, seed: int, folder: Path) -> Tally:
             fault = f"refused without its name: {refused}"
         if fault is None and refused is None and not before[read].startswith(found[0]):
             fault = "read back as something else"
-        tally.count(fault and f"{path.relative_to(folder)} {how}: {fault}")
+        tally.count(fault, f"{path.relative_to(folder)} {how}")
 
     for case in range(cases):
         path, read = files[case % len(files)]

@@ -31,7 +31,7 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         outcome = in_child(lambda s=scenario, f=(number, error, stays): _act(s, place, *f))  # type: ignore[misc] # noqa: B023
         failure = _not_told(outcome) or scenario.failure(place)
         what = f"{errno.errorcode[error]} {'from' if stays else 'at'} event {number}, {event}"
-        tally.count(f"{scenario.name}, {what}: {failure}" if failure else None)
+        tally.count(failure, f"{scenario.name}, {what}")
         shutil.rmtree(place)
     return tally
 
@@ -100,7 +100,7 @@ def _run_full(cases: int, seed: int, folder: Path) -> Tally:
             outcome = in_child(lambda s=scenario: s.act(place))  # type: ignore[misc] # noqa: B023
             _mount("-o", "remount,rw,size=8m", str(place))
             failure = _not_told(outcome) or scenario.failure(place)
-            tally.count(f"{scenario.name}, {room}: {failure}" if failure else None)
+            tally.count(failure, f"{scenario.name}, {room}")
         finally:
             subprocess.run(["umount", "-l", str(place)], check=True)
             place.rmdir()

@@ -48,13 +48,13 @@ def _hostile(cases: int, seed: int, folder: Path) -> Tally:
             bomb(copy / place)
             # What follows the ticker's last line end is taken for a line cut short by a crash.
             fault = _tried(copy, _reader(place), must_refuse=place.name != "ticker.jsonl")
-            tally.count(fault and f"{place}, {bomb.__name__[1:]}: {fault}")
+            tally.count(fault, f"{place}, {bomb.__name__[1:]}")
     for _ in range(cases):
         lie = generator.choice(_LIES)
         with _copy(folder) as copy:
             told = lie(copy, generator)
             fault = _tried(copy, _use_all, must_refuse=False)
-            tally.count(fault and f"{told}: {fault}")
+            tally.count(fault, told)
     for name in (
         "metrics.jsonl",
         "ticker.jsonl",

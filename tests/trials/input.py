@@ -33,31 +33,26 @@ def _input(cases: int, seed: int, folder: Path) -> Tally:
     try:
         for name, named in _NAMED.items():
             with _folder(folder) as place:
-                tally.count(_said(name, named(place)))
+                tally.count(named(place), name)
         if cases >= _FULL:
             with _folder(folder) as place:
-                tally.count(_said("one line of 2 GB", _endless_line(place)))
+                tally.count(_endless_line(place), "one line of 2 GB")
         for case in range(cases):
             with _folder(folder) as place:
                 arguments, stdin = generator.choice(_COMMANDS)(place, generator)
                 done = commands.here(arguments, stdin)
-                tally.count(
-                    _said(f"{arguments} {stdin[:40]!r}", done.fault() or _checked(done, arguments))
-                )
+                fault = done.fault() or _checked(done, arguments)
+                tally.count(fault, f"{arguments} {stdin[:40]!r}")
                 if case % _PER_PROCESS == 0 and _can_be_typed(arguments):
                     shutil.rmtree(place / "data", ignore_errors=True)
                     alone = commands.alone(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
                     if fault is None and alone.code != done.code:
                         fault = f"exit code {alone.code} by itself, {done.code} here"
-                    tally.count(_said(f"by itself, {arguments}", fault))
+                    tally.count(fault, f"by itself, {arguments}")
     finally:
         os.chdir(before)
     return tally
-
-
-def _said(what: str, fault: str | None) -> str | None:
-    return fault and f"{what}: {fault}"
 
 
 @contextlib.contextmanager

@@ -24,8 +24,11 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
     is_short = cases < 100
     written = list(scenarios(_RUNGS[:1] if is_short else _RUNGS, folder))
     generator = random.Random(seed)
+    events = [(scenario, events_of(scenario, folder / "counted")) for scenario in written]
+    for scenario, happening in events:
+        tally.count(_in_the_open(happening), scenario.name)
     # Before every event in its turn, and then at random times; in the short form half and half.
-    kills = _kills_at_events(written, folder)
+    kills = _kills_at_events(events)
     if is_short:
         kills = iter(generator.sample(list(kills), cases // 2))
     seconds = {scenario.name: _seconds(scenario, folder / "timed") for scenario in written}
@@ -35,7 +38,7 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         scenario.begin(place)
         killed(place)
         failure = scenario.failure(place)
-        tally.count(f"{scenario.name}, killed {when}: {failure}" if failure else None)
+        tally.count(failure, f"{scenario.name}, killed {when}")
         shutil.rmtree(place)
     return tally
 
@@ -43,9 +46,21 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
 _Kill = tuple[Scenario, str, Callable[[Path], Outcome]]
 
 
-def _kills_at_events(written: list[Scenario], folder: Path) -> Iterator[_Kill]:
-    for scenario in written:
-        for number, event in enumerate(events_of(scenario, folder / "counted")):
+def _in_the_open(events: list[str]) -> str | None:
+    """Whether a file is written under its final name: whoever is killed then leaves half of it.
+
+    Metrics are: a line that was cut short is known by its missing end.
+    """
+    for event in events:
+        done, _, name = event.partition(" ")
+        if done == "open" and not name.startswith(".") and name != "metrics.jsonl":
+            return f"{name} is written under its final name"
+    return None
+
+
+def _kills_at_events(written: list[tuple[Scenario, list[str]]]) -> Iterator[_Kill]:
+    for scenario, events in written:
+        for number, event in enumerate(events):
 
             def kill(place: Path, scenario: Scenario = scenario, number: int = number) -> Outcome:
                 return in_child(lambda: _act_and_die(scenario, place, number))

@@ -33,20 +33,15 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
     for rung in ("multi-head",) if is_short else ("multi-head", "transformer"):
         runs = folder / rung
         outcome = in_child(lambda: _growth_of_training(data, runs, rung, 1000 * cases))  # noqa: B023
-        tally.count(_failure(outcome, f"{rung}, {1000 * cases} steps"))
+        tally.count(outcome.failure, f"{rung}, {1000 * cases} steps")
         outcome = in_child(lambda: _growth_of_sampling(runs / "run", 10_000 * cases))  # noqa: B023
-        tally.count(_failure(outcome, f"{rung}, {10_000 * cases} tokens"))
+        tally.count(outcome.failure, f"{rung}, {10_000 * cases} tokens")
     for rung in ("average", "single-head", "multi-head") if is_short else RUNGS:
         outcome = in_child(lambda: _estimated(data, folder / "estimated", rung))  # noqa: B023
-        tally.count(_failure(outcome, rung))
+        tally.count(outcome.failure, rung)
     outcome = in_child(lambda: _out_of_memory(data, folder / "poor"))
-    tally.count(_failure(outcome, "out of memory"))
+    tally.count(outcome.failure, "out of memory")
     return tally
-
-
-def _failure(outcome: Any, what: str) -> str | None:
-    failure = outcome.result or outcome.error
-    return f"{what}: {failure}" if failure else None
 
 
 def _status(what: str) -> int:

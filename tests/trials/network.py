@@ -8,17 +8,18 @@ import hashlib
 import os
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import pytest
+
 from attnlm import download
 from attnlm.download import cached, fetch
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
-from tests.web_server import Answer, WebServer, body
+from tests.web_server import Answer, WebServer, body, serving
 
 _MARGIN = 3.0  # seconds that a busy machine may take beside the deadline
 _STALL_DEADLINE, _DEADLINE = 0.5, 20.0
@@ -34,7 +35,7 @@ def _network(cases: int, seed: int, folder: Path) -> Tally:
     """
     generator = random.Random(seed)
     tally = Tally()
-    with _serving(folder) as web:
+    with _own_surroundings(), serving() as web:
         for case in range(cases):
             # A server of which only the first half of a file came may have another one by then.
             size = generator.choice((0, 1, 999, 70_000))
@@ -50,7 +51,7 @@ def _network(cases: int, seed: int, folder: Path) -> Tally:
             place.mkdir()
             names = ", ".join(kind.__name__[1:] for kind in kinds)
             fault = _downloaded(url, content, place, kinds[-1])
-            tally.count(fault and f"{names} ({len(content)} bytes): {fault}")
+            tally.count(fault, f"{names} ({len(content)} bytes)")
         tally.count(_nobody_accepts(folder))
     return tally
 
@@ -266,27 +267,13 @@ _FINAL = tuple(kind for kind in _SAYS if kind not in _STALLS)
 
 
 @contextlib.contextmanager
-def _serving(folder: Path) -> Iterator[WebServer]:
-    """A server, no proxy, and pauses before retries that take no time."""
-    before = {name: os.environ.get(name) for name in ("NO_PROXY", "ATTNLM_CACHE_DIR")}
-    pauses = download.PAUSES
-    os.environ["NO_PROXY"] = "127.0.0.1"
-    download.PAUSES = (0.01, 0.01, 0.01)
-    try:
-        with WebServer() as web:
-            thread = threading.Thread(target=web.serve_forever, args=(0.01,))
-            thread.start()
-            yield web
-            web.closing.set()
-            web.shutdown()
-            thread.join()
-    finally:
-        download.PAUSES = pauses
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def _own_surroundings() -> Iterator[None]:
+    """No proxy, a cache that may be set, and pauses before retries that take no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setenv("ATTNLM_CACHE_DIR", "")
+        patch.setattr(download, "PAUSES", (0.01, 0.01, 0.01))
+        yield
 
 
 TRIAL = Trial(

@@ -36,9 +36,8 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         outcome = in_child(
             lambda: _train(data, runs, settings, kind, value, step, place, stops)  # noqa: B023
         )
-        failure = outcome.result or outcome.error
         name = f"{rung}, {value} in {kind} at step {step}{', then Ctrl-C' if stops else ''}"
-        tally.count(f"{name}: {failure}" if failure else None)
+        tally.count(outcome.failure, name)
         shutil.rmtree(runs)
     return tally
 

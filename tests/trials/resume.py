@@ -11,6 +11,7 @@ from typing import Any
 
 import attnlm
 from attnlm.config import RUNGS
+from attnlm.launch import _has_compiler
 from attnlm.training import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, same_run, settings_of
@@ -34,8 +35,7 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         key = "-".join(map(str, way.values()))
         whole, parts = folder / key, folder / f"stopped-{number}"
         outcome = in_child(lambda: _compare(data, whole, parts, settings, stop))  # noqa: B023
-        failure = outcome.result or outcome.error
-        tally.count(f"{key}, stopped after step {stop}: {failure}" if failure else None)
+        tally.count(outcome.failure, f"{key}, stopped after step {stop}")
         shutil.rmtree(parts, ignore_errors=True)
     return tally
 
@@ -78,12 +78,6 @@ def _compare(
         return f"step {saved} was saved"
     resumed = attnlm.train(resume=parts / "run")
     return same_run(attnlm.open_run(whole / "run"), resumed)
-
-
-def _has_compiler() -> bool:
-    from attnlm.launch import _has_compiler
-
-    return _has_compiler()
 
 
 TRIAL = Trial(

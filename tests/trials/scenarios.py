@@ -30,9 +30,7 @@ class Scenario:
 
     def failure(self, place: Path) -> str | None:
         """What `check` says, made in a child."""
-        told = in_child(lambda: self.check(place))
-        failure: str | None = told.result or told.error
-        return failure if told.signum is None else f"signal {told.signum}"
+        return in_child(lambda: self.check(place)).failure
 
 
 def events_of(scenario: Scenario, place: Path) -> list[str]:

@@ -14,11 +14,11 @@ class Tally:
     cases: int = 0
     failures: list[str] = field(default_factory=list)
 
-    def count(self, failure: str | None) -> None:
-        """One more case: None where it went as promised, or what went wrong."""
+    def count(self, failure: str | None, what: str = "") -> None:
+        """One more case, `what` was tried: None where it went as promised, or what went wrong."""
         self.cases += 1
         if failure is not None:
-            self.failures.append(failure)
+            self.failures.append(f"{what}: {failure}" if what else failure)
 
 
 @dataclass(frozen=True)

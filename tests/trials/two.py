@@ -26,8 +26,8 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
     for case in range(cases):
         place = folder / "case"
         place.mkdir()
-        failure = kinds[case % len(kinds)](data, whole, place, generator)
-        tally.count(f"{kinds[case % len(kinds)].__name__}: {failure}" if failure else None)
+        kind = kinds[case % len(kinds)]
+        tally.count(kind(data, whole, place, generator), kind.__name__)
         shutil.rmtree(place)
     return tally
 
@@ -73,8 +73,7 @@ def _two_trainers(data: Path, whole: Path, place: Path, generator: random.Random
         attnlm.train(resume=place / "run")
         return same_run(attnlm.open_run(whole / "run"), attnlm.open_run(place / "run"))
 
-    checked = in_child(check)
-    return checked.result or checked.error
+    return in_child(check).failure
 
 
 def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
@@ -103,12 +102,11 @@ def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Ra
         Child(lambda: write("b")),
         Child(read),
     ]
-    for outcome in [child.wait() for child in children]:
-        if outcome.result or outcome.error:
-            return outcome.result or outcome.error
-    last = in_child(read)
+    for outcome in [*(child.wait() for child in children), in_child(read)]:
+        if outcome.failure:
+            return outcome.failure
     left = sorted(path.name for path in place.iterdir() if path.name.startswith("."))
-    return last.result or last.error or (f"leftovers: {', '.join(left)}" if left else None)
+    return f"leftovers: {', '.join(left)}" if left else None
 
 
 def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
@@ -124,8 +122,7 @@ def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> 
             attnlm.evaluate(run, checkpoint=which, device="cpu")
             "".join(attnlm.sample(run, tokens=5, seed=1, checkpoint=which, device="cpu"))
 
-    reading = in_child(read)
-    return reading.error or writer.wait().error
+    return in_child(read).failure or writer.wait().failure
 
 
 TRIAL = Trial(

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +225,33 @@ def read_plan(path: Path) -> Plan:
     """The record in a ladder's folder. Raises AttnlmError when it is missing or damaged."""
     content = files.read_json(path / _RECORD)
     facts = content.get("plan")
-    known = {field.name for field in fields(Plan)}
-    if content.get("format") != _FORMAT or not isinstance(facts, dict) or facts.keys() != known:
+    if (
+        content.get("format") != _FORMAT
+        or not isinstance(facts, dict)
+        or facts.keys() != _KINDS.keys()
+    ):
         raise AttnlmError(
             f"{path / _RECORD} was written by another version of attnlm", "use that version"
         )
-    return Plan(**{**facts, "rungs": tuple(facts["rungs"])})
+    try:
+        if not all(type(facts[key]) in kinds for key, kinds in _KINDS.items()):
+            raise UsageError("a fact has another type", "")
+        made = Plan(**{**facts, "rungs": _checked_rungs(facts["rungs"])})
+        SamplingConfig(tokens=made.tokens, seed=made.seed)
+        "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no half surrogate pairs
+        for rung in made.rungs:
+            resolve(made.settings(rung))
+    except (UsageError, UnicodeEncodeError):
+        raise _damaged(path / _RECORD) from None
+    return made
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("dataset", "dataset_path", "train_sha256", "val_sha256", "prompt"), (str,)),
+    **dict.fromkeys(("seed", "steps", "eval_every", "block_size", "batch_size", "tokens"), (int,)),
+    "rungs": (list,),
+    "budget": (float, type(None)),
+}
 
 
 def _existing(name: str | None, resume: str | Path | None, checkpoint_dir: Path) -> Path | None:
@@ -325,7 +346,7 @@ def _begin(
 def _checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
     for rung in rungs:
         if rung not in RUNGS:
-            near = difflib.get_close_matches(rung, RUNGS, n=1)
+            near = difflib.get_close_matches(str(rung), RUNGS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(RUNGS)}"
             raise UsageError(f"--rungs can't have {rung!r}", hint)
     if not rungs or len(set(rungs)) < len(rungs):
@@ -395,7 +416,8 @@ def _trained(
         _check_belongs(run, made, rung)
         if run.last.exists():
             _, facts, _ = load_checkpoint(run.last, run.config.model, run.vocab_size)
-            if facts["evaluated_step"] == run.config.training.steps:
+            if facts.get("evaluated_step") == run.config.training.steps:
+                run.metrics_until(facts["evaluated_step"])  # refuses where some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=where, checkpoint_dir=folder, data_dir=data_dir, on_event=on_event)
@@ -428,3 +450,9 @@ def _spoken(run: Run, made: Plan) -> Rung:
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
     return Rung(run, run.metrics(), text)
+
+
+def _damaged(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"{path} is damaged or not ours", "begin another ladder, with another --name"
+    )

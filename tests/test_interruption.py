@@ -1,0 +1,111 @@
+"""Signals that arrive where an exception would be dropped, and second ones: in real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import attnlm
+from attnlm.interruption import Interrupted
+from attnlm.training import Evaluated
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+
+
+class Dropping:
+    """What is raised as one of these is thrown away never gets any further."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def keep() -> None:
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("lose", [Dropping, keep])
+def test_a_signal_whose_exception_was_lost_still_stops_and_saves(
+    lose: Callable[[], object], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
+    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+
+    went_on = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] == 5:
+            lose()
+            time.sleep(10)  # as it takes to compile
+            went_on.append(True)
+
+    with pytest.raises(Interrupted) as caught:
+        attnlm.train(
+            dataset.path,
+            model="bigram",
+            name="stopped",
+            steps=10,
+            eval_every=5,
+            checkpoint_dir=tmp_path,
+            on_event=listen,
+        )
+    assert caught.value.signum == signal.SIGTERM and not caught.value.at_once
+    assert not went_on
+    assert attnlm.open_run(tmp_path / "stopped").last.exists()
+    assert capfd.readouterr().err == ""
+
+
+COMMAND = """
+import os, signal, time
+from attnlm import exits
+from attnlm.interruption import Interrupted, Interruption
+from tests.test_interruption import Dropping, keep
+
+def dropped():
+    Dropping()
+    time.sleep(100)
+
+def kept():
+    keep()
+    time.sleep(100)
+
+def twice():
+    interruption = Interruption()
+    with interruption.listen(), interruption.shield():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            time.sleep(100)  # as a compiler does, that waits for its children
+
+def afterwards():
+    end = os._exit
+
+    def another(code):
+        signal.raise_signal(signal.SIGTERM)
+        end(code)
+
+    os._exit = another
+    raise Interrupted(signal.SIGTERM)
+
+exits.run_and_exit({command})
+"""
+
+
+@pytest.mark.parametrize("command", ["dropped", "kept", "twice", "afterwards"])
+def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
+    """Where its exception is dropped, kept or held up, and when all but the end is done."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.replace("{command}", command)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
