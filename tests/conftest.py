@@ -6,9 +6,11 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.browser import launched
 from tests.web_server import WebServer
 
 # The models of the tests are so small that a second thread only waits for the first.
@@ -25,6 +27,11 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         server.closing.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    yield from launched()
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from attnlm.folders import (
     write_latest,
 )
 from attnlm.model import LanguageModel
+from attnlm.ticker import Moment, read
 
 _FORMAT = 1
 
@@ -88,6 +89,18 @@ class Run:
         if len(line) == _LONGEST_LINE:
             raise _damaged(path)
         return records
+
+    def ticker(self) -> list[Moment]:
+        """What was said at each evaluation; empty in a run of an older version."""
+        return self._ticker()[0]
+
+    def ticker_passage(self) -> list[str]:
+        """The tokens that the moments' maps are over; empty where there are none."""
+        return self._ticker()[1]
+
+    def _ticker(self) -> tuple[list[Moment], list[str]]:
+        model = self.config.model
+        return read(self.path / "ticker.jsonl", model.layers or 1, model.num_heads)
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one record."""
