@@ -70,10 +70,24 @@ MUTATIONS = (
     ),
     _Mutation(
         "a line of metrics is believed",
-        "run.py",
-        "checksum == _checksum(record) if",
-        "True if",
+        "journal.py",
+        "intact = checksum == _checksum(record)",
+        "intact = True",
         "test_training.py::test_metrics_with_a_changed_digit_or_a_lost_line_are_refused",
+    ),
+    _Mutation(
+        "what the ticker says of later steps is kept",
+        "run.py",
+        """self._ticker.records() if line["step"] <= evaluated_step]""",
+        "self._ticker.records()]",
+        "test_ticker.py",
+    ),
+    _Mutation(
+        "the ticker leaves dropout off",
+        "moments.py",
+        "model.train(training)",
+        "pass",
+        "test_ticker.py",
     ),
     _Mutation(
         "a bin's hash is not compared",

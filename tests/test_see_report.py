@@ -32,20 +32,15 @@ from attnlm.ticker import Moment
 from tests.browser import check_fits, opened, photograph
 from tests.in_process import refused
 from tests.test_see_attend_page import elements
-from tests.tickers import write_ticker
 
 TEXT = "the quick fox"
 
 
 @pytest.fixture(name="runs", scope="module")
-def runs_with_tickers(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the trained runs, copied, where all have a ticker.jsonl."""
+def copied_runs(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the trained runs, in a copy."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(trained, folder, dirs_exist_ok=True)
-    for path in (folder / "checkpoints").iterdir():
-        if path.is_dir():
-            (path / "ticker.jsonl").unlink(missing_ok=True)
-            write_ticker(open_run(path))
     return folder / "checkpoints"
 
 
@@ -339,7 +334,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
     refused("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")
     refused("report", "tied", "--windows", "0", cwd=cwd, code=2, says="--windows", hints="1")
     refused("report", "tied", "--text", "a" * 17, cwd=cwd, code=1, says="17 tokens", hints="16")
-    shutil.copytree(runs / "tied", tmp_path / "checkpoints" / "young")
+    shutil.copytree(runs / "wide-head", tmp_path / "checkpoints" / "young")
     (tmp_path / "checkpoints" / "young" / "metrics.jsonl").unlink()
     refused("report", "young", cwd=tmp_path, code=1, says="no evaluations", hints="--resume")
     assert not list(tmp_path.rglob("*.html"))

@@ -68,8 +68,13 @@ def timeless(run: Run) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
 
 
+def ticker_bytes(run: Run) -> bytes:
+    return (run.path / "ticker.jsonl").read_bytes()
+
+
 def assert_same_run(one: Run, other: Run) -> None:
     assert timeless(one) == timeless(other)
+    assert ticker_bytes(one) == ticker_bytes(other)
     for file in ("last", "best"):
         ours, theirs = (tensors(run.checkpoint(file)) for run in (one, other))
         assert ours.keys() == theirs.keys()

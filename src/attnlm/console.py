@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,15 @@ def say_styled(text: str, style: str, rest: str = "") -> None:
     console.print(Text.assemble((text, style), rest))
 
 
+def say_aside(text: str) -> None:
+    """A dimmed line on a terminal, cut to its width."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    console.print(Text(_one_line(text), "dim"), no_wrap=True, overflow="ellipsis")
+
+
 def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows under their header, the first column to the left and numbers to the right."""
     if sys.stderr.isatty():
@@ -203,15 +213,19 @@ class PreparationDisplay:
             self._bar = None
 
 
+_SECONDS_BETWEEN_LINES = 0.25
+
+
 @dataclass
 class TrainingDisplay:
-    """Listens to `train`: a header, a bar or a line per evaluation."""
+    """Listens to `train`: a header; then a bar and what the model says, or losses line by line."""
 
     quiet: bool = False
     run: Run | None = None
     """The run, once it has begun."""
     _losses: dict[str, float] = field(default_factory=dict)
     _bar: tqdm[Any] | None = None
+    _next_line: float = 0.0
 
     def __call__(self, event: object) -> None:
         from attnlm.training import Evaluated, Finished, Started, Stepped
@@ -282,6 +296,7 @@ class TrainingDisplay:
         self._losses["val"] = record["val_loss"]
         if self._bar is not None:
             self._bar.n = record["step"]
+            self._said(event)
             self._show(record["tokens_per_second"])
             return
         train, speed = record["train_loss"], record["tokens_per_second"]
@@ -292,6 +307,17 @@ class TrainingDisplay:
             f"  {f'{speed:,}' if speed else '–':>9} tokens/s"
             f"  {record['seconds']:>7.1f} s"
         )
+
+    def _said(self, event: Any) -> None:
+        """What the model says now, above the bar; calmly where evaluations follow each other."""
+        assert self._bar is not None
+        now, step = time.perf_counter(), event.record["step"]
+        if event.moment is None or (now < self._next_line and step != self._bar.total):
+            return
+        self._next_line = now + _SECONDS_BETWEEN_LINES
+        self._bar.clear()
+        text = event.moment.text.replace("\n", "⏎")
+        say_aside(f"step {step:>6}  {event.record['val_loss']:.4f}  {text}")
 
     def _show(self, tokens_per_second: float) -> None:
         assert self._bar is not None

@@ -25,6 +25,7 @@ from attnlm.files import explaining
 from attnlm.interruption import Interruption
 from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
+from attnlm.moments import take_moment
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.see.curves import CurveDrawer
 from attnlm.threads import choose_threads
@@ -157,7 +158,7 @@ def _go_on(
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
     with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
-        run.keep_metrics_until(state.evaluated_step)
+        run.keep_until(state.evaluated_step)
         if changed:
             run.save_config()
     return run, dataset, state
@@ -275,6 +276,7 @@ def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig
 def _seconds_of_evaluation(state: TrainingState, dataset: Dataset) -> float:
     began = time.perf_counter()
     validation_loss(state.model, dataset.val, state.device, bytes_per_token=1.0)
+    take_moment(state.step, state.model, dataset, state.device)
     return time.perf_counter() - began
 
 

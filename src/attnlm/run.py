@@ -1,14 +1,12 @@
-"""A run's folder: configuration, tokenizer, metrics and checkpoints."""
+"""A run's folder: configuration, tokenizer, metrics, ticker and checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import itertools
-import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,8 +29,9 @@ from attnlm.folders import (
     workspace,
     write_latest,
 )
+from attnlm.journal import Journal
 from attnlm.model import LanguageModel
-from attnlm.ticker import Moment, read
+from attnlm.ticker import Moment, moment_of, moment_record, ticker_journal
 
 _FORMAT = 1
 
@@ -77,45 +76,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record per evaluation, oldest first. A line cut short by a crash is left out."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        if not path.is_file() or path.stat().st_size > _LARGEST_METRICS:
-            raise _damaged(path)
-        records = []
-        with path.open("rb") as file:
-            while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-                records.append(_metrics_record(line, path))
-        if len(line) == _LONGEST_LINE:
-            raise _damaged(path)
-        return records
-
-    def ticker(self) -> list[Moment]:
-        """What was said at each evaluation; empty in a run of an older version."""
-        return self._ticker()[0]
-
-    def ticker_passage(self) -> list[str]:
-        """The tokens that the moments' maps are over; empty where there are none."""
-        return self._ticker()[1]
-
-    def _ticker(self) -> tuple[list[Moment], list[str]]:
-        model = self.config.model
-        return read(self.path / "ticker.jsonl", model.layers or 1, model.num_heads)
-
-    def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Adds one record."""
-        path = self.path / "metrics.jsonl"
-        with files.naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(_metrics_line(record))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def keep_metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
-        """Drops what was recorded after an evaluation, and returns the rest."""
-        kept = self.metrics_until(evaluated_step)
-        lines = "".join(map(_metrics_line, kept))
-        files.write_bytes(self.path / "metrics.jsonl", lines.encode())
-        return kept
+        return self._metrics.records()
 
     def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
         """The records up to an evaluation, −1 for none.
@@ -124,8 +85,54 @@ class Run:
         """
         kept = [record for record in self.metrics() if record["step"] <= evaluated_step]
         if (kept[-1]["step"] if kept else -1) != evaluated_step:
-            raise _damaged(self.path / "metrics.jsonl")
+            raise self._metrics.damaged()
         return kept
+
+    def ticker(self) -> list[Moment]:
+        """What the model said and saw at each evaluation, oldest first; none in an older run.
+
+        Raises AttnlmError where the file is damaged. A line that is missing is not missed.
+        """
+        return [moment_of(record, self.config.model) for record in self._ticker.records()]
+
+    def ticker_passage(self) -> list[str]:
+        """The tokens that the ticker's maps are of; none in an older run."""
+        return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
+
+    def append_evaluation(
+        self, record: Mapping[str, Any], moment: Moment, passage: list[str]
+    ) -> None:
+        """Adds a record to the metrics, and a moment to the ticker while that has room.
+
+        The ticker's first line holds the passage that its maps are of.
+        """
+        self._metrics.append(record)
+        about = {} if self._ticker.size() else {"passage": passage}
+        line = {**moment_record(moment), **about}
+        if self._ticker.has_room(line):
+            self._ticker.append(line)
+
+    def keep_until(self, evaluated_step: int) -> None:
+        """Drops what was recorded after an evaluation. Raises AttnlmError as reading does."""
+        metrics = self.metrics_until(evaluated_step)
+        ticker = [line for line in self._ticker.records() if line["step"] <= evaluated_step]
+        self._metrics.replace(metrics)
+        self._ticker.replace(ticker)
+
+    @property
+    def _metrics(self) -> Journal:
+        return Journal(
+            path=self.path / "metrics.jsonl",
+            is_valid=lambda record: all(type(record[key]) in (int, float) for key in _NUMBERS),
+            hint="copy the run's folder again from where it came",
+            longest_line=2**12,
+            largest=2**28,
+            keys_without_checksum=_KEYS,
+        )
+
+    @property
+    def _ticker(self) -> Journal:
+        return ticker_journal(self.path, self.config.model)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -293,30 +300,7 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
 
 
 _NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")
-_KEYS = {*_NUMBERS, "train_loss", "learning_rate"}
-_LARGEST_METRICS, _LONGEST_LINE = 2**28, 2**12  # bytes
-
-
-def _metrics_line(record: Mapping[str, Any]) -> str:
-    """A record and its own checksum, which finds every changed bit."""
-    return json.dumps({**record, "crc32": _checksum(record)}) + "\n"
-
-
-def _checksum(record: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(record).encode())
-
-
-def _metrics_record(line: bytes, path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode())
-        checksum = record.pop("crc32", None)
-        # Runs that an older version began have lines without one.
-        intact = checksum == _checksum(record) if checksum is not None else record.keys() <= _KEYS
-        if intact and all(type(record[key]) in (int, float) for key in _NUMBERS):
-            return dict(record)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise _damaged(path)
+_KEYS = frozenset({*_NUMBERS, "train_loss", "learning_rate"})
 
 
 def _damaged(path: Path) -> AttnlmError:

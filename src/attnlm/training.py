@@ -26,8 +26,10 @@ from attnlm.events import OnEvent
 from attnlm.interruption import Interrupted, Interruption
 from attnlm.memory import estimate_memory
 from attnlm.model import AttentionModel, LanguageModel, build_model, cross_entropy
+from attnlm.moments import passage_texts, take_moment
 from attnlm.optimizer import Optimizer, learning_rate_factor
 from attnlm.run import Run
+from attnlm.ticker import Moment
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 
@@ -59,6 +61,8 @@ class Evaluated:
 
     record: dict[str, Any]
     improved: bool
+    moment: Moment | None = None
+    """What the model said and saw then."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +331,7 @@ def _evaluate_and_save(
     interruption: Interruption,
     on_event: OnEvent,
 ) -> None:
-    """Evaluates, then puts metrics, best and last on disk before anyone can interrupt."""
+    """Evaluates, then puts metrics, ticker, best and last on disk before anyone can interrupt."""
     state, config = stepper.state, run.config.training
     loss_sum = stepper.read_loss_sum()
     evaluation = validation_loss(
@@ -335,6 +339,8 @@ def _evaluate_and_save(
     )
     if not math.isfinite(evaluation.loss):
         raise _NotFiniteError(f"validation loss is no longer a finite number, at step {state.step}")
+    moment = take_moment(state.step, state.model, dataset, state.device)
+    passage = passage_texts(state.model, dataset)
     new_steps = state.step - max(0, state.evaluated_step)
     learning_rate = config.learning_rate * learning_rate_factor(max(0, state.step - 1), config)
     improved = evaluation.loss < state.best_loss
@@ -356,9 +362,9 @@ def _evaluate_and_save(
             "learning_rate": learning_rate,
             "tokens_per_second": round(tokens_per_second),
         }
-        run.append_metrics(record)
+        run.append_evaluation(record, moment, passage)
         facts = {"step": state.step, "val_loss": evaluation.loss}
         if improved:
             save_checkpoint(run.best, state.model, facts)
         _save_last(run, stepper)
-    on_event(Evaluated(record, improved))
+    on_event(Evaluated(record, improved, moment))

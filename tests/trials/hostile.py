@@ -21,6 +21,7 @@ import attnlm
 from attnlm import checkpoint, files
 from attnlm.config import load_recipe, resolve
 from attnlm.dataset import sampled_hash
+from attnlm.journal import Journal
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
@@ -45,7 +46,8 @@ def _hostile(cases: int, seed: int, folder: Path) -> Tally:
     for bomb, place in generator.sample(bombs, min(cases, len(bombs))):
         with _copy(folder) as copy:
             bomb(copy / place)
-            fault = _tried(copy, _reader(place), must_refuse=True)
+            # What follows the ticker's last line end is taken for a line cut short by a crash.
+            fault = _tried(copy, _reader(place), must_refuse=place.name != "ticker.jsonl")
             tally.count(fault and f"{place}, {bomb.__name__[1:]}: {fault}")
     for _ in range(cases):
         lie = generator.choice(_LIES)
@@ -53,7 +55,13 @@ def _hostile(cases: int, seed: int, folder: Path) -> Tally:
             told = lie(copy, generator)
             fault = _tried(copy, _use_all, must_refuse=False)
             tally.count(fault and f"{told}: {fault}")
-    for name in ("metrics.jsonl", "last.safetensors", "best.safetensors", "config.json"):
+    for name in (
+        "metrics.jsonl",
+        "ticker.jsonl",
+        "last.safetensors",
+        "best.safetensors",
+        "config.json",
+    ):
         with _copy(folder) as copy:
             tally.count(_written_through(copy, name))
     return tally
@@ -388,16 +396,33 @@ def _facts(path: Path) -> Any:
 
 
 def _lie_in_metrics(folder: Path, generator: random.Random) -> str:
-    from attnlm.run import _metrics_line
+    return _lie_in_journal(attnlm.open_run(_run(folder))._metrics, generator)
 
-    path = folder / "checkpoints" / opening.RUN / "metrics.jsonl"
-    records = attnlm.open_run(path.parent).metrics()
+
+def _lie_in_ticker(folder: Path, generator: random.Random) -> str:
+    return _lie_in_journal(attnlm.open_run(_run(folder))._ticker, generator)
+
+
+def _run(folder: Path) -> Path:
+    return folder / "checkpoints" / opening.RUN
+
+
+def _lie_in_journal(journal: Journal, generator: random.Random) -> str:
+    records = journal.records()
     told = _changed(generator.choice(records), generator)
-    path.write_text("".join(map(_metrics_line, records)))
-    return f"metrics.jsonl: {told}"
+    journal.replace(records)
+    return f"{journal.path.name}: {told}"
 
 
-_LIES = (_lie_in_data, _lie_in_run, _lie_in_run, _lie_in_ids, _lie_in_checkpoint, _lie_in_metrics)
+_LIES = (
+    _lie_in_data,
+    _lie_in_run,
+    _lie_in_run,
+    _lie_in_ids,
+    _lie_in_checkpoint,
+    _lie_in_metrics,
+    _lie_in_ticker,
+)
 
 
 # --- Around a case ----------------------------------------------------------------------------

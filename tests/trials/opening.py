@@ -67,7 +67,19 @@ def open_the_run(folder: Path, name: str | None) -> str:
     state = saved_state(run, choose_device("cpu"))
     weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
     records = run.metrics_until(state.evaluated_step)
-    return _digest(about, run.tokenizer.to_json(), state.facts(), records, *weights)
+    ticker = open_ticker(folder, name)
+    return _digest(about, run.tokenizer.to_json(), state.facts(), records, ticker, *weights)
+
+
+def open_ticker(folder: Path, name: str | None) -> str:
+    """A digest of each line of the run's ticker, one after the other."""
+    run = open_run(name, checkpoint_dir=folder / "checkpoints")
+    said: list[str] = []
+    for moment in run.ticker():
+        assert moment.maps is not None
+        first = [] if said else run.ticker_passage()
+        said.append(_digest(moment.step, moment.text, moment.maps.tobytes(), first))
+    return "".join(said)
 
 
 def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:

@@ -55,6 +55,9 @@ def same_run(one: Run, other: Run) -> str | None:
     ]
     if records[0] != records[1]:
         return "other metrics"
+    tickers = [(run.path / "ticker.jsonl").read_bytes() for run in (one, other)]
+    if tickers[0] != tickers[1]:
+        return "another ticker"
     for which in ("best", "last"):
         facts = [facts_of(run.checkpoint(which)) for run in (one, other)]
         if facts[0] | {"seconds": 0} != facts[1] | {"seconds": 0}:

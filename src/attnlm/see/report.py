@@ -23,10 +23,8 @@ from attnlm.see.explicit import explicit_pass
 from attnlm.see.heads import HeadsReport, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.text import ids_within_context
-from attnlm.ticker import Moment
+from attnlm.ticker import PASSAGE, Moment
 from attnlm.verdict import verdict
-
-PASSAGE = 24  # tokens that are looked at where no text is given, at most
 
 
 @dataclass(frozen=True)

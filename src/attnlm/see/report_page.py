@@ -58,7 +58,7 @@ def report_page(report: Report) -> bytes:
         ],
         films=films,
         shown_film=shown_film,
-        passage=[visible(token) for token in report.passage],
+        passage=_passage(report),
         lens=_lens(report),
         lens_tokens=content["shown"][-_MOST_COLUMNS:],
         came=content["shown"][-_MOST_COLUMNS:][1:],
@@ -114,7 +114,8 @@ def _folded(text: str) -> str:
 def _films(moments: Sequence[Moment]) -> list[dict[str, Any]]:
     """For each head its strip, and its previous-token scores; none where no maps were recorded."""
     maps = [moment.maps for moment in moments if moment.maps is not None]
-    if not maps or len(maps) < len(moments) or maps[0].shape[-1] < 2:
+    shapes = {one.shape for one in maps}
+    if len(maps) < len(moments) or len(shapes) != 1 or maps[0].shape[-1] < 2:
         return []
     return [
         {
@@ -124,6 +125,14 @@ def _films(moments: Sequence[Moment]) -> list[dict[str, Any]]:
         }
         for layer, head in np.ndindex(*maps[0].shape[:2])
     ]
+
+
+def _passage(report: Report) -> list[str]:
+    """The tokens beside a map; dots where they were not recorded."""
+    maps = report.moments[0].maps if report.moments else None
+    length = 0 if maps is None else maps.shape[-1]
+    shown = [visible(token) for token in report.passage]
+    return shown if len(shown) == length else ["·"] * length
 
 
 def _lens(report: Report) -> list[tuple[str, list[tuple[str, float, bool]]]]:

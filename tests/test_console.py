@@ -1,0 +1,81 @@
+"""What the command line shows of training while it goes on."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from attnlm import console
+from attnlm.ticker import Moment
+from attnlm.training import Evaluated
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Makes stderr a terminal of 40 columns."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return stream
+
+
+def evaluated(step: int, text: str) -> Evaluated:
+    record: dict[str, Any] = {
+        "step": step,
+        "val_loss": 2.5,
+        "train_loss": 2.4,
+        "tokens_per_second": 9,
+        "seconds": 1.0,
+    }
+    return Evaluated(record, improved=True, moment=Moment(step, text, None))
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    """The dimmed lines."""
+    return re.findall(r"\x1b\[2m([^\n]*)\x1b\[0m\n", stream.getvalue())
+
+
+def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+    display = console.TrainingDisplay()
+    display._bar = console.bar(9, "step", "train")
+    display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
+    display(evaluated(9, "word " * 20))
+    display.close()
+    assert lines(shown) == [
+        r"step      0  2.5000  ⏎ROMEO:⏎\x1b[2Jfox…",
+        "step      9  2.5000  word word word wor…",
+    ]
+
+
+def test_lines_that_follow_each_other_too_fast_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+    display = console.TrainingDisplay()
+    display._bar = console.bar(999, "step", "train")
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 1e6)
+    for step in range(1000):
+        display(evaluated(step, "said"))
+    display.close()
+    assert [line.split()[1] for line in lines(shown)] == ["0", "999"]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    console.TrainingDisplay(quiet)(evaluated(0, "the words"))
+    shown = capsys.readouterr()
+    assert shown.out == "" and "the words" not in shown.err
+    assert ("validation 2.5000*" in shown.err) == (not quiet)

@@ -1,0 +1,242 @@
+"""The ticker: what a run says and sees at each evaluation, kept whole and without side effects."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnlm
+from attnlm import training
+from attnlm.config import RUNGS
+from attnlm.device import choose_device
+from attnlm.errors import AttnlmError
+from attnlm.journal import Journal
+from attnlm.moments import take_moment
+from attnlm.run import Run
+from attnlm.see.explicit import explicit_pass
+from attnlm.ticker import PASSAGE, Moment, ticker_journal
+from attnlm.training import Evaluated
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
+CPU = choose_device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(TEXT)
+    for tokenizer in ("char", "byte", "bpe:300"):
+        attnlm.prepare(folder / "fruits.txt", data_dir=folder, tokenizer=tokenizer)
+    return folder
+
+
+def trained(data: Path, runs: Path, **settings: Any) -> Run:
+    small = {"block_size": 8, "steps": 12, "eval_every": 5, "batch_size": 4, "seed": 1}
+    name = settings.pop("dataset", "fruits-char")
+    return attnlm.train(data / name, checkpoint_dir=runs, device="cpu", **{**small, **settings})
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
+    rung: str, data: Path, tmp_path: Path
+) -> None:
+    run = trained(data, tmp_path, model=rung)
+    moments, dataset = run.ticker(), attnlm.open_dataset(data / "fruits-char")
+    assert (
+        [moment.step for moment in moments] == [r["step"] for r in run.metrics()] == [0, 5, 10, 12]
+    )
+    last = moments[-1]
+    assert last.text == "".join(attnlm.sample(run, checkpoint="last", tokens=80, seed=0))
+    passage = [int(i) for i in dataset.val[:8]]
+    assert run.ticker_passage() == list(dataset.tokenizer.decode(passage))
+    if rung == "bigram":
+        assert last.maps is None
+        return
+    model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
+    weights = explicit_pass(model, torch.tensor(passage)).weights.numpy()
+    assert last.maps is not None and last.maps.shape == weights.shape
+    assert last.maps == pytest.approx(weights, abs=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize("dataset", ["fruits-byte", "fruits-bpe300"])
+def test_the_passage_is_short_whatever_the_tokenizer(
+    dataset: str, data: Path, tmp_path: Path
+) -> None:
+    run = trained(data, tmp_path, dataset=dataset, block_size=40, steps=1, eval_every=1)
+    assert len(run.ticker_passage()) == PASSAGE
+    assert "".join(run.ticker_passage()) in TEXT
+    assert all(m.maps is not None and m.maps.shape == (1, 4, 24, 24) for m in run.ticker())
+    assert all(
+        m.maps is not None and m.maps.sum(-1) == pytest.approx(1, abs=0.05) for m in run.ticker()
+    )
+
+
+def test_it_changes_nothing_else(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"model": "transformer", "dropout": 0.3}
+    heard = trained(data, tmp_path, **settings)
+    monkeypatch.setattr(training, "take_moment", lambda step, *_: Moment(step, "", None))
+    mute = trained(data, tmp_path, **settings)
+    timed = {"seconds": 0, "tokens_per_second": 0}
+    assert [r | timed for r in heard.metrics()] == [r | timed for r in mute.metrics()]
+    models = [attnlm.load_model(run, checkpoint="last", device="cpu")[0] for run in (heard, mute)]
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(ours, theirs)
+    assert heard.ticker()[-1].text != mute.ticker()[-1].text == ""
+
+
+def test_the_model_is_left_as_it_was(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, model="transformer", dropout=0.3)
+    model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
+    dataset = attnlm.open_dataset(data / "fruits-char")
+    before = torch.random.get_rng_state()
+    moment = take_moment(12, model.train(), dataset, CPU)
+    assert model.training
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert moment.text == run.ticker()[-1].text  # without dropout
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("rung", ["bigram", "multi-head", "transformer"])
+def test_numbers_gone_wrong_are_left_to_others(
+    rung: str, number: float, data: Path, tmp_path: Path
+) -> None:
+    run = trained(data, tmp_path, model=rung, steps=1)
+    model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(number)
+    moment = take_moment(1, model, attnlm.open_dataset(data / "fruits-char"), CPU)
+    assert moment.step == 1
+
+
+def test_events_carry_it(data: Path, tmp_path: Path) -> None:
+    events: list[object] = []
+    run = trained(data, tmp_path, on_event=events.append)
+    told = [event.moment for event in events if isinstance(event, Evaluated)]
+    assert [(m.step, m.text) for m in told if m] == [(m.step, m.text) for m in run.ticker()]
+
+
+def test_a_line_too_many_or_cut_short_is_gone_after_a_resume(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, steps=10, schedule="constant")
+    whole = trained(data, tmp_path, steps=20, schedule="constant")
+    path = run.path / "ticker.jsonl"
+    later = (whole.path / "ticker.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    with path.open("ab") as file:
+        file.write(later + later[: len(later) // 2])
+    assert [moment.step for moment in run.ticker()] == [0, 5, 10, 20]
+    resumed = attnlm.train(resume=run.path, steps=20)
+    assert path.read_bytes() == (whole.path / "ticker.jsonl").read_bytes()
+    assert [moment.step for moment in resumed.ticker()] == [0, 5, 10, 15, 20]
+
+
+def test_an_older_run_has_none_and_goes_on(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, steps=10)
+    (run.path / "ticker.jsonl").unlink()
+    assert run.ticker() == [] and run.ticker_passage() == []
+    resumed = attnlm.train(resume=run.path, steps=20)
+    assert [moment.step for moment in resumed.ticker()] == [15, 20]
+    assert len(resumed.ticker_passage()) == 8
+
+
+def test_a_lost_line_is_not_missed(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, steps=10)
+    path = run.path / "ticker.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+    assert [moment.step for moment in attnlm.train(resume=run.path, steps=11).ticker()] == [
+        0,
+        10,
+        11,
+    ]
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    checksum = zlib.crc32(json.dumps(record).encode())
+    return (json.dumps({**record, "crc32": checksum}) + "\n").encode()
+
+
+def map_bytes(count: int) -> str:
+    return base64.b64encode(bytes(count)).decode()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": -1},
+        {"step": 1.0},
+        {"text": None},
+        {"text": "\ud800"},
+        {"maps": "?"},
+        {"maps": ""},
+        {"maps": map_bytes(4 * 36 + 1)},
+        {"maps": map_bytes(4 * 35)},
+        {"maps": map_bytes(4 * 25 * 26 // 2)},
+        {"passage": "fruits"},
+        {"passage": [1]},
+        {"passage": ["\ud800"]},
+    ],
+)
+def test_a_line_that_is_none_of_ours_is_refused_by_name(
+    wrong: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
+    run = trained(data, tmp_path, steps=1, eval_every=1)
+    path = run.path / "ticker.jsonl"
+    record = {"step": 0, "text": "a", "maps": map_bytes(4 * 36), "passage": list("12 appl")}
+    path.write_bytes(sealed(record))
+    assert run.ticker()[0].maps is not None
+    path.write_bytes(sealed(record | wrong))
+    with pytest.raises(AttnlmError, match=r"ticker\.jsonl is damaged") as caught:
+        run.ticker()
+    assert caught.value.hint is not None and "remove it" in caught.value.hint
+    with pytest.raises(AttnlmError, match=r"ticker\.jsonl is damaged"):
+        attnlm.train(resume=run.path, steps=2)
+    path.unlink()
+    assert [moment.step for moment in attnlm.train(resume=run.path, steps=2).ticker()] == [2]
+
+
+def test_a_changed_character_is_refused(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path)
+    path = run.path / "ticker.jsonl"
+    whole = path.read_text()
+    for damaged in (whole.replace('"step": 5', '"step": 6'), whole.replace("crc32", "crc33")):
+        path.write_text(damaged)
+        with pytest.raises(AttnlmError, match=r"ticker\.jsonl"):
+            run.ticker()
+
+
+def test_it_stops_growing_where_it_could_not_be_read_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(*arguments: Any) -> Journal:
+        return replace(ticker_journal(*arguments), largest=1000)
+
+    monkeypatch.setattr("attnlm.run.ticker_journal", small)
+    run = trained(data, tmp_path, steps=20)
+    assert len(run.metrics()) == 5
+    assert 0 < len(run.ticker()) < 5
+    assert len(attnlm.train(resume=run.path, steps=21).metrics()) == 6
+
+
+def test_maps_are_packed_to_a_byte_each(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path)
+    lines = (run.path / "ticker.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [list(record) for record in records[1:]] == [["step", "text", "maps", "crc32"]] * 3
+    assert list(records[0]) == ["step", "text", "maps", "passage", "crc32"]
+    weights = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(4, 36)
+    assert (weights[:, 0] == 255).all()  # the first token sees itself alone
+    # Each head's second row, at places 1 and 2, sums to 1.
+    assert weights[:, 1:3].astype(int).sum(1) == pytest.approx(255, abs=1)
+    maps = run.ticker()[-1].maps
+    assert maps is not None and maps[0, :, 1, :2] == pytest.approx(weights[:, 1:3] / 255)
+    assert not maps[..., 0, 1:].any()
