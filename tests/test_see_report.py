@@ -22,6 +22,7 @@ from attnlm.cli import run_command
 from attnlm.config import RUNGS
 from attnlm.errors import AttnlmError
 from attnlm.run import Run, load_model, open_run
+from attnlm.see.again import prepare_command
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.film import png_mask, previous_token_score, strip
 from attnlm.see.heads import study_heads
@@ -202,6 +203,12 @@ def test_the_data_set_is_prepared_as_it_was(
     capsys.readouterr()
 
 
+def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
+    dataset = attnlm.dataset.open_dataset(trained / "data" / "foxes")
+    piped = prepare_command(replace(dataset, source="-"))
+    assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
+
+
 # --- The page -------------------------------------------------------------------------------------
 
 
@@ -230,6 +237,14 @@ def test_what_the_model_said_is_no_markup(runs: Path) -> None:
         ]
         == said
     )
+
+
+def test_what_can_not_be_seen_has_a_sign(runs: Path) -> None:
+    found = of("transformer", runs)
+    moments = [replace(moment, text="\na\x00\tb\r\n c") for moment in found.moments]
+    page = report_page(replace(found, moments=moments))
+    assert json.loads(elements(page).scripts[0])["moments"][0]["text"] == "\na\\x00⇥b\n c"
+    assert '<pre id="said">\n\na' in html(page) and "⏎ a\\x00⇥b⏎  c" in html(page)
 
 
 def unpacked(url: str) -> np.ndarray[Any, Any]:
@@ -300,7 +315,7 @@ def large(runs: Path) -> Report:
 
 def test_a_large_model_and_a_long_text_stay_below_3_mb(runs: Path) -> None:
     page = report_page(large(runs))
-    assert len(page) < 3_000_000
+    assert len(page) < 3_000_000, f"{len(page):,} bytes"
     data = json.loads(elements(page).scripts[0])
     steps = [moment["step"] for moment in data["moments"]]
     assert len(steps) < 100 and steps[0] == 0 and steps[-1] == 99
@@ -459,6 +474,21 @@ def test_it_fits_phone_desk_and_paper(
 def test_a_large_page_fits_too(browser: Any, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "large.html").write_bytes(report_page(large(runs)))
     check_fits(browser, tmp_path / "large.html", "report-large", "light")
+
+
+def test_a_run_of_one_evaluation_has_no_curve(
+    browser: Any, page: tuple[Path, Report], tmp_path: Path
+) -> None:
+    found = page[1]
+    one = replace(found, records=found.records[:1], moments=found.moments[:1])
+    (tmp_path / "one.html").write_bytes(report_page(one))
+    with opened(browser, tmp_path / "one.html") as view:
+        assert "One evaluation makes no curve" in view.inner_text("body")
+        view.focus("#moment")
+        view.keyboard.press("ArrowLeft")
+        assert view.locator("#frames figure").count() == 1
+        view.select_option("#head", "0")
+        assert "layer 1 head 1, step 0" in view.inner_text("#large-caption")
 
 
 def test_the_checkpoint_is_what_speaks(runs: Path) -> None:

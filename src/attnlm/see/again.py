@@ -11,7 +11,10 @@ from attnlm.run import Run
 
 
 def prepare_command(dataset: Dataset) -> str:
-    """What makes the data set again, where its source still is what it was."""
+    """What makes the data set again, where its source still is what it was.
+
+    A text that came from stdin is called TEXT.
+    """
     words = ["attnlm", "prepare", dataset.source, "--tokenizer", dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
@@ -20,7 +23,7 @@ def prepare_command(dataset: Dataset) -> str:
     if dataset.encoding != "utf-8":
         words += ["--encoding", dataset.encoding]
     words += ["--name", dataset.name, *_data_dir(dataset.path)]
-    return shlex.join(words)
+    return shlex.join(words) + (" < TEXT" if dataset.source == "-" else "")
 
 
 def train_command(run: Run) -> str:

@@ -23,41 +23,24 @@ _MOST_COLUMNS = 24  # of the logit lens
 
 def report_page(report: Report) -> bytes:
     """The page, in UTF-8: the same bytes for the same report."""
-    moments = _thinned(report.moments)
+    kept = _thinned(report.moments)
     data, content = attention_parts(report.attention)
-    films = _films(moments)
-    losses = {record["step"]: record["val_loss"] for record in report.records}
-    steps = [moment.step for moment in moments]
-    shown_film = max(range(len(films)), key=lambda n: films[n]["scores"][-1], default=0)
-    last_step = report.records[-1]["step"]
-    left, right = panel_sides()
-    data["moments"] = [
-        {
-            "step": moment.step,
-            "loss": losses.get(moment.step),
-            "text": moment.text,
-            "at": round(left + (right - left) * moment.step / (last_step or 1), 5),
-        }
-        for moment in moments
-    ]
-    data["films"] = films
+    data["moments"], data["films"] = _moments(report, kept), _films(kept)
     return render(
         "report.html",
-        scripts=(*SCRIPTS, *(("report.js",) if moments else ())),
+        scripts=(*SCRIPTS, *(("report.js",) if kept else ())),
         data=data,
         report=report,
         run=report.run,
         facts=_facts(report),
-        settings={name.replace("_", " "): value for name, value in _settings(report).items()},
+        settings=_settings(report),
         curve=_curve(report),
         moments=data["moments"],
         evaluations=len(report.records),
-        lines=[
-            (step, losses.get(step), _folded(m.text))
-            for step, m in zip(steps, moments, strict=True)
-        ],
-        films=films,
-        shown_film=shown_film,
+        films=data["films"],
+        shown_film=max(
+            range(len(data["films"])), key=lambda n: data["films"][n]["scores"][-1], default=0
+        ),
         passage=_passage(report),
         lens=_lens(report),
         lens_tokens=content["shown"][-_MOST_COLUMNS:],
@@ -86,9 +69,9 @@ def _facts(report: Report) -> dict[str, str]:
 
 def _settings(report: Report) -> dict[str, Any]:
     words = {True: "yes", False: "no"}
-    settings = report.run.config.settings()
     return {
-        name: words[value] if isinstance(value, bool) else value for name, value in settings.items()
+        name.replace("_", " "): words[value] if isinstance(value, bool) else value
+        for name, value in report.run.config.settings().items()
     }
 
 
@@ -106,9 +89,26 @@ def _thinned(moments: Sequence[Moment]) -> list[Moment]:
     return [moments[number] for number in chosen]
 
 
-def _folded(text: str) -> str:
-    """On one line, line ends shown as signs."""
-    return text.replace("\r\n", "⏎ ").replace("\n", "⏎ ")
+def _moments(report: Report, kept: Sequence[Moment]) -> list[dict[str, Any]]:
+    """Of each its step, loss and text, and where its step is across the picture of the curve."""
+    losses = {record["step"]: record["val_loss"] for record in report.records}
+    left, right = panel_sides()
+    last = report.records[-1]["step"] or 1
+    return [
+        {
+            "step": moment.step,
+            "loss": losses.get(moment.step),
+            "text": _shown(moment.text),
+            "at": round(left + (right - left) * moment.step / last, 5),
+        }
+        for moment in kept
+    ]
+
+
+def _shown(text: str) -> str:
+    """A text of many lines, with signs for what else can't be seen."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join("".join(c if c == " " else visible(c) for c in line) for line in lines)
 
 
 def _films(moments: Sequence[Moment]) -> list[dict[str, Any]]:
