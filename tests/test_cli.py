@@ -376,6 +376,7 @@ def test_help_loads_no_torch() -> None:
         ["attend"],
         ["heads"],
         ["trace"],
+        ["report"],
     ):
         check = (
             "import sys, attnlm.__main__ as c\n"

@@ -22,6 +22,7 @@ from attnlm.run import open_run
 from attnlm.see.ladder import Ladder, LadderStarted, Plan, climb, read_plan
 from attnlm.see.ladder_page import write_ladder
 from attnlm.training import Evaluated, Started
+from tests.browser import PHONE, check_fits, opened
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Any] = {
@@ -246,6 +247,25 @@ def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> N
     assert parsed.shown.rstrip().endswith(climbed.command)
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_real_browser(
+    scheme: str, browser: Any, climbed: Ladder, tmp_path: Path
+) -> None:
+    page = tmp_path / "index.html"
+    page.write_bytes(write_ladder(climbed).read_bytes())
+    check_fits(browser, page, "ladder", scheme)
+    assert page.stat().st_size < 3_000_000
+    with opened(browser, page, viewport=PHONE) as view:
+        view.keyboard.press("Tab")
+        assert view.evaluate("document.activeElement.ariaLabel") == "Table of losses"
+        view.keyboard.press("ArrowRight")  # a region wider than the screen scrolls by keys
+        view.wait_for_function(
+            "(e => e.scrollLeft > 0 || e.scrollWidth <= e.clientWidth)(document.activeElement)"
+        )
+        for picture in view.locator("svg").all():
+            assert picture.bounding_box()["width"] <= PHONE["width"]
 
 
 def test_a_text_is_no_markup(climbed: Ladder) -> None:

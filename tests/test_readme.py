@@ -34,17 +34,37 @@ def test_the_commands_that_show_what_it_learned_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     attnlm.train(attnlm.prepare("tales").path, steps=2, seed=1, embed_dim=8, heads=2)
-    commands = re.findall(r"`attnlm ((?:attend|heads|trace|sample --show-probs)\b[^`]*)`", README)
-    assert {command.split()[0] for command in commands} == {"attend", "heads", "trace", "sample"}
+    commands = re.findall(
+        r"`attnlm ((?:attend|heads|trace|report|sample --show-probs)\b[^`]*)`", README
+    )
+    assert {command.split()[0] for command in commands} == {
+        "attend",
+        "heads",
+        "trace",
+        "report",
+        "sample",
+    }
     for command in commands:
         monkeypatch.setattr(sys, "argv", ["attnlm", *shlex.split(command)])
         run_command()
         assert capsys.readouterr().out
     assert (tmp_path / "map.png").is_file() and (tmp_path / "map.html").is_file()
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_every_flag_that_it_names_exists() -> None:
-    commands = ("", "prepare", "train", "sample", "eval", "ladder", "attend", "heads", "trace")
+    commands = (
+        "",
+        "prepare",
+        "train",
+        "sample",
+        "eval",
+        "ladder",
+        "attend",
+        "heads",
+        "trace",
+        "report",
+    )
     helps = " ".join(_help(command) for command in commands)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
     assert named and all(re.search(rf"{flag}\b", helps) for flag in named)

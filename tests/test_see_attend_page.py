@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,8 @@ import pytest
 from attnlm.run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import attention_page
+from attnlm.see.next_tokens import CANDIDATES
+from tests.browser import check_fits, opened
 from tests.test_cli import attnlm
 
 TEXT = "the quick fox.\nA"[:15]
@@ -34,6 +34,7 @@ class Elements(HTMLParser):
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
+        self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
@@ -41,6 +42,7 @@ class Elements(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.found and self.found[-1][0] == "script":
             self.scripts.append(data)
+        self.text += data
 
 
 def elements(html: bytes) -> Elements:
@@ -64,9 +66,12 @@ def test_its_data_are_the_attention(attention: Attention) -> None:
     rows, columns = np.tril_indices(len(TEXT))
     wanted = attention.weights[..., rows, columns].ravel()
     np.testing.assert_allclose(triangles / 255, wanted, atol=0.5 / 255 + 1e-6)
-    assert len(data["next"]) == len(TEXT)
-    for place, likeliest in enumerate(data["next"]):
-        assert likeliest[0][1] == pytest.approx(attention.probabilities[place].max(), abs=1e-4)
+    at_1 = data["next"]["temperatures"].index(1.0)
+    assert len(data["next"]["candidates"]) == len(data["next"]["sums"]) == len(TEXT)
+    for place, candidates in enumerate(data["next"]["candidates"]):
+        likeliest = np.exp([logit for _, logit in candidates]) / data["next"]["sums"][place][at_1]
+        wanted = np.sort(attention.probabilities[place])[::-1][:CANDIDATES]
+        np.testing.assert_allclose(likeliest, wanted, rtol=1e-3, atol=1e-9)
 
 
 def test_a_text_cannot_break_out_of_it(attention: Attention) -> None:
@@ -74,7 +79,7 @@ def test_a_text_cannot_break_out_of_it(attention: Attention) -> None:
     broken = Attention(**{**attention.__dict__, "tokens": tokens})
     found = elements(attention_page(broken))
     names = [name for name, _ in found.found]
-    assert names.count("script") == 2 and "b" not in names
+    assert names.count("script") == 3 and "b" not in names
     assert json.loads(found.scripts[0])["tokens"][:4] == tokens[:4]
 
 
@@ -93,18 +98,6 @@ def test_the_command_writes_it(trained: Path) -> None:
     assert (trained / "map.html").read_bytes().startswith(b"<!doctype html>")
 
 
-@pytest.fixture(name="browser", scope="module")
-def a_browser() -> Iterator[Any]:
-    driver = pytest.importorskip("playwright.sync_api", reason="there is no playwright")
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("there is no chromium")
-    with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 def shares(view: Any, head: int) -> list[float]:
     script = (
         "n => [...document.querySelectorAll('.head')[n].querySelectorAll('.looked span')]"
@@ -118,33 +111,43 @@ def test_pointing_and_keys_in_a_real_browser(
     browser: Any, attention: Attention, tmp_path: Path
 ) -> None:
     (tmp_path / "map.html").write_bytes(attention_page(attention))
-    context = browser.new_context(offline=True)
-    view = context.new_page()
-    complaints: list[str] = []
-    view.on("console", lambda message: complaints.append(message.text))
-    view.on("pageerror", lambda error: complaints.append(str(error)))
-    view.goto((tmp_path / "map.html").as_uri())
+    with opened(browser, tmp_path / "map.html") as view:
 
-    def shows(place: int) -> None:
-        for head, weights_TT in enumerate(attention.weights.reshape(-1, len(TEXT), len(TEXT))):
-            np.testing.assert_allclose(shares(view, head), weights_TT[place], atol=0.003)
-        token, _ = attention.next_tokens(place)[0]
-        shown = {" ": "␣", "\n": "⏎"}.get(token, token)
-        assert view.locator("#next .candidate").first.text_content() == shown
-        assert view.locator("[aria-pressed=true]").get_attribute("data-place") == str(place)
+        def shows(place: int) -> None:
+            for head, weights_TT in enumerate(attention.weights.reshape(-1, len(TEXT), len(TEXT))):
+                np.testing.assert_allclose(shares(view, head), weights_TT[place], atol=0.003)
+            token, _ = attention.next_tokens(place)[0]
+            shown = {" ": "␣", "\n": "⏎"}.get(token, token)
+            assert view.locator("#next .candidate").first.text_content() == shown
+            assert view.locator("[aria-pressed=true]").get_attribute("data-place") == str(place)
 
-    shows(len(TEXT) - 1)
-    view.hover("[data-place='5']")
-    shows(5)
-    view.mouse.move(0, 0)
-    view.focus("[aria-pressed=true]")
-    view.keyboard.press("ArrowRight")
-    shows(6)
-    view.keyboard.press("Home")
-    view.keyboard.press("ArrowLeft")
-    shows(0)
-    assert complaints == []
-    context.close()
+        shows(len(TEXT) - 1)
+        view.hover("[data-place='5']")
+        shows(5)
+        view.mouse.move(0, 0)
+        view.focus("[aria-pressed=true]")
+        view.keyboard.press("ArrowRight")
+        shows(6)
+        view.keyboard.press("Home")
+        view.keyboard.press("ArrowLeft")
+        shows(0)
+
+
+def test_the_temperature_is_a_slider(browser: Any, attention: Attention, tmp_path: Path) -> None:
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
+    logs_TV = np.log(attention.probabilities.astype(np.float64))
+    with opened(browser, tmp_path / "map.html") as view:
+        view.hover("[data-place='4']")
+        view.focus("#temperature")
+        for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
+            for _ in range(abs(presses)):
+                view.keyboard.press("ArrowRight" if presses > 0 else "ArrowLeft")
+            assert view.locator("#temperature-shown").text_content() == f"{temperature:.1f}"
+            weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
+            wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
+            shown = [float(x[:-1]) for x in view.locator("#next .percent").all_text_contents()]
+            np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.06)
+            assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.06)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -152,17 +155,4 @@ def test_it_fits_a_phone_and_paper(
     scheme: str, browser: Any, attention: Attention, tmp_path: Path
 ) -> None:
     (tmp_path / "map.html").write_bytes(attention_page(attention))
-    viewport = {"width": 360, "height": 740}
-    context = browser.new_context(color_scheme=scheme, viewport=viewport)
-    view = context.new_page()
-    view.goto((tmp_path / "map.html").as_uri())
-    assert view.evaluate("document.documentElement.scrollWidth") <= 360
-    paper, ink = view.evaluate(
-        "(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))"
-    )
-    brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (paper, ink)]
-    assert (brightness[0] > brightness[1]) == (scheme == "light")
-    view.emulate_media(media="print")
-    printed = view.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert printed == "rgb(255, 255, 255)"
-    context.close()
+    check_fits(browser, tmp_path / "map.html", "attend", scheme)

@@ -72,8 +72,8 @@ def _drawing(output: Path) -> Callable[[Attention], bytes]:
     Raises UsageError for kinds that we do not draw, AttnlmError where the folder is not there.
     """
     kind = output.suffix.lower().removeprefix(".")
-    if kind in ("html", "png", "svg") and not output.parent.is_dir():
-        raise AttnlmError(f"there is no folder {output.parent}", "make it, or name another")
+    if kind in ("html", "png", "svg"):
+        _check_folder(output)
     if kind in ("png", "svg"):
         from attnlm.see.picture import picture
 
@@ -85,6 +85,11 @@ def _drawing(output: Path) -> Callable[[Attention], bytes]:
     raise UsageError(
         f"--output can't be {str(output)!r}", "give a name that ends in .html, .png or .svg"
     )
+
+
+def _check_folder(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise AttnlmError(f"there is no folder {output.parent}", "make it, or name another")
 
 
 def _show(attention: Attention) -> None:
@@ -177,3 +182,73 @@ def heads(
     else:
         for line in see.in_words(report):
             console.result(line)
+
+
+@app.command()
+def report(
+    run: Annotated[
+        str | None,
+        typer.Argument(show_default=False, help="name or path; the one trained last unless given"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            show_default=False,
+            help="where to write the page; report.html in the run's folder unless given",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="what the model looks at; the validation split's beginning unless given",
+        ),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(help="windows of block_size of the validation split, to score heads by")
+    ] = 16,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = "auto",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+) -> None:
+    """Write all that a run has to show as one page that opens anywhere."""
+    if output is not None:
+        _check_folder(output)
+
+    from attnlm.run import open_run
+    from attnlm.see.report import report as gather
+    from attnlm.see.report_page import report_page
+
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    display = console.PreparationDisplay()
+    with contextlib.closing(display):
+        gathered = gather(
+            opened,
+            text=text,
+            windows=windows,
+            ablate=ablate,
+            checkpoint=checkpoint,
+            device=device,
+            data_dir=data_dir,
+            on_event=display,
+        )
+    page = output or opened.path / "report.html"
+    files.write_bytes(page, report_page(gathered))
+    best = gathered.best
+    console.say(
+        f"{opened.name} ({checkpoint}): {best['val_loss']:.4f} nats per token, "
+        f"{best['bits_per_byte']:.3f} bits per byte; {gathered.verdict}"
+    )
+    if gathered.data_gone and opened.config.model.model != "bigram":
+        console.say(f"heads are not measured on validation text: {gathered.data_gone}")
+    if json:
+        console.result_json(gathered.facts() | {"output": str(page)})
+    else:
+        console.result(str(page))

@@ -121,10 +121,15 @@ class SideBySide:
         sizes = [len(part) for part in np.array_split(np.arange(num_samples), parts)]
         self._decoders = list(map(make, sizes))
         self._borders = np.cumsum(sizes)[:-1]
-        self._pool = ThreadPoolExecutor(parts)
+        self._pool = ThreadPoolExecutor(parts - 1)
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         parts = np.split(ids_BS, self._borders)
         with one_thread():  # for each part
-            found = self._pool.map(lambda d, ids: d.logits(ids, known), self._decoders, parts)
-            return np.concatenate(list(found))
+            # This thread takes a part too: one that waits has to be woken, which takes its time.
+            others = [
+                self._pool.submit(decoder.logits, ids_PS, known)
+                for decoder, ids_PS in zip(self._decoders[1:], parts[1:], strict=True)
+            ]
+            first = self._decoders[0].logits(parts[0], known)
+            return np.concatenate([first, *(other.result() for other in others)])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from attnlm.run import Run, load_model
 from attnlm.see.explicit import explicit_pass
@@ -59,11 +60,16 @@ def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     seen = explicit_pass(model.eval(), torch.tensor(ids))
+    return attention_of(run, ids, seen.weights, seen.logits)
+
+
+def attention_of(run: Run, ids: list[int], weights_LHTT: Tensor, logits_TV: Tensor) -> Attention:
+    """What a forward pass over `ids` found."""
     return Attention(
         run=run.name,
         model=run.config.model.model,
         tokens=token_texts(run.tokenizer, ids),
         vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
-        weights=seen.weights.numpy(),
-        probabilities=torch.softmax(seen.logits, -1).numpy(),
+        weights=weights_LHTT.numpy(),
+        probabilities=torch.softmax(logits_TV, -1).numpy(),
     )

@@ -8,30 +8,37 @@ from typing import Any
 import numpy as np
 
 from attnlm.see.attend import CAUTION, Attention, Numbers
+from attnlm.see.next_tokens import next_tokens_data
 from attnlm.see.page import render
 from attnlm.see.text import visible
 
-_CANDIDATES = 8
+SCRIPTS = ("attend.js", "next.js")
 _MOST = 2  # tokens that a head's caption names
 
 
 def attention_page(attention: Attention) -> bytes:
     """The page, in UTF-8. As it opens, it shows what the last token looks at."""
+    data, content = attention_parts(attention)
+    return render("attend.html", scripts=SCRIPTS, data=data, attention=attention, **content)
+
+
+def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What SCRIPTS read, and what the templates text.html, heads.html and next.html show."""
     shown = [visible(token) for token in attention.tokens]
-    next_tokens = [
-        [(visible(token), round(p, 4)) for token, p in attention.next_tokens(place, _CANDIDATES)]
-        for place in range(len(shown))
+    next_tokens = next_tokens_data(attention)
+    data = {"tokens": shown, "weights": _packed(attention.weights), "next": next_tokens}
+    likeliest = [
+        (visible(t), p) for t, p in attention.next_tokens(-1, len(next_tokens["candidates"][-1]))
     ]
-    return render(
-        "attend.html",
-        script="attend.js",
-        data={"tokens": shown, "next": next_tokens, "weights": _packed(attention.weights)},
-        attention=attention,
-        caution=CAUTION,
-        shown=shown,
-        weights=_last_rows(attention.weights, shown),
-        likeliest=next_tokens[-1],
-    )
+    content = {
+        "caution": CAUTION,
+        "shown": shown,
+        "weights": _last_rows(attention.weights, shown),
+        "likeliest": likeliest,
+        "others": max(0.0, 1 - sum(p for _, p in likeliest)),
+        "vocabulary": len(attention.vocabulary),
+    }
+    return data, content
 
 
 def _last_rows(weights: Numbers, shown: list[str]) -> list[list[dict[str, Any]]]:

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 INK, QUIET = "#2b2f36", "#7d838d"
 _TRAINING, _VALIDATION = "#6a9bcb", "#1f6fb2"
+_PANEL = 4.9, 3.4  # inches
+# Names of page.css, which has one colour for a light page and one for a dark.
+_IN_A_PAGE = {
+    INK: "currentColor",
+    QUIET: "var(--quiet)",
+    _TRAINING: "var(--training)",
+    _VALIDATION: "var(--validation)",
+}
 
 _SECONDS_BETWEEN_DRAWINGS = 5.0
 # While training goes on, drawing takes at most this share of the time.
@@ -52,6 +60,16 @@ def references(vocab_size: int, bigram_loss: float | None, floor: float | None) 
 def references_of(run: Run) -> dict[str, float]:
     """The losses to compare a run with."""
     return references(run.vocab_size, run.dataset["bigram_loss"], run.dataset["floor"])
+
+
+def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """A run's validation and training loss by step."""
+    trained = [record for record in records if record["train_loss"] is not None]
+    lines = [
+        Line("validation", *_points(records, "step", "val_loss"), _VALIDATION),
+        Line("training", *_points(trained, "step", "train_loss"), _TRAINING),
+    ]
+    return [line for line in lines if line.x]
 
 
 class CurveDrawer:
@@ -103,12 +121,7 @@ def draw_run(run: Run, path: Path) -> None:
 
 def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
     figure, axes = _panel(7.2, 4.2, top=0.82)
-    trained = [record for record in records if record["train_loss"] is not None]
-    lines = [
-        Line("validation", *_points(records, "step", "val_loss"), _VALIDATION),
-        Line("training", *_points(trained, "step", "train_loss"), _TRAINING),
-    ]
-    draw_losses(axes, [line for line in lines if line.x], references_of(run), "step")
+    draw_losses(axes, run_lines(records), references_of(run), "step")
     best = min(records, key=lambda record: float(record["val_loss"]))
     if best is not records[-1]:
         axes.plot(
@@ -212,7 +225,7 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     file = io.StringIO()
     # Text stays text; the salt makes the same picture the same bytes.
     with _our_style(**{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
-        figure, axes = _panel(4.9, 3.4, top=0.96)
+        figure, axes = _panel(*_PANEL, top=0.96)
         draw_losses(axes, lines, known, x_label)
         figure.patch.set_visible(False)
         axes.patch.set_visible(False)
@@ -221,14 +234,24 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     svg = file.getvalue()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # two figures in a page would repeat them
-    svg = svg.replace(INK, "currentColor")
+    for colour, named in _IN_A_PAGE.items():
+        svg = svg.replace(colour, named)
     return svg.replace("<svg ", f'<svg role="img" aria-label="loss by {x_label}" ', 1)
+
+
+def panel_sides() -> tuple[float, float]:
+    """Where the axes of `panel_svg` begin and end, as shares of its width."""
+    return _sides(_PANEL[0])
+
+
+def _sides(width: float) -> tuple[float, float]:
+    inches = 0.64, 1.72  # for the numbers to the left, for the names to the right
+    return inches[0] / width, 1 - inches[1] / width
 
 
 def _panel(width: float, height: float, *, top: float) -> tuple[Figure, Axes]:
     figure, (axes,) = _figure(width, height, 1)
-    inches = 0.64, 1.72  # for the numbers to the left, for the names to the right
-    left, right = inches[0] / width, 1 - inches[1] / width
+    left, right = _sides(width)
     figure.subplots_adjust(left=left, right=right, top=top, bottom=0.5 / height)
     return figure, axes
 

@@ -92,8 +92,16 @@ def explicit_pass(model: LanguageModel, ids_T: Tensor, *, silenced: Head | None 
         return _transformer(model, ids_T, silenced)
     x_TC = model.token_embedding.weight[ids_T] + model.position_embedding.weight[: ids_T.size(-1)]
     layer = _one_layer(model, x_TC, silenced[1] if silenced else None)
-    logits_TV = layer.stream @ model.head.weight.T + model.head.bias
-    return Pass(x_TC, (layer,), logits_TV)
+    return Pass(x_TC, (layer,), read_out(model, layer.stream))
+
+
+def read_out(model: AttentionModel | Transformer, x_TC: Tensor) -> Tensor:
+    """What the LM head, after the last norm where there is one, makes of a stream: (T, V)."""
+    if isinstance(model, Transformer):
+        normed_TC = _rms_norm(x_TC, model.norm.gain)
+        logits_TV: Tensor = normed_TC @ model.head.weight.T
+        return logits_TV
+    return x_TC @ model.head.weight.T + model.head.bias
 
 
 def _one_layer(model: AttentionModel, x_TC: Tensor, silenced: int | None) -> Layer:
@@ -119,8 +127,7 @@ def _transformer(model: Transformer, ids_T: Tensor, silenced: Head | None) -> Pa
         head = silenced[1] if silenced and silenced[0] == number else None
         layers.append(_block(block, x_TC, rotation, head))
         x_TC = layers[-1].stream
-    logits_TV = _rms_norm(x_TC, model.norm.gain) @ model.head.weight.T
-    return Pass(embedded_TC, tuple(layers), logits_TV)
+    return Pass(embedded_TC, tuple(layers), read_out(model, x_TC))
 
 
 def _block(

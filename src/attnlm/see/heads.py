@@ -106,6 +106,7 @@ def study_heads(
     windows: int = 64,
     ablate: bool = False,
     text: Path | None = None,
+    tokens: NDArray[Any] | None = None,
     checkpoint: str = "best",
     device: str = "auto",
     data_dir: Path = Path("data"),
@@ -113,13 +114,15 @@ def study_heads(
 ) -> HeadsReport:
     """Scores every head over at most `windows` windows, spread evenly over the validation split.
 
-    The text is the run's own validation split, or the file `text`. With `ablate` each head is
-    silenced in turn and the loss measured over the same windows. Raises AttnlmError when there is
-    no such text, when it is too short, when files are missing or damaged, and for a bigram.
+    The text is the run's own validation split, or the file `text`, or ids (N,), `tokens`. With
+    `ablate` each head is silenced in turn and the loss measured over the same windows. Raises
+    AttnlmError when there is no such text, when it is too short, when files are missing or damaged,
+    and for a bigram.
     """
     if windows < 1:
         raise UsageError(f"--windows can't be {windows}", "it must be 1 or more")
-    tokens = _validation_tokens(run, text, data_dir)
+    if tokens is None:
+        tokens = _validation_tokens(run, text, data_dir)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     model.eval()
     inputs_NT, targets_NT = _windows(tokens, run.config.model.block_size, windows)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 
 def render(
-    template: str, *, script: str | None = None, data: object = None, **content: Any
+    template: str, *, scripts: Sequence[str] = (), data: object = None, **content: Any
 ) -> bytes:
     """The page of a template in pages/, in UTF-8, with the stylesheet that all share.
 
-    `script` is a file of pages/ too, and `data` the JSON values that it reads.
+    `scripts` are files of pages/ too, and `data` the JSON values that they read.
     """
     import jinja2
     from markupsafe import Markup
@@ -26,7 +27,7 @@ def render(
     )
     html = environment.get_template(template).render(
         style=Markup(_file("page.css")),
-        script=Markup(_file(script)) if script else None,
+        scripts=[Markup(_file(script)) for script in scripts],
         # Nothing in the data may end the script element that they lie in.
         data=Markup(json.dumps(data).replace("<", "\\u003c")),
         **content,

@@ -20,7 +20,7 @@ function choose(place) {
   buttons[chosen].tabIndex = 0;
   document.getElementById("chosen").textContent = `token ${place + 1}, ${data.tokens[place]}`;
   heads.forEach((head, number) => showHead(head, number * perHead + (place * (place + 1)) / 2));
-  showNext(data.next[place]);
+  text.dispatchEvent(new Event("choose"));
 }
 
 function showHead(head, start) {
@@ -31,15 +31,6 @@ function showHead(head, start) {
   const order = [...row.keys()].sort((one, other) => row[other] - row[one]).slice(0, 2);
   const shares = order.map((place) => `${data.tokens[place]} ${Math.round(row[place] / 2.55)}%`);
   head.most.textContent = shares.join(", ");
-}
-
-function showNext(likeliest) {
-  [...document.querySelectorAll("#next li")].forEach((line, number) => {
-    const [token, probability] = likeliest[number];
-    line.querySelector(".candidate").textContent = token;
-    line.querySelector(".bar").style.setProperty("--share", probability);
-    line.querySelector(".percent").textContent = `${(100 * probability).toFixed(1)}%`;
-  });
 }
 
 function placeOf(event) {

@@ -1,0 +1,48 @@
+"""The logit lens (nostalgebraist, 2020): what the LM head reads in the stream after each layer.
+
+In a transformer every layer adds to one residual stream, and norm and head turn its last state into
+the prediction. The lens puts them to the earlier states too, as if the layers above were not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlm.model import Bigram, LanguageModel
+from attnlm.see.explicit import Pass, read_out
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """For each of T tokens the likeliest next one, read after one layer."""
+
+    name: str
+    ids: list[int]
+    probabilities: list[float]
+
+
+@torch.inference_mode()
+def logit_lens(model: LanguageModel, seen: Pass) -> list[LensRow]:
+    """A row for the embeddings and one for each layer; the last is the model's own prediction.
+
+    None at all for a bigram, which has no layers; and none for embeddings of another width than the
+    head reads, which a one-layer rung may have.
+    """
+    if isinstance(model, Bigram) or seen.embedded is None:
+        return []
+    streams = {"embedding": seen.embedded}
+    streams |= {f"layer {n}": layer.stream for n, layer in enumerate(seen.layers, 1)}
+    width = model.head.weight.size(1)
+    return [
+        _row(name, read_out(model, stream_TC))
+        for name, stream_TC in streams.items()
+        if stream_TC.size(-1) == width
+    ]
+
+
+def _row(name: str, logits_TV: Tensor) -> LensRow:
+    probabilities_T, ids_T = torch.softmax(logits_TV, -1).max(-1)
+    return LensRow(name, ids_T.tolist(), probabilities_T.tolist())

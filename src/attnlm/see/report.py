@@ -1,0 +1,202 @@
+"""All that a trained run has to show, gathered: for one page, or to be looked at from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlm.dataset import Dataset
+from attnlm.device import choose_device
+from attnlm.errors import AttnlmError, UsageError
+from attnlm.events import OnEvent
+from attnlm.model import LanguageModel
+from attnlm.run import Run, load_model, open_dataset_of
+from attnlm.sampling import Sampler, SamplingConfig
+from attnlm.see.again import prepare_command, sample_command, train_command
+from attnlm.see.attend import Attention, attention_of
+from attnlm.see.explicit import explicit_pass
+from attnlm.see.heads import HeadsReport, study_heads
+from attnlm.see.lens import LensRow, logit_lens
+from attnlm.see.text import ids_within_context
+from attnlm.ticker import PASSAGE, Moment
+from attnlm.verdict import verdict
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run: how it went, what it said meanwhile, and what its checkpoint does with a text."""
+
+    run: Run
+    checkpoint: str
+    records: Sequence[Mapping[str, Any]]
+    """of its evaluations, oldest first, at least one"""
+    moments: Sequence[Moment]
+    """what it said at evaluations; empty in a run of an older version"""
+    passage: Sequence[str]
+    """the tokens that the moments' maps are over"""
+    text_is: str
+    """where the text comes from, in words"""
+    ids: list[int]
+    attention: Attention
+    lens: Sequence[LensRow]
+    heads: HeadsReport | None
+    heads_over: str
+    """what the heads were measured on, in words; or why they were not"""
+    data_gone: str
+    """why the data set can't be had, in words; empty where it can"""
+    commands: Sequence[str]
+    """what makes the run again"""
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The record of the best evaluation."""
+        return min(self.records, key=lambda record: float(record["val_loss"]))
+
+    @property
+    def verdict(self) -> str:
+        """How its training went, in words."""
+        about = self.run.dataset
+        return verdict(self.records, bigram_loss=about["bigram_loss"], floor=about["floor"])
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "run": str(self.run.path),
+            "model": self.run.config.model.model,
+            "parameters": self.run.parameters,
+            "best_val_loss": self.best["val_loss"],
+            "bits_per_byte": self.best["bits_per_byte"],
+            "verdict": self.verdict,
+            "tokens": self.attention.tokens,
+            "heads": [] if self.heads is None else self.heads.facts()["heads"],
+            "commands": list(self.commands),
+        }
+
+
+def report(
+    run: Run,
+    *,
+    text: str | None = None,
+    windows: int = 16,
+    ablate: bool = False,
+    checkpoint: str = "best",
+    device: str = "auto",
+    data_dir: Path = Path("data"),
+    on_event: OnEvent | None = None,
+) -> Report:
+    """What a run has to show.
+
+    The model looks at `text`, or at the beginning of the validation split. Heads are scored over
+    `windows` windows of that split; `ablate` also measures the loss without each. Where the data
+    set is gone, they are scored on `text`, if it is given, or not at all.
+
+    Raises AttnlmError when the text does not fit the context or the vocabulary, when the run was
+    never evaluated, and when its files are missing or damaged.
+    """
+    records = run.metrics()
+    if not records:
+        raise AttnlmError(
+            f"{run.name} has no evaluations yet", f"go on with it: attnlm train --resume {run.name}"
+        )
+    given = None if text is None else ids_within_context(run, text)
+    model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
+    model.eval()
+    dataset, gone = _dataset(run, data_dir)
+    passage = run.ticker_passage()
+    ids, text_is = (given, "the text that was asked for") if given else _passage(run, dataset)
+    if ids is None:
+        ids, text_is = (
+            _own_words(run, model),
+            "the model's own first words, the data set being gone",
+        )
+    seen = explicit_pass(model, torch.tensor(ids))
+    nothing = torch.zeros(0, 0, len(ids), len(ids))
+    heads, heads_over = None, "a bigram has none"
+    if seen.layers:
+        heads, heads_over = _heads(
+            run,
+            dataset,
+            given,
+            gone,
+            windows=windows,
+            ablate=ablate,
+            checkpoint=checkpoint,
+            device=device,
+            data_dir=data_dir,
+            on_event=on_event,
+        )
+    return Report(
+        run=run,
+        checkpoint=checkpoint,
+        records=records,
+        moments=run.ticker(),
+        passage=passage,
+        text_is=text_is,
+        ids=ids,
+        attention=attention_of(run, ids, seen.weights if seen.layers else nothing, seen.logits),
+        lens=logit_lens(model, seen),
+        heads=heads,
+        heads_over=heads_over,
+        data_gone=gone,
+        commands=[
+            *([prepare_command(dataset)] if dataset else []),
+            train_command(run),
+            sample_command(),
+        ],
+    )
+
+
+def _dataset(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
+    try:
+        return open_dataset_of(run, data_dir), ""
+    except AttnlmError as error:
+        return None, error.message
+
+
+def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
+    """The beginning of the validation split; None where it can't be had."""
+    most = min(PASSAGE, run.config.model.block_size)
+    if dataset is not None:
+        ids = np.asarray(dataset.val[:most]).tolist()
+        return ids, f"the first {len(ids)} tokens of the validation split"
+    try:
+        ids = ids_within_context(run, "".join(run.ticker_passage()))
+    except AttnlmError:  # none was recorded, or its tokens are no whole characters
+        return None, ""
+    return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
+
+
+def _own_words(run: Run, model: LanguageModel) -> list[int]:
+    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    ids = sampler.prompt_ids("")
+    tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
+    for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):
+        pass
+    return ids
+
+
+def _heads(
+    run: Run, dataset: Dataset | None, given: list[int] | None, gone: str, **how: Any
+) -> tuple[HeadsReport | None, str]:
+    """Measured on the data set, else on a text that was given, if it is long enough."""
+    if dataset is None and given is None:
+        return None, gone
+    try:
+        if dataset is not None:
+            studied = study_heads(run, **how)
+            return (
+                studied,
+                f"{studied.windows} windows of {studied.window} tokens, spread over "
+                "the validation split",
+            )
+        studied = study_heads(run, tokens=np.array(given), **how)
+    except UsageError:
+        raise
+    except AttnlmError as error:  # too few tokens
+        return None, error.message
+    return studied, f"the {len(given or [])} tokens of the text above only, as {gone}"

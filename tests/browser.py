@@ -1,0 +1,75 @@
+"""A real browser for the tests of pages, its network off; pictures of what it shows are kept."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
+PHONE = {"width": 360, "height": 740}
+
+
+def launched() -> Iterator[Any]:
+    """For a fixture: headless Chromium; the tests are skipped where there is none."""
+    driver = pytest.importorskip("playwright.sync_api", reason="there is no playwright")
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("there is no chromium")
+    with driver.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
+    """The page, opened from its file; in the end it must have complained of nothing and asked for
+    nothing but itself."""
+    context = browser.new_context(offline=True, **how)
+    view = context.new_page()
+    complaints: list[str] = []
+    asked: list[str] = []
+    view.on("console", lambda message: complaints.append(message.text))
+    view.on("pageerror", lambda error: complaints.append(str(error)))
+    view.on("request", lambda request: asked.append(request.url))
+    view.goto(page.as_uri())
+    yield view
+    assert complaints == []
+    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
+    context.close()
+
+
+def check_fits(browser: Any, page: Path, name: str, scheme: str) -> None:
+    """On a phone nothing but marked regions scrolls sideways; light is light, paper is white."""
+    for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):
+        with opened(browser, page, color_scheme=scheme, viewport=viewport) as view:
+            assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+            paper, ink = (brightness(view, side) for side in ("backgroundColor", "color"))
+            assert (paper > ink) == (scheme == "light")
+            photograph(view, f"{name}-{device}-{scheme}")
+            view.emulate_media(media="print")
+            printed = view.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert printed == "rgb(255, 255, 255)"
+            assert brightness(view, "color") < 200
+
+
+def brightness(view: Any, side: str) -> int:
+    """Of the body's ink or paper, from 0 to 765."""
+    colour = view.evaluate(f"getComputedStyle(document.body).{side}")
+    return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def photograph(view: Any, name: str, selector: str | None = None) -> None:
+    """Keeps a picture of the whole page, or of a part of it, in build/screenshots."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    path = str(SCREENSHOTS / f"{name}.png")
+    if selector is None:
+        view.screenshot(path=path, full_page=True)
+    else:
+        view.locator(selector).first.screenshot(path=path)

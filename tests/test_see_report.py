@@ -1,0 +1,500 @@
+"""The report of a run: what it gathers, the commands that make it again, its page in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import shutil
+import struct
+import sys
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlm
+from attnlm.cli import run_command
+from attnlm.config import RUNGS
+from attnlm.errors import AttnlmError
+from attnlm.run import Run, load_model, open_run
+from attnlm.see.again import prepare_command
+from attnlm.see.attend import CAUTION, Attention, attend
+from attnlm.see.film import png_mask, previous_token_score, strip
+from attnlm.see.heads import study_heads
+from attnlm.see.lens import LensRow
+from attnlm.see.report import Report, report
+from attnlm.see.report_page import report_page
+from attnlm.ticker import Moment
+from tests.browser import check_fits, opened, photograph
+from tests.in_process import refused
+from tests.test_see_attend_page import elements
+
+TEXT = "the quick fox"
+
+
+@pytest.fixture(name="runs", scope="module")
+def copied_runs(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the trained runs, in a copy."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    return folder / "checkpoints"
+
+
+def of(name: str, runs: Path, **how: Any) -> Report:
+    return report(open_run(name, checkpoint_dir=runs), device="cpu", **how)
+
+
+def html(page: bytes) -> str:
+    return page.decode()
+
+
+# --- What it gathers ------------------------------------------------------------------------------
+
+
+def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
+    run = open_run("transformer", checkpoint_dir=runs)
+    found = report(run, text=TEXT, windows=3, device="cpu")
+    seen = attend(run, TEXT)
+    assert found.attention.tokens == list(TEXT)
+    np.testing.assert_array_equal(found.attention.weights, seen.weights)
+    np.testing.assert_array_equal(found.attention.probabilities, seen.probabilities)
+    assert found.heads == study_heads(run, windows=3, device="cpu")
+    assert found.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
+    assert found.data_gone == "" and "3 windows of 16 tokens" in found.heads_over
+
+
+def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path) -> None:
+    found = of("multi-head", runs)
+    val = attnlm.dataset.open_dataset(trained / "data" / "foxes").val
+    assert found.ids == val[:16].tolist()
+    assert found.text_is == "the first 16 tokens of the validation split"
+    assert "".join(found.attention.tokens) == "".join(found.passage)
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "projected", "tied"])
+def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
+    found = of(rung, runs)
+    page = html(report_page(found))
+    assert f"{found.best['val_loss']:.4f}" in page and found.verdict[1:] in page
+    assert (CAUTION in page) == (rung != "bigram")
+    assert ("The logit lens" in page) == (rung != "bigram")
+    assert ("Heads by measurement" in page) == (rung != "bigram")
+    assert ("A head forming" in page) == (rung != "bigram")
+    for command in found.commands:
+        assert command in elements(page.encode()).text
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_run_of_an_older_version_has_a_page_too(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "transformer", tmp_path / "old")
+    (tmp_path / "old" / "ticker.jsonl").unlink()
+    found = of("old", tmp_path)
+    assert found.moments == [] and found.passage == []
+    page = html(report_page(found))
+    assert "There is no record of what the model said meanwhile" in page
+    assert "<svg" in page and 'id="moment"' not in page and "report.js" not in page
+
+
+def gone(runs: Path, tmp_path: Path, name: str = "transformer") -> Run:
+    """A run whose data set is nowhere."""
+    shutil.copytree(runs / name, tmp_path / name)
+    run = open_run(tmp_path / name)
+    run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "nowhere" / "foxes")})
+    run.save_config()
+    return run
+
+
+def test_without_the_data_set_it_says_so(runs: Path, tmp_path: Path) -> None:
+    run = gone(runs, tmp_path)
+    found = report(run, data_dir=tmp_path)
+    assert found.heads is None and "no data set is called 'foxes'" in found.heads_over
+    assert "as the run recorded them" in found.text_is
+    assert found.attention.tokens == list(found.passage)
+    page = html(report_page(found))
+    assert "Not measured: no data set is called" in page
+    assert len(found.commands) == 2 and found.commands[0].startswith("attnlm train")
+    measured = report(run, text=TEXT, data_dir=tmp_path)
+    assert measured.heads is not None and measured.heads.window == len(TEXT) - 1
+    assert f"the {len(TEXT)} tokens of the text above only" in measured.heads_over
+    too_short = report(run, text="the"[:2], data_dir=tmp_path)
+    assert too_short.heads is None and "too few" in too_short.heads_over
+    (run.path / "ticker.jsonl").unlink()
+    alone = report(run, data_dir=tmp_path)
+    assert "own first words" in alone.text_is and len(alone.ids) == 16
+
+
+def test_ablation_is_optional(runs: Path) -> None:
+    assert "loss without it" not in html(report_page(of("multi-head", runs)))
+    ablated = of("multi-head", runs, windows=2, ablate=True)
+    assert ablated.heads is not None
+    page = html(report_page(ablated))
+    assert "loss without it" in page
+    for head in ablated.heads.heads:
+        assert f"<td>{head.loss_change:+.4f}</td>" in page
+
+
+# --- The commands ---------------------------------------------------------------------------------
+
+
+def typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    run_command()
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "projected", "tied", "drawn"])
+def test_its_commands_make_the_run_again(
+    rung: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """In a folder where nothing is but the text."""
+    (tmp_path / "text.txt").write_bytes((trained / "text.txt").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    dataset = attnlm.prepare("text.txt", name="foxes", val_fraction=0.2)
+    settings: dict[str, Any] = {"sampling": "random", "gradient_clip": 1.5, "steps": 4}
+    if rung == "drawn":  # a seed that nobody gave, a schedule of its own, early stopping
+        settings |= {"model": "multi-head", "schedule": "cosine", "warmup": 2, "patience": 3}
+        original = attnlm.train(dataset.path, threads=1, block_size=8, **settings)
+    else:
+        old = open_run(rung, checkpoint_dir=trained / "checkpoints").config.settings()
+        original = attnlm.train(dataset.path, **{**old, **settings})
+    found = report(original, windows=1)
+    shutil.rmtree("data")
+    for command in found.commands:
+        typed(command, monkeypatch)
+    again = open_run(None)
+    assert again.name != original.name
+    assert again.config.settings() == original.config.settings()
+    for key in ("train_sha256", "val_sha256", "name", "bigram_loss"):
+        assert again.dataset[key] == original.dataset[key]
+    timed = ("seconds", "tokens_per_second")
+    ours, theirs = (
+        [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
+        for run in (again, original)
+    )
+    assert ours == theirs
+    capsys.readouterr()
+
+
+def test_the_data_set_is_prepared_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a text.txt").write_bytes(("Größe und Maß. " * 60).encode("latin-1"))
+    Path("val.txt").write_bytes(("Maß und Größe. " * 9).encode("latin-1"))
+    dataset = attnlm.prepare(
+        "a text.txt",
+        tokenizer="bpe:260",
+        val_file="val.txt",
+        encoding="latin-1",
+        data_dir="else where",
+    )
+    run = attnlm.train(dataset.path, model="bigram", steps=1, block_size=4, seed=1, threads=1)
+    prepare, train, _ = report(run).commands
+    shutil.rmtree("else where")
+    typed(prepare, monkeypatch)
+    typed(train, monkeypatch)
+    again = open_run(None)
+    assert again.config == run.config and again.dataset == run.dataset
+    capsys.readouterr()
+
+
+def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
+    dataset = attnlm.dataset.open_dataset(trained / "data" / "foxes")
+    piped = prepare_command(replace(dataset, source="-"))
+    assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+
+def test_it_is_one_file_that_asks_for_nothing_else(runs: Path) -> None:
+    found = of("transformer", runs)
+    page = report_page(found)
+    for _, attributes in elements(page).found:
+        assert "src" not in attributes
+        assert (attributes.get("href") or "data:,").startswith(("data:,", "#"))
+    text = html(page)
+    assert not re.search(
+        r"https?:(?!//www\.w3\.org/)|@import|url\((?!#|data:image/png;|\$\{strip)", text
+    )
+    assert page == report_page(found)
+
+
+def test_what_the_model_said_is_no_markup(runs: Path) -> None:
+    found = of("transformer", runs)
+    said = "</script><script>alert(1)</script><b>&amp;"
+    moments = [replace(moment, text=said) for moment in found.moments]
+    names = [name for name, _ in elements(report_page(replace(found, moments=moments))).found]
+    assert names.count("script") == 4
+    assert (
+        json.loads(elements(report_page(replace(found, moments=moments))).scripts[0])["moments"][0][
+            "text"
+        ]
+        == said
+    )
+
+
+def test_what_can_not_be_seen_has_a_sign(runs: Path) -> None:
+    found = of("transformer", runs)
+    moments = [replace(moment, text="\na\x00\tb\r\n c") for moment in found.moments]
+    page = report_page(replace(found, moments=moments))
+    assert json.loads(elements(page).scripts[0])["moments"][0]["text"] == "\na\\x00⇥b\n c"
+    assert '<pre id="said">\n\na' in html(page) and "⏎ a\\x00⇥b⏎  c" in html(page)
+
+
+def unpacked(url: str) -> np.ndarray[Any, Any]:
+    """The opacity of a PNG as film.py writes it, by the letter of the format."""
+    content = base64.b64decode(url.removeprefix("data:image/png;base64,"))
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    place, chunks = 8, {}
+    while place < len(content):
+        (length,) = struct.unpack_from(">I", content, place)
+        kind, data = content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
+        (checksum,) = struct.unpack_from(">I", content, place + 8 + length)
+        assert checksum == zlib.crc32(kind + data)
+        chunks[kind] = data
+        place += 12 + length
+    width, height, depth, colour = struct.unpack_from(">IIBB", chunks[b"IHDR"])
+    assert (depth, colour) == (8, 4)
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, -1)
+    assert (rows[:, 0] == 2).all()
+    return np.cumsum(rows[:, 1:], axis=0, dtype=np.uint8).reshape(height, width, 2)[..., 1]
+
+
+def test_a_film_is_a_picture_of_its_maps() -> None:
+    random = np.random.default_rng(1)
+    maps = [random.random((5, 5), np.float32) for _ in range(3)]
+    alpha = unpacked(strip(maps))
+    cells = alpha[3::6, 3::6]
+    np.testing.assert_array_equal(cells, np.rint(np.concatenate(maps, 1) * 255))
+    np.testing.assert_array_equal(alpha, cells.repeat(6, 0).repeat(6, 1))
+    one = np.array([[7]], np.uint8)
+    assert unpacked(png_mask(one)).tolist() == [[7]]
+
+
+def test_the_score_on_the_token_before_is_that_of_heads() -> None:
+    weights = np.array([[1, 0, 0], [0.25, 0.75, 0], [0.5, 0.125, 0.375]], np.float32)
+    assert previous_token_score(weights) == pytest.approx((0.25 + 0.125) / 2)
+
+
+def large(runs: Path) -> Report:
+    """As of a run of 6 layers of 6 heads, evaluated 100 times, that reads 256 tokens."""
+    found = of("transformer", runs)
+    random = np.random.default_rng(1)
+    length, vocabulary = 256, [chr(33 + i) for i in range(65)]
+    scores = random.normal(size=(6, 6, length, length)).astype(np.float32) * 3
+    scores[..., np.triu(np.ones((length, length), bool), 1)] = -np.inf
+    weights = np.exp(scores)
+    weights /= weights.sum(-1, keepdims=True)
+    probabilities = random.dirichlet(np.ones(65), length).astype(np.float32)
+    tokens = [vocabulary[i % 65] for i in range(length)]
+    maps = weights[..., :24, :24]
+    maps = maps / maps.sum(-1, keepdims=True)
+    records = [{**found.records[-1], "step": step} for step in range(100)]
+    assert found.heads is not None
+    head = found.heads.heads[0]
+    heads = [replace(head, layer=layer, head=n) for layer in range(6) for n in range(6)]
+    return replace(
+        found,
+        records=records,
+        moments=[
+            Moment(step, "a line of about eighty characters" * 3, maps) for step in range(100)
+        ],
+        passage=tokens[:24],
+        ids=[i % 65 for i in range(length)],
+        attention=Attention("run", "transformer", tokens, vocabulary, weights, probabilities),
+        lens=[LensRow(f"layer {n}", [1] * length, [0.5] * length) for n in range(7)],
+        heads=replace(found.heads, heads=heads),
+    )
+
+
+def test_a_large_model_and_a_long_text_stay_below_3_mb(runs: Path) -> None:
+    page = report_page(large(runs))
+    assert len(page) < 3_000_000, f"{len(page):,} bytes"
+    data = json.loads(elements(page).scripts[0])
+    steps = [moment["step"] for moment in data["moments"]]
+    assert len(steps) < 100 and steps[0] == 0 and steps[-1] == 99
+    assert f"{len(steps)} of the 100 are shown" in html(page)
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    typed("attnlm report tied --text 'the fox'", monkeypatch)
+    printed = capsys.readouterr()
+    assert printed.out == f"{Path('checkpoints/tied/report.html')}\n"
+    page = (runs / "tied" / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "tied" in printed.err
+    out = tmp_path / "page.html"
+    typed(f"attnlm report bigram --json -o {shlex.quote(str(out))}", monkeypatch)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["output"] == str(out) and out.is_file() and facts["heads"] == []
+    assert facts["commands"][1].startswith("attnlm train foxes --model bigram")
+
+
+def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
+    cwd = runs.parent
+    refused("report", "tied", "-o", "no/such.html", cwd=cwd, code=1, says="no folder", hints="make")
+    refused("report", "tide", cwd=cwd, code=1, says="no run is called", hints="tied")
+    refused("report", "tied", "--text", "Ω", cwd=cwd, code=1, says="Ω", hints="")
+    refused("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")
+    refused("report", "tied", "--windows", "0", cwd=cwd, code=2, says="--windows", hints="1")
+    refused("report", "tied", "--text", "a" * 17, cwd=cwd, code=1, says="17 tokens", hints="16")
+    shutil.copytree(runs / "wide-head", tmp_path / "checkpoints" / "young")
+    (tmp_path / "checkpoints" / "young" / "metrics.jsonl").unlink()
+    refused("report", "young", cwd=tmp_path, code=1, says="no evaluations", hints="--resume")
+    assert not list(tmp_path.rglob("*.html"))
+
+
+# --- In a browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="page", scope="module")
+def a_page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    found = of("transformer", runs, windows=4, ablate=True)
+    path.write_bytes(report_page(found))
+    return path, found
+
+
+def test_the_slider_moves_mark_line_and_map(browser: Any, page: tuple[Path, Report]) -> None:
+    path, found = page
+    last = len(found.moments) - 1
+    with opened(browser, path, viewport={"width": 1280, "height": 900}) as view:
+
+        def shows(number: int) -> None:
+            moment = found.moments[number]
+            assert view.locator("#said").text_content() == moment.text
+            assert view.locator("#lines .now th").text_content() == str(moment.step)
+            assert f"step {moment.step}" in view.locator("#when").text_content()
+            assert view.get_attribute("#moment", "aria-valuetext").startswith(f"step {moment.step}")
+            assert f"step {moment.step}" in view.locator("#frames .now").text_content()
+            assert f"step {moment.step}:" in view.locator("#large-caption").text_content()
+            mark, end = (view.locator(s).bounding_box() for s in ("#mark", "#curve svg"))
+            left, right = 0.64 / 4.9, 1 - 1.72 / 4.9
+            wanted = left + (right - left) * moment.step / found.moments[-1].step
+            centre = mark["x"] + mark["width"] / 2 - end["x"]
+            assert centre / end["width"] == pytest.approx(wanted, abs=0.003)
+
+        shows(last)
+        view.focus("#moment")
+        view.keyboard.press("Home")
+        shows(0)
+        view.keyboard.press("ArrowRight")
+        shows(1)
+        view.locator("#frames figure").nth(4).click()
+        shows(4)
+        view.locator("#lines tbody tr").nth(2).click()
+        shows(2)
+        width = view.locator("#curve svg").bounding_box()["width"]
+        view.locator("#curve svg").click(position={"x": width * (1 - 1.72 / 4.9), "y": 40})
+        shows(last)
+
+
+def test_another_heads_film(browser: Any, page: tuple[Path, Report]) -> None:
+    path, found = page
+    scores = {
+        (layer, head): [
+            previous_token_score(m.maps[layer, head]) for m in found.moments if m.maps is not None
+        ]
+        for layer in range(2)
+        for head in range(2)
+    }
+    best = max(scores, key=lambda place: scores[place][-1])
+    with opened(browser, path) as view:
+        assert view.input_value("#head") == str(2 * best[0] + best[1])
+        for number, (place, expected) in enumerate(scores.items()):
+            view.select_option("#head", str(number))
+            shown = [float(text) for text in view.locator("#frames b").all_text_contents()]
+            assert shown == pytest.approx(expected, abs=0.008)
+            assert f"layer {place[0] + 1} head {place[1] + 1}" in view.text_content(
+                "#large-caption"
+            )
+            url = view.evaluate("document.getElementById('film').style.getPropertyValue('--strip')")
+            alpha = unpacked(url.removeprefix("url(").rstrip(")").strip("\"'"))
+            maps = np.concatenate([m.maps[place] for m in found.moments if m.maps is not None], 1)
+            np.testing.assert_allclose(alpha[3::6, 3::6] / 255, maps, atol=0.003)
+
+
+def test_the_map_that_is_large_is_that_of_the_step(browser: Any, page: tuple[Path, Report]) -> None:
+    """By its pixels: where a weight is large, there is more tint."""
+    path, found = page
+    png = pytest.importorskip("matplotlib.image")
+    with opened(browser, path, viewport={"width": 1280, "height": 900}) as view:
+        view.focus("#moment")
+        for key, moment in (("Home", found.moments[0]), ("End", found.moments[-1])):
+            view.keyboard.press(key)
+            place = divmod(int(view.input_value("#head")), 2)
+            photograph(view, "report-map", "#large")
+            from tests.browser import SCREENSHOTS
+
+            pixels = png.imread(SCREENSHOTS / "report-map.png")[..., 0]
+            assert moment.maps is not None
+            weights = moment.maps[place]
+            length = len(weights)
+            middle = ((np.arange(length) + 0.5) / length * len(pixels)).astype(int)
+            tint = 1 - pixels[np.ix_(middle, middle)]
+            lower = np.tril_indices(length)
+            assert np.corrcoef(tint[lower], weights[lower])[0, 1] > 0.98
+
+
+def test_it_is_whole_without_scripts_and_on_paper(browser: Any, page: tuple[Path, Report]) -> None:
+    path, found = page
+    with opened(browser, path, java_script_enabled=False) as view:
+        shown = view.inner_text("body")
+        for moment in found.moments:
+            assert " ".join(moment.text.replace("\n", "⏎ ").split()) in " ".join(shown.split())
+        assert not view.is_visible("#moment") and not view.is_visible("#head")
+        assert view.is_visible("#large") and view.locator("#frames .map").count() == 11
+        assert view.is_visible("#next .candidate >> nth=0")
+        view.emulate_media(media="print")
+        lines = view.locator("#lines").bounding_box()
+        around = view.locator(".lines").bounding_box()
+        assert lines["height"] <= around["height"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_phone_desk_and_paper(
+    scheme: str, browser: Any, page: tuple[Path, Report], runs: Path, tmp_path: Path
+) -> None:
+    check_fits(browser, page[0], "report", scheme)
+    (tmp_path / "bigram.html").write_bytes(report_page(of("bigram", runs)))
+    check_fits(browser, tmp_path / "bigram.html", "report-bigram", scheme)
+
+
+def test_a_large_page_fits_too(browser: Any, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "large.html").write_bytes(report_page(large(runs)))
+    check_fits(browser, tmp_path / "large.html", "report-large", "light")
+
+
+def test_a_run_of_one_evaluation_has_no_curve(
+    browser: Any, page: tuple[Path, Report], tmp_path: Path
+) -> None:
+    found = page[1]
+    one = replace(found, records=found.records[:1], moments=found.moments[:1])
+    (tmp_path / "one.html").write_bytes(report_page(one))
+    with opened(browser, tmp_path / "one.html") as view:
+        assert "One evaluation makes no curve" in view.inner_text("body")
+        view.focus("#moment")
+        view.keyboard.press("ArrowLeft")
+        assert view.locator("#frames figure").count() == 1
+        view.select_option("#head", "0")
+        assert "layer 1 head 1, step 0" in view.inner_text("#large-caption")
+
+
+def test_the_checkpoint_is_what_speaks(runs: Path) -> None:
+    found = of("multi-head", runs, checkpoint="last")
+    model, _ = load_model(found.run, checkpoint="last", device="cpu")
+    assert "read by the last checkpoint" in html(report_page(found))
+    assert model.vocab_size == found.attention.probabilities.shape[1]
+    with pytest.raises(AttnlmError, match="--checkpoint"):
+        of("multi-head", runs, checkpoint="worst")
