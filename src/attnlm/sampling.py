@@ -68,6 +68,13 @@ def next_token_probabilities(
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
     float64, and what is left sums to 1.
     """
+    return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
+
+
+def _next_token_weights(
+    logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
+) -> Probabilities:
+    """`next_token_probabilities` but for a factor."""
     logits_BV = logits_BV.astype(np.float64)
     if temperature == 0:
         likeliest_BV = np.zeros_like(logits_BV)
@@ -82,28 +89,32 @@ def next_token_probabilities(
         np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
     weights_BV = np.exp(logits_BV, logits_BV)
     if top_p is not None and top_p < 1:
-        weights_BV /= np.add.reduce(weights_BV, -1, keepdims=True)
+        weights_BV = _normalised(weights_BV)
         places = np.argsort(-weights_BV, axis=-1, kind="stable")
         ordered = np.take_along_axis(weights_BV, places, -1)
         ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
         np.put_along_axis(weights_BV, places, ordered, -1)
-    weights_BV /= np.add.reduce(weights_BV, -1, keepdims=True)
     return weights_BV
 
 
-def draw(probabilities_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """The token where the running sum of probabilities passes a number drawn from [0, 1), (B,).
+def _normalised(weights_BV: Probabilities) -> Probabilities:
+    return weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
 
-    A token of probability 0 is never drawn. Raises AttnlmError where these are no probabilities.
+
+def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
+    """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
+
+    The weights are probabilities but for a factor; a token of weight 0 is never drawn. Raises
+    AttnlmError where they are none.
     """
-    sums_BV = probabilities_BV.cumsum(-1)
+    sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]
-    if not totals_B.min() > 0:
+    if not np.minimum.reduce(totals_B) > 0:
         raise AttnlmError(
             "the model's weights give no probabilities: they are not finite, or far too large",
             "try the run's other checkpoint, --checkpoint last or best",
         )
-    # Rounding must not lift the number to the total itself.
+    # Rounding must not lift the product to the total itself.
     wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
     drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
     return drawn_B
@@ -150,11 +161,11 @@ def generate(
     cached: bool = True,
 ) -> Iterator[Ids]:
     """Yields `config.tokens` times the next ids of all samples, (B,)."""
-    for next_B, _ in drawn_tokens(model, prompt, config, device, cached=cached):
+    for next_B, _ in _drawn_tokens(model, prompt, config, device, cached=cached):
         yield next_B
 
 
-def drawn_tokens(
+def _drawn_tokens(
     model: LanguageModel,
     prompt: Sequence[int],
     config: SamplingConfig,
@@ -162,7 +173,7 @@ def drawn_tokens(
     *,
     cached: bool = True,
 ) -> Iterator[tuple[Ids, Probabilities]]:
-    """Yields `config.tokens` times the next ids (B,) and what they were drawn from, (B, V).
+    """Yields `config.tokens` times the next ids (B,), and by which weights they were drawn, (B, V).
 
     What is known of the tokens before is used again while the window stands still, where that is
     exact. `cached=False` computes everything anew each time with the model itself: the plain path
@@ -184,17 +195,17 @@ def drawn_tokens(
             start, known = moved, 0
         with np.errstate(over="ignore", invalid="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
-            probabilities_BV = next_token_probabilities(
-                logits_BV, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+            weights_BV = _next_token_weights(
+                logits_BV, config.temperature, config.top_k, config.top_p
             )
-            next_B = draw(probabilities_BV, uniforms.next())
+            next_B = draw(weights_BV, uniforms.next())
         known = length - start
         if length == ids_BT.shape[1]:
             ids_BT[:, :known] = ids_BT[:, start:length].copy()
             start, length = 0, known
         ids_BT[:, length] = next_B
         length += 1
-        yield next_B, probabilities_BV
+        yield next_B, weights_BV
 
 
 @dataclass(frozen=True)
@@ -255,12 +266,14 @@ class Sampler:
         """
         assert config.num_samples == 1
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        drawn = drawn_tokens(self.model, ids, config, self.device)
-        for count, (next_B, probabilities_BV) in enumerate(drawn, 1):
+        drawn = _drawn_tokens(self.model, ids, config, self.device)
+        for count, (next_B, weights_BV) in enumerate(drawn, 1):
             ids.append(int(next_B[0]))
             content = self.tokenizer.decode_bytes([ids[-1]])
             yield self._choice(
-                ids[-1], probabilities_BV[0], decoder.decode(content, final=count == config.tokens)
+                ids[-1],
+                _normalised(weights_BV)[0],
+                decoder.decode(content, final=count == config.tokens),
             )
 
     def _choice(self, token: int, probabilities_V: Probabilities, text: str) -> Choice:
