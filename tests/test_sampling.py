@@ -174,7 +174,7 @@ def test_fast_logits_equal_plain_ones_far_past_the_context(
 def test_compiled_logits_equal_plain_ones_far_past_the_context(
     rung: str, settings: dict[str, Setting], num_samples: int
 ) -> None:
-    if library() is None:
+    if library("decoding.c") is None:
         pytest.skip("there is no C compiler")
     model = a_model(rung, torch.float32, settings)
     decoder = new_decoder(model, CPU, MANY, num_samples)
@@ -184,7 +184,7 @@ def test_compiled_logits_equal_plain_ones_far_past_the_context(
 
 def test_compiled_logits_of_many_windows_at_once_equal_plain_ones() -> None:
     """More rows than go through the layers together, in widths that are no multiple of a panel."""
-    if library() is None:
+    if library("decoding.c") is None:
         pytest.skip("there is no C compiler")
     settings: dict[str, Setting] = {"embed_dim": 72, "heads": 3, "layers": 3, "block_size": 40}
     model = a_model("transformer", torch.float32, settings)

@@ -57,7 +57,7 @@ def new_decoder(model: LanguageModel, device: Device, tokens: int, num_samples: 
 def _new_decoder(model: AttentionModel | Transformer, tokens: int, num_samples: int) -> Decoder:
     is_single = model.head.weight.dtype == torch.float32
     worth = is_single and tokens * _saved_by_compiling(model, num_samples) > COMPILATION
-    compiled = library() if worth else None
+    compiled = library("decoding.c") if worth else None
     if isinstance(model, Transformer):
         if compiled is not None:
             return NativeTransformer(model, num_samples, compiled)

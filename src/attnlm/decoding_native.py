@@ -1,4 +1,4 @@
-"""Decoders by native.c: weights are laid out for it, and each step is one call."""
+"""Decoders by native/decoding.c: weights are laid out for it, and each step is one call."""
 
 from __future__ import annotations
 

@@ -33,8 +33,10 @@ def new_one_layer(model: AttentionModel, batch_size: int, steps: int) -> OneLaye
     assert isinstance(body, SelfAttention)
     numbers = batch_size * model.config.block_size * body.heads * body.head_size
     small = body.head_size <= _LARGEST_HEAD and model.head.weight.dtype == torch.float32
-    if small and steps * numbers * _SAVED > COMPILATION and (compiled := library()) is not None:
-        return CompiledOneLayer(model, batch_size, compiled)
+    if small and steps * numbers * _SAVED > COMPILATION:
+        compiled = library("attention.c", SIZE=body.head_size)
+        if compiled is not None:
+            return CompiledOneLayer(model, batch_size, compiled)
     return OneLayer(model, batch_size)
 
 
@@ -80,7 +82,7 @@ class OneLayer:
             seen = heads_first(packed_BTC)
             return seen if heads == 1 else memory(*seen.shape)
 
-        self._heads, self._size = heads, size
+        self._heads = heads
         self._copied = heads > 1
         self._scale = size**-0.5
         self._mask_TT = kernels.causal_mask(length, model.head.weight)
@@ -204,9 +206,9 @@ class CompiledOneLayer(OneLayer):
         super().__init__(model, batch_size)
         self._compiled, self._copied = compiled, False
         batch, length, _ = self._packed_BTC.shape
-        self._sizes = batch, length, self._heads, self._size, self._scale
+        self._sizes = batch, length, self._heads, self._scale
         self._log_sums_NT = torch.empty(batch * self._heads, length)
-        self._scratch = torch.empty(compiled.attention_scratch(self._size, length))
+        self._scratch = torch.empty(compiled.attention_scratch(length))
 
     def _attend(self) -> None:
         self._compiled.attend(

@@ -1,0 +1,77 @@
+"""Loops in C for the CPU at hand, compiled when there is enough for them to do.
+
+What is compiled is not kept: a library is made in a folder of its own, loaded, and removed. Each C
+file has a plain form beside it in Python, which tests hold it equal to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+COMPILATION = 0.6
+"""About how many seconds it takes: compiling is worth it where it saves more."""
+
+_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_LONGEST_COMPILATION = 60.0  # seconds
+
+_PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
+    "attention.c": {
+        "attention_scratch": ([_NUMBER], _NUMBER),
+        "attend": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 4], None),
+        "attend_backward": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 6], None),
+    },
+    "decoding.c": {
+        "one_layer_scratch": ([_PLACE, _NUMBER], _NUMBER),
+        "one_layer_logits": ([_PLACE, _NUMBER, _NUMBER, ctypes.c_char_p, _PLACE], None),
+        "transformer_scratch": ([_PLACE], _NUMBER),
+        "transformer_logits": ([_PLACE, *[_NUMBER] * 3, ctypes.c_char_p, _PLACE], None),
+    },
+}
+
+
+@functools.cache
+def library(source: str, **constants: int) -> ctypes.CDLL | None:
+    """The functions of a C file of this folder, compiled for this machine, with these constants.
+
+    None where there is no compiler (what CC names, cc, gcc or clang) that can.
+    """
+    named = (os.environ.get("CC", "cc"), "gcc", "clang")
+    compiler = next(filter(None, map(shutil.which, named)), None)
+    if compiler is None:
+        return None
+    defined = [f"-D{name}={value}" for name, value in constants.items()]
+    try:
+        with (
+            resources.as_file(resources.files(__name__)) as sources,
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        ):
+            made = str(Path(folder, "library.so"))
+            for target in (["-march=native"], []):  # not every compiler knows the first
+                command = [compiler, *_FLAGS, *target, *defined]
+                done = subprocess.run(
+                    [*command, str(sources / source), "-o", made, "-lm"],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_LONGEST_COMPILATION,
+                )
+                if done.returncode == 0:
+                    return _declared(ctypes.CDLL(made), source)
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    return None
+
+
+def _declared(found: ctypes.CDLL, source: str) -> ctypes.CDLL:
+    for name, (arguments, result) in _SIGNATURES[source].items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, result
+    return found

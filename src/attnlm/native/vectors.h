@@ -1,0 +1,36 @@
+/* As many numbers side by side as the processor computes at once. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+INLINE vector load(const float *x) { return *(const vector *)x; }
+
+INLINE vector either(integers condition, vector yes, vector no)
+{
+    return (vector)(((integers)yes & condition) | ((integers)no & ~condition));
+}
+
+/* e^x for x ≤ 0, to within two units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2. */
+INLINE vector exp_of(vector x)
+{
+    x = either(x < -87.0f, (vector){0} - 87.0f, x);
+    vector shifted = x * 1.44269504f + 12582912.0f; /* its last bits are n */
+    vector n = shifted - 12582912.0f;
+    vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vector e = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f
+        + r * (0.00833333333f + r * (0.00138888889f + r * 0.000198412698f))))));
+    return e * (vector)(((integers)shifted << 23) + 0x3f800000);
+}
