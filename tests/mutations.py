@@ -275,7 +275,7 @@ MUTATIONS = (
     ),
     _Mutation(
         "compiled gradients of keys miss the diagonal",
-        "native/attention.c",
+        "native/one_layer.c",
         "either(before(s, t + 1), weight",
         "either(before(s, t), weight",
         "test_one_layer.py",

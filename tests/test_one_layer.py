@@ -70,7 +70,7 @@ def test_loss_and_gradients_are_autograds(
     ids=str,
 )
 def test_compiled_loss_and_gradients_are_the_plain_ones(settings: dict[str, Any]) -> None:
-    if library("attention.c", SIZE=8) is None:
+    if library("one_layer.c", SIZE=8) is None:
         pytest.skip("there is no C compiler")
     model = a_model(**settings).float()
     for parameter in model.parameters():
@@ -90,7 +90,7 @@ def test_compiled_loss_and_gradients_are_the_plain_ones(settings: dict[str, Any]
 
 
 def test_large_heads_and_short_trainings_are_not_compiled() -> None:
-    model = a_model(model="single-head", embed_dim=17).float()
+    model = a_model(model="single-head", embed_dim=33).float()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     assert not isinstance(new_one_layer(model, B, 10**9), CompiledOneLayer)

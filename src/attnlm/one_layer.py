@@ -23,8 +23,8 @@ from attnlm.model import AttentionModel, LanguageModel
 from attnlm.native import COMPILATION, library
 
 # Seconds that a number of a batch's queries saves in C, forward and backward; measured with heads
-# of 8 and 16. Larger ones gain nothing.
-_SAVED, _LARGEST_HEAD = 6e-9, 16
+# of 8 to 32. Larger ones gain nothing.
+_SAVED, _LARGEST_HEAD = 6e-9, 32
 
 
 def new_one_layer(model: AttentionModel, batch_size: int, steps: int) -> OneLayer:
@@ -34,7 +34,7 @@ def new_one_layer(model: AttentionModel, batch_size: int, steps: int) -> OneLaye
     numbers = batch_size * model.config.block_size * body.heads * body.head_size
     small = body.head_size <= _LARGEST_HEAD and model.head.weight.dtype == torch.float32
     if small and steps * numbers * _SAVED > COMPILATION:
-        compiled = library("attention.c", SIZE=body.head_size)
+        compiled = library("one_layer.c", SIZE=body.head_size)
         if compiled is not None:
             return CompiledOneLayer(model, batch_size, compiled)
     return OneLayer(model, batch_size)
@@ -181,13 +181,8 @@ class OneLayer:
             if p.projection_bias is not None:
                 x_MC += p.projection_bias
             d_x_MC = torch.empty_like(x_MC)
-        logits_MV = torch.addmm(p.head_bias, x_MC, p.head.T, out=self._logits_MV)
-        top, at_target = logits_MV.amax(1), logits_MV.gather(1, targets_M1)
-        probabilities_MV = torch.softmax(logits_MV, 1, out=logits_MV)
-        # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
-        loss = (top - probabilities_MV.amax(1).log_() - at_target.squeeze(1)).mean()
-        d_logits_MV = probabilities_MV.scatter_add_(1, targets_M1, self._minus_one_M1)
-        d_logits_MV *= 1 / len(targets_M1)
+        torch.addmm(p.head_bias, x_MC, p.head.T, out=self._logits_MV)
+        loss, d_logits_MV = self._cross_entropy(targets_M1), self._logits_MV
         torch.mm(d_logits_MV.T, x_MC, out=d.head)
         torch.sum(d_logits_MV, 0, out=d.head_bias)
         torch.mm(d_logits_MV, p.head, out=d_x_MC)
@@ -198,9 +193,20 @@ class OneLayer:
             torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
         return loss
 
+    def _cross_entropy(self, targets_M1: Tensor) -> Tensor:
+        """The mean loss; the logits become its gradient by them."""
+        logits_MV = self._logits_MV
+        top, at_target = logits_MV.amax(1), logits_MV.gather(1, targets_M1)
+        probabilities_MV = torch.softmax(logits_MV, 1, out=logits_MV)
+        # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
+        loss = (top - probabilities_MV.amax(1).log_() - at_target.squeeze(1)).mean()
+        d_logits_MV = probabilities_MV.scatter_add_(1, targets_M1, self._minus_one_M1)
+        d_logits_MV *= 1 / len(targets_M1)
+        return loss
+
 
 class CompiledOneLayer(OneLayer):
-    """The same with attention in C, which reads and writes the heads where they lie."""
+    """The same with attention and the loss in C, which reads and writes the heads where they lie."""
 
     def __init__(self, model: AttentionModel, batch_size: int, compiled: CDLL) -> None:
         super().__init__(model, batch_size)
@@ -229,6 +235,16 @@ class CompiledOneLayer(OneLayer):
             self._d_packed_BTC.data_ptr(),
             self._scratch.data_ptr(),
         )
+
+    def _cross_entropy(self, targets_M1: Tensor) -> Tensor:
+        loss = torch.empty(())
+        self._compiled.cross_entropy(
+            *self._logits_MV.shape,
+            self._logits_MV.data_ptr(),
+            targets_M1.data_ptr(),
+            loss.data_ptr(),
+        )
+        return loss
 
 
 class _Parameters:

@@ -24,10 +24,11 @@ _LONGEST_COMPILATION = 60.0  # seconds
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
-    "attention.c": {
+    "one_layer.c": {
         "attention_scratch": ([_NUMBER], _NUMBER),
         "attend": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 4], None),
         "attend_backward": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 6], None),
+        "cross_entropy": ([_NUMBER, _NUMBER, *[_PLACE] * 3], None),
     },
     "decoding.c": {
         "one_layer_scratch": ([_PLACE, _NUMBER], _NUMBER),

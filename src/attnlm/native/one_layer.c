@@ -1,9 +1,10 @@
-/* Attention of all heads of a batch, for training (one_layer.py): packed (B, T, 3·H·D) holds queries,
-   keys and values, mixed (B, T, H·D) the heads' outputs; log_sums (B, H, T) is kept for the way back,
-   where the weights are computed again: that is sooner done than reading them (Dao et al., 2022).
+/* The parts of one_layer.py that are more passes over memory than products. Axes as there.
 
-   LANES positions lie side by side, so that nothing is summed within a vector. SIZE, which is D, is
-   given to the compiler, so that sums stay in registers. */
+   Attention of all heads of a batch: packed (B, T, 3·H·D) holds queries, keys and values, mixed
+   (B, T, H·D) the heads' outputs; log_sums (B, H, T) is kept for the way back, where the weights are
+   computed again: that is sooner done than reading them (Dao et al., 2022). LANES positions lie side
+   by side, so that nothing is summed within a vector. SIZE, which is D, is given to the compiler, so
+   that sums stay in registers. */
 
 #include "vectors.h"
 
@@ -162,4 +163,39 @@ void attend_backward(int64_t batch, int64_t length, int64_t heads, float scale,
                                  d_mixed + at, width, log_sums + (b * heads + h) * length,
                                  d_packed + packed_at, scratch);
         }
+}
+
+/* In place, the gradient of the mean loss by the logits (M, V); the loss in nats into `loss`. */
+void cross_entropy(int64_t rows, int64_t columns, float *logits, const int64_t *targets, float *loss)
+{
+    const int64_t whole = columns / LANES * LANES, rest = (columns - whole) * sizeof(float);
+    double total = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        float *x = logits + r * columns;
+        vector tail = (vector){0} - INFINITY;
+        memcpy(&tail, x + whole, rest);
+        vector largest = tail;
+        for (int64_t c = 0; c < whole; c += LANES)
+            largest = either(load(x + c) > largest, load(x + c), largest);
+        float top = largest[0], at_target = x[targets[r]], sum = 0;
+        for (int l = 1; l < LANES; l++)
+            top = largest[l] > top ? largest[l] : top;
+        tail = exp_of(tail - top);
+        vector sums = tail;
+        for (int64_t c = 0; c < whole; c += LANES) {
+            vector e = exp_of(load(x + c) - top);
+            *(vector *)(x + c) = e;
+            sums += e;
+        }
+        for (int l = 0; l < LANES; l++)
+            sum += sums[l];
+        total += logf(sum) + (top - at_target);
+        float scale = 1 / (sum * rows);
+        for (int64_t c = 0; c < whole; c += LANES)
+            *(vector *)(x + c) = load(x + c) * scale;
+        tail *= scale;
+        memcpy(x + whole, &tail, rest);
+        x[targets[r]] -= 1.0f / rows;
+    }
+    *loss = total / rows;
 }
