@@ -206,7 +206,7 @@ class OneLayer:
 
 
 class CompiledOneLayer(OneLayer):
-    """The same with attention and the loss in C, which reads and writes the heads where they lie."""
+    """The same, with attention and the loss in C: heads are read and written where they lie."""
 
     def __init__(self, model: AttentionModel, batch_size: int, compiled: CDLL) -> None:
         super().__init__(model, batch_size)

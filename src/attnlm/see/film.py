@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnlm.see.attend import Numbers
 
@@ -17,29 +15,15 @@ _CELL = 6  # pixels, so that a browser that smooths what it enlarges hardly blur
 
 def strip(maps: Sequence[Numbers]) -> str:
     """Maps (T, T) side by side, as the URL of a PNG: a mask, as opaque as the weights are large."""
+    from matplotlib.image import imsave
+
     weights = np.concatenate(maps, axis=1)
-    return png_mask(np.rint(weights * 255).astype(np.uint8).repeat(_CELL, 0).repeat(_CELL, 1))
-
-
-def png_mask(alpha_HW: NDArray[np.uint8]) -> str:
-    """A black picture with that opacity, as a data: URL (PNG, W3C 2003: grey and alpha)."""
-    height, width = alpha_HW.shape
-    grey_alpha = np.zeros((height, width, 2), np.uint8)
-    grey_alpha[..., 1] = alpha_HW
-    rows = grey_alpha.reshape(height, -1)
-    # Filter 2: each row as its difference from the one above, and many are the same.
-    differences = np.diff(rows, axis=0, prepend=np.zeros((1, 2 * width), np.uint8))
-    filtered = np.concatenate([np.full((height, 1), 2, np.uint8), differences], axis=1)
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 4, 0, 0, 0)),
-        (b"IDAT", zlib.compress(filtered.tobytes(), 9)),
-        (b"IEND", b""),
-    )
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return "data:image/png;base64," + base64.b64encode(content).decode()
+    alpha_HW = np.rint(weights * 255).astype(np.uint8).repeat(_CELL, 0).repeat(_CELL, 1)
+    black_HW4 = np.zeros((*alpha_HW.shape, 4), np.uint8)
+    black_HW4[..., 3] = alpha_HW
+    content = io.BytesIO()
+    imsave(content, black_HW4, format="png", pil_kwargs={"optimize": True})
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
 def previous_token_score(weights_TT: Numbers) -> float:
