@@ -408,7 +408,7 @@ def test_another_heads_film(browser: Any, page: tuple[Path, Report]) -> None:
                 "#large-caption"
             )
             url = view.evaluate("document.getElementById('film').style.getPropertyValue('--strip')")
-            alpha = unpacked(url.removeprefix("url(").rstrip(")").strip("\"'"))
+            alpha = opacity(url.removeprefix("url(").rstrip(")").strip("\"'"))
             maps = np.concatenate([m.maps[place] for m in found.moments if m.maps is not None], 1)
             np.testing.assert_allclose(alpha[3::6, 3::6] / 255, maps, atol=0.003)
 
