@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow trials mutations audit bench format clean
+.PHONY: help demo test browser test-slow trials mutations audit bench format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types and tests"
+	@echo "make browser    Chromium for the tests of pages, where apt-get is at hand and you are root"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     what attnlm survives, in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  whether the tests notice what is broken on purpose"
@@ -37,6 +38,13 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
+
+# For the tests of pages, which are skipped without it.
+browser:
+	@command -v chromium || command -v chromium-browser || \
+		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
+		DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2 chromium >/dev/null; } || \
+		{ echo "install Chromium from your system's packages, as chromium" >&2; exit 1; }
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -6,6 +6,7 @@ import contextlib
 import html
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -144,7 +145,8 @@ def test_the_ladder_from_outside(project: Path) -> None:
 
     # What the page says makes it again does.
     text = page.read_text(encoding="utf-8")
-    command = html.unescape(text.split('<pre class="command">')[1].split("</pre>")[0])
+    tagged = text.split('<pre class="command">')[1].split("</pre>")[0]
+    command = html.unescape(re.sub("<[^>]*>", "", tagged))
     again = json.loads(attnlm(*shlex.split(command)[1:], "--json", cwd=project).stdout)
     assert again["ladder"] != facts["ladder"]
     for one, other in zip(again["rungs"], facts["rungs"], strict=True):

@@ -13,8 +13,15 @@ from attnlm import kernels
 from attnlm.attention import SelfAttention
 from attnlm.config import resolve
 from attnlm.model import AttentionModel, build_model, cross_entropy
-from attnlm.native import library
-from attnlm.one_layer import CompiledOneLayer, OneLayer, new_one_layer, suits
+from attnlm.native import COMPILATION
+from attnlm.one_layer import (
+    CompiledOneLayer,
+    OneLayer,
+    compiled_parts,
+    has_parts,
+    saved_by_compiling,
+    suits,
+)
 
 V, B, T = 11, 4, 5
 
@@ -70,13 +77,12 @@ def test_loss_and_gradients_are_autograds(
     ids=str,
 )
 def test_compiled_loss_and_gradients_are_the_plain_ones(settings: dict[str, Any]) -> None:
-    if library("one_layer.c", SIZE=8) is None:
-        pytest.skip("there is no C compiler")
     model = a_model(**settings).float()
+    if (compiled := compiled_parts(model.config)) is None:
+        pytest.skip("there is no C compiler")
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    forms = new_one_layer(model, B, 10**9), new_one_layer(model, B, 1)
-    assert isinstance(forms[0], CompiledOneLayer) and not isinstance(forms[1], CompiledOneLayer)
+    forms = CompiledOneLayer(model, B, compiled), OneLayer(model, B)
     for _ in range(2):
         inputs, targets = torch.randint(V, (2, B, model.config.block_size))
         losses, gradients = [], []
@@ -89,11 +95,16 @@ def test_compiled_loss_and_gradients_are_the_plain_ones(settings: dict[str, Any]
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
 
 
-def test_large_heads_and_short_trainings_are_not_compiled() -> None:
-    model = a_model(model="single-head", embed_dim=33).float()
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    assert not isinstance(new_one_layer(model, B, 10**9), CompiledOneLayer)
+def test_parts_are_compiled_where_that_saves_time() -> None:
+    def saved(**settings: Any) -> float:
+        config = resolve({"model": "multi-head", **settings})
+        return saved_by_compiling(config) if has_parts(config, V) else 0.0
+
+    assert saved(steps=10_000) > COMPILATION > saved(steps=100)
+    assert saved(budget=60.0) > COMPILATION > saved(budget=1.0)
+    assert saved(steps=10_000, heads=1, embed_dim=64) == 0  # too large a head
+    assert saved(steps=10_000, dropout=0.1) == 0
+    assert saved(steps=10_000, model="transformer") == 0
 
 
 def test_a_loss_of_hopeless_logits_is_finite() -> None:

@@ -147,9 +147,9 @@ class TrainingConfig:
         "precision of the products", default="auto", choices=("auto", "float32", "bfloat16")
     )
     compile: str = _setting(
-        "torch.compile for the training step (auto: off, which measured faster to the end)",
+        "on: torch.compile; parts: C for parts of a one-layer rung's step (auto: where it pays)",
         default="auto",
-        choices=("auto", "on", "off"),
+        choices=("auto", "parts", "on", "off"),
     )
     threads: int | None = _setting("CPU threads", at_least=1, at_most=1024)
 

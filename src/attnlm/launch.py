@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from attnlm import one_layer
 from attnlm.batches import check_length
 from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
 from attnlm.dataset import Dataset, open_dataset
@@ -39,7 +40,7 @@ from attnlm.training import (
     saved_state,
 )
 
-_TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads")
+_TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", "compile")
 
 
 def train(
@@ -144,7 +145,7 @@ def _go_on(
             )
     recorded = run.config.settings()
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
-    for key in sorted(changed.keys() & {"device", "threads"}):
+    for key in sorted(changed.keys() & {"device", "threads", "compile"}):
         on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
@@ -168,22 +169,49 @@ def _go_on(
 def settle(config: Config, device: Device, dataset: Dataset) -> Config:
     """Settles what was left open, so that the saved configuration is complete."""
     training = config.training
-    if training.compile == "on" and device.name == "cpu" and not _has_compiler():
-        raise AttnlmError(
-            "--compile on needs a C++ compiler, and there is none",
-            "install g++ or clang++, or leave --compile out",
-        )
     decided = replace(
         training,
         seed=secrets.randbits(31) if training.seed is None else training.seed,
         device=device.name,
         dtype=device.dtype,
-        compile="on" if training.compile == "on" else "off",
+        compile=_compiled(config, device, dataset),
     )
     config = replace(config, training=decided)
     threads = training.threads or _chosen_threads(config, device, dataset)
     torch.set_num_threads(threads)
     return replace(config, training=replace(decided, threads=threads))
+
+
+def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
+    """What is compiled: "on" all of a step, "parts" of it, or "off" nothing.
+
+    Raises AttnlmError where that is asked for and there is no compiler, or there are no such parts.
+    """
+    asked, on_cpu = config.training.compile, device.name == "cpu"
+    if asked == "on" and on_cpu and not _has_compiler():
+        raise AttnlmError(
+            "--compile on needs a C++ compiler, and there is none",
+            "install g++ or clang++, or give --compile off",
+        )
+    if asked in ("on", "off"):
+        return asked
+    has_parts = (
+        on_cpu and device.dtype == "float32" and one_layer.has_parts(config, dataset.vocab_size)
+    )
+    if asked == "auto":
+        worth = has_parts and one_layer.saved_by_compiling(config) > COMPILATION
+        return "parts" if worth and one_layer.compiled_parts(config.model) else "off"
+    if not has_parts:
+        raise UsageError(
+            "--compile parts is for one-layer rungs with small heads, in float32 on a CPU",
+            "give --compile off",
+        )
+    if not one_layer.compiled_parts(config.model):
+        raise AttnlmError(
+            "--compile parts needs a C compiler, and there is none",
+            "install gcc or clang, or give --compile off",
+        )
+    return "parts"
 
 
 def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
@@ -194,13 +222,16 @@ def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
     training = config.training
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     work = 6 * parameters * training.batch_size * config.model.block_size
-    about = [asdict(config.model), dataset.vocab_size, training.batch_size, training.optimizer]
+    about = [
+        *(asdict(config.model), dataset.vocab_size),
+        *(training.batch_size, training.optimizer, training.compile),
+    ]
     stepper: list[Stepper] = []
 
     def step() -> None:
         if not stepper:  # made only where a trial is needed
             state = initial_state(trial, dataset.vocab_size, device)
-            stepper.append(Stepper(state, trial, dataset, training.steps))
+            stepper.append(Stepper(state, trial, dataset))
         stepper[0].step(Interruption())
 
     with keeping_random_state(device):
@@ -258,10 +289,8 @@ def measure_pace(config: Config, dataset: Dataset, device: Device, at_most: floa
     """The pace of a run, by about `at_most` seconds of steps and one evaluation, thrown away."""
     trial = replace(config, training=with_steps(config.training, 2**30))
     state = initial_state(trial, dataset.vocab_size, device)
-    # A short trial stands for a short run, for which nothing is compiled.
-    steps = trial.training.steps if at_most > COMPILATION / 4 else 1
     with keeping_random_state(device):
-        stepping = _seconds_per_step(Stepper(state, trial, dataset, steps), at_most)
+        stepping = _seconds_per_step(Stepper(state, trial, dataset), at_most)
     return Pace(stepping, _seconds_of_evaluation(state, dataset))
 
 

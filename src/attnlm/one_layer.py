@@ -19,25 +19,47 @@ from torch import Tensor
 
 from attnlm import kernels
 from attnlm.attention import SHORT, SelfAttention
+from attnlm.config import Config, ModelConfig
 from attnlm.model import AttentionModel, LanguageModel
-from attnlm.native import COMPILATION, library
+from attnlm.native import library
 
+_RUNGS = ("single-head", "multi-head", "wide-head")
 # Seconds that a number of a batch's queries saves in C, forward and backward; measured with heads
 # of 8 to 32. Larger ones gain nothing.
-_SAVED, _LARGEST_HEAD = 6e-9, 32
+_SAVED, _SHARE_SAVED, _LARGEST_HEAD = 6e-9, 0.15, 32
 
 
-def new_one_layer(model: AttentionModel, batch_size: int, steps: int) -> OneLayer:
-    """The form that makes so many steps soonest."""
-    body = model.body
-    assert isinstance(body, SelfAttention)
-    numbers = batch_size * model.config.block_size * body.heads * body.head_size
-    small = body.head_size <= _LARGEST_HEAD and model.head.weight.dtype == torch.float32
-    if small and steps * numbers * _SAVED > COMPILATION:
-        compiled = library("one_layer.c", SIZE=body.head_size)
-        if compiled is not None:
-            return CompiledOneLayer(model, batch_size, compiled)
-    return OneLayer(model, batch_size)
+def has_parts(config: Config, vocab_size: int) -> bool:
+    """Whether training has parts, of this form of a step, that can be compiled."""
+    model = config.model
+    return (
+        model.model in _RUNGS
+        and not model.dropout
+        and model.head_dim <= _LARGEST_HEAD
+        and model.block_size <= SHORT
+        and vocab_size <= config.training.batch_size * model.block_size
+    )
+
+
+def saved_by_compiling(config: Config) -> float:
+    """How many seconds of a training, or of its budget, compiled parts are likely to save."""
+    training, model = config.training, config.model
+    if training.steps is None:
+        return _SHARE_SAVED * (training.budget or 0)
+    numbers = training.batch_size * model.block_size * model.num_heads * model.head_dim
+    return training.steps * numbers * _SAVED
+
+
+def compiled_parts(model: ModelConfig) -> CDLL | None:
+    """The parts, compiled; None where there is no compiler."""
+    return library("one_layer.c", SIZE=model.head_dim)
+
+
+def new_one_layer(model: AttentionModel, batch_size: int, compiled: CDLL | None) -> OneLayer:
+    """With or without compiled parts."""
+    if compiled is None:
+        return OneLayer(model, batch_size)
+    return CompiledOneLayer(model, batch_size, compiled)
 
 
 def suits(model: LanguageModel, batch_size: int) -> bool:

@@ -154,17 +154,12 @@ class _NotFiniteError(Exception):
 
 
 class Stepper:
-    """One training step after another: everything that a step needs, held ready.
+    """One training step after another: everything that a step needs, held ready."""
 
-    `steps` is how many will be made in earnest, where this is only a trial of them.
-    """
-
-    def __init__(
-        self, state: TrainingState, config: Config, dataset: Dataset, steps: int | None = None
-    ) -> None:
+    def __init__(self, state: TrainingState, config: Config, dataset: Dataset) -> None:
         self.state, self.config = state, config.training
         self.batches = training_batches(config, dataset)
-        self._backpropagate = _backpropagation(state, self.config, steps or self.config.steps or 0)
+        self._backpropagate = _backpropagation(state, self.config)
         self._draws = bool(config.model.dropout)
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
@@ -209,12 +204,13 @@ class Stepper:
 Backpropagation = Callable[[Tensor, Tensor], Tensor]
 
 
-def _backpropagation(state: TrainingState, config: TrainingConfig, steps: int) -> Backpropagation:
+def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropagation:
     """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
     model, plainly = state.model, config.compile != "on" and state.device.dtype == "float32"
     if plainly and one_layer.suits(model, config.batch_size):
         assert isinstance(model, AttentionModel)
-        return one_layer.new_one_layer(model, config.batch_size, steps)
+        compiled = one_layer.compiled_parts(model.config) if config.compile == "parts" else None
+        return one_layer.new_one_layer(model, config.batch_size, compiled)
     compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
 
     def backpropagate(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

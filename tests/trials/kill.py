@@ -49,11 +49,11 @@ _Kill = tuple[Scenario, str, Callable[[Path], Outcome]]
 def _in_the_open(events: list[str]) -> str | None:
     """Whether a file is written under its final name: whoever is killed then leaves half of it.
 
-    Metrics are: a line that was cut short is known by its missing end.
+    Lines that are added are: one that was cut short is known by its missing end.
     """
     for event in events:
         done, _, name = event.partition(" ")
-        if done == "open" and not name.startswith(".") and name != "metrics.jsonl":
+        if done == "open" and not name.startswith(".") and not name.endswith(".jsonl"):
             return f"{name} is written under its final name"
     return None
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.config import RUNGS
+from attnlm.config import RUNGS, resolve
 from attnlm.launch import _has_compiler
+from attnlm.one_layer import compiled_parts
 from attnlm.training import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, same_run, settings_of
@@ -50,6 +51,8 @@ def _ways() -> list[dict[str, Any]]:
             ways.append(way if plain else {**way, "dropout": 0.2})
             if rung in ("single-head", "multi-head", "wide-head"):
                 ways.append(way)  # without dropout they have another, faster way to step
+                if sampling == "epoch" and compiled_parts(resolve({"model": rung}).model):
+                    ways.append({**way, "compile": "parts"})
     return ways
 
 

@@ -162,7 +162,8 @@ def _as_never_stopped(data: Path, part: Path, settings: dict[str, Any]) -> str |
     steps = facts_of(run.last)["step"] if run.last.exists() else 0
     if steps <= settings["eval_every"]:
         return None  # a run of so few steps has no evaluation before the first
-    settings = {**settings, "steps": steps}
+    # An endless run is worth compiling parts for, a short one isn't.
+    settings = {**settings, "steps": steps, "compile": run.config.training.compile}
     whole = attnlm.train(data, checkpoint_dir=part.parent, name="whole", **settings)
     return same_run(whole, attnlm.train(resume=part, steps=steps))
 
