@@ -137,7 +137,7 @@ TRIAL = Trial(
     name="memory",
     promise="memory stays as it is, however long; a run takes what was estimated; too much is told",
     short=1,
-    full=40,
+    full=100,
     run=in_own_process(_run),
     skip=lambda: None if sys.platform == "linux" else "it reads /proc",
 )
