@@ -63,6 +63,8 @@ def moment_of(record: Record, config: ModelConfig) -> Moment:
     if type(step) is not int or step < 0:
         raise ValueError("no step")
     text.encode()
+    if (maps is None) != (config.model == "bigram"):
+        raise ValueError("maps where there are no heads, or none where there are")
     if maps is not None:
         maps = _unpacked(maps, config.layers or 1, config.num_heads)
     return Moment(step, text, maps)
