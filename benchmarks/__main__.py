@@ -3,7 +3,7 @@
 Parts: steps, process, quality, shakespeare, sample, prepare. ATTNLM_TEST_DATA names a folder with
 tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
-Nothing here is compiled at run time, so a first run is as fast as a later one.
+"Cold" has the half second in which C is compiled, "warm" not; whole processes are always cold.
 """
 
 from __future__ import annotations
