@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -334,3 +335,52 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError) as caught:
         SamplingConfig(**wrong)  # type: ignore[arg-type]
     assert "--" + next(iter(wrong)).replace("_", "-") in caught.value.message
+
+
+def compiled_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """What `library` finds where CC names a compiler made of this shell script, and PATH none."""
+    compiler = folder / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    tools = folder / "tools"
+    tools.mkdir()
+    for name in ("sh", "sleep", "as", "ld"):
+        if (found := shutil.which(name)) is not None:
+            (tools / name).symlink_to(found)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("GCC", shutil.which("gcc") or "")
+    monkeypatch.setenv("PATH", str(tools))
+    library.cache_clear()
+    try:
+        return library("decoding.c")
+    finally:
+        library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 1", "exit 0", 'for a; do last=$a; done; echo no > "$last"', "sleep 30 & wait"]
+)
+def test_a_compiler_that_makes_nothing_of_use_is_none(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.native._LONGEST_COMPILATION", 0.5)
+    assert compiled_by(script, tmp_path, monkeypatch) is None
+
+
+def test_a_library_without_the_functions_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    script = f'''while [ "$1" != -o ]; do shift; done
+echo "int x;" | "$GCC" -shared -fPIC -B{Path(shutil.which("as") or "").parent} -x c - -o "$2"'''
+    assert compiled_by(script, tmp_path, monkeypatch) is None
+
+
+def test_a_broken_compiler_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    library.cache_clear()
+    before = library("decoding.c")
+    monkeypatch.setenv("CC", "false")
+    library.cache_clear()
+    assert (library("decoding.c") is None) == (before is None)
+    library.cache_clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -332,6 +333,17 @@ def test_the_command_writes_it(
 def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd = runs.parent
     refused("report", "tied", "-o", "no/such.html", cwd=cwd, code=1, says="no folder", hints="make")
+    weights = (runs / "tied" / "best.safetensors").read_bytes()
+    target = str(Path("checkpoints") / "tied" / "best.safetensors")
+    refused("report", "tied", "-o", target, cwd=cwd, code=2, says="--output", hints=".html")
+    assert (runs / "tied" / "best.safetensors").read_bytes() == weights
+    odd = tmp_path.parent / "odd"
+    (odd / "folder.html").mkdir(parents=True)
+    (odd / "link.html").symlink_to(runs / "tied" / "config.json")
+    os.mkfifo(odd / "pipe.html")
+    for name in ("folder.html", "link.html", "pipe.html"):
+        place = str(odd / name)
+        refused("report", "tied", "-o", place, cwd=cwd, code=1, says="plain file", hints="another")
     refused("report", "tide", cwd=cwd, code=1, says="no run is called", hints="tied")
     refused("report", "tied", "--text", "Ω", cwd=cwd, code=1, says="Ω", hints="")
     refused("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,25 @@ def test_a_lost_line_is_not_missed(data: Path, tmp_path: Path) -> None:
         10,
         11,
     ]
+
+
+def test_lines_in_another_order_are_refused(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path)
+    for name in ("ticker.jsonl", "metrics.jsonl"):
+        path = run.path / name
+        lines = path.read_bytes().splitlines(keepends=True)
+        for others in (lines[::-1], lines + lines):
+            path.write_bytes(b"".join(others))
+            with pytest.raises(AttnlmError, match=name):
+                attnlm.train(resume=run.path, steps=20)
+        path.write_bytes(b"".join(lines))
+
+
+def test_lines_of_another_run_go(data: Path, tmp_path: Path) -> None:
+    run, other = trained(data, tmp_path, steps=10), trained(data, tmp_path, steps=9, eval_every=3)
+    shutil.copy(other.path / "ticker.jsonl", run.path)
+    resumed = attnlm.train(resume=run.path, steps=15)
+    assert [moment.step for moment in resumed.ticker()] == [0, 15]
 
 
 def sealed(record: dict[str, Any]) -> bytes:

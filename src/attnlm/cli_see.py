@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,25 +72,31 @@ def _drawing(output: Path) -> Callable[[Attention], bytes]:
 
     Raises UsageError for kinds that we do not draw, AttnlmError where the folder is not there.
     """
-    kind = output.suffix.lower().removeprefix(".")
-    if kind in ("html", "png", "svg"):
-        _check_folder(output)
-    if kind in ("png", "svg"):
-        from attnlm.see.picture import picture
-
-        return lambda attention: picture(attention, kind)
+    kind = _check_output(output, "html", "png", "svg")
     if kind == "html":
         from attnlm.see.attend_page import attention_page
 
         return attention_page
-    raise UsageError(
-        f"--output can't be {str(output)!r}", "give a name that ends in .html, .png or .svg"
-    )
+    from attnlm.see.picture import picture
+
+    return lambda attention: picture(attention, kind)
 
 
-def _check_folder(output: Path) -> None:
+def _check_output(output: Path, *kinds: str) -> str:
+    """The kind of file that `output` is to be, by its name.
+
+    Raises UsageError for other kinds, AttnlmError where it can't be written or is no plain file.
+    """
+    kind = output.suffix.lower().removeprefix(".")
+    if kind not in kinds:
+        dotted = [f".{name}" for name in kinds]
+        ends = " or ".join(filter(None, [", ".join(dotted[:-1]), dotted[-1]]))
+        raise UsageError(f"--output can't be {str(output)!r}", f"give a name that ends in {ends}")
     if not output.parent.is_dir():
         raise AttnlmError(f"there is no folder {output.parent}", "make it, or name another")
+    if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
+        raise AttnlmError(f"{output} is no plain file, and is left as it is", "give another name")
+    return kind
 
 
 def _show(attention: Attention) -> None:
@@ -220,7 +227,8 @@ def report(
 ) -> None:
     """Write all that a run has to show as one page that opens anywhere."""
     if output is not None:
-        _check_folder(output)
+        _check_output(output, "html")
+    text = None if text is None else typed(text, "--text")
 
     from attnlm.run import open_run
     from attnlm.see.report import report as gather

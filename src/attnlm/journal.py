@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """Records in the order in which they were made, one to a line, each with a `step`."""
+    """Records one to a line, each with a `step` above that of the one before."""
 
     path: Path
     is_valid: Callable[[Record], bool]
@@ -41,10 +41,13 @@ class Journal:
             return []
         if not self.path.is_file() or self.path.stat().st_size > self.largest:
             raise self.damaged()
-        records = []
+        records: list[Record] = []
         with self.path.open("rb") as file:
             while (line := file.readline(self.longest_line)).endswith(b"\n"):
-                records.append(self._record(line))
+                record = self._record(line)
+                if records and record["step"] <= records[-1]["step"]:
+                    raise self.damaged()
+                records.append(record)
         if len(line) == self.longest_line:
             raise self.damaged()
         return records

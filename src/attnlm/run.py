@@ -115,7 +115,8 @@ class Run:
     def keep_until(self, evaluated_step: int) -> None:
         """Drops what was recorded after an evaluation. Raises AttnlmError as reading does."""
         metrics = self.metrics_until(evaluated_step)
-        ticker = [line for line in self._ticker.records() if line["step"] <= evaluated_step]
+        steps = {record["step"] for record in metrics}
+        ticker = [line for line in self._ticker.records() if line["step"] in steps]
         self._metrics.replace(metrics)
         self._ticker.replace(ticker)
 

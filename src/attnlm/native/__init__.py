@@ -6,10 +6,13 @@ file has a plain form beside it in Python, which tests hold it equal to.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from importlib import resources
@@ -20,7 +23,7 @@ COMPILATION = 0.6
 """About how many seconds it takes: compiling is worth it where it saves more."""
 
 _FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_LONGEST_COMPILATION = 60.0  # seconds
+_LONGEST_COMPILATION = 10.0  # seconds
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
@@ -43,32 +46,39 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 def library(source: str, **constants: int) -> ctypes.CDLL | None:
     """The functions of a C file of this folder, compiled for this machine, with these constants.
 
-    None where there is no compiler (what CC names, cc, gcc or clang) that can.
+    None where no compiler can: neither what CC names, nor cc, gcc or clang.
     """
-    named = (os.environ.get("CC", "cc"), "gcc", "clang")
-    compiler = next(filter(None, map(shutil.which, named)), None)
-    if compiler is None:
-        return None
     defined = [f"-D{name}={value}" for name, value in constants.items()]
-    try:
-        with (
-            resources.as_file(resources.files(__name__)) as sources,
-            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        ):
-            made = str(Path(folder, "library.so"))
-            for target in (["-march=native"], []):  # not every compiler knows the first
-                command = [compiler, *_FLAGS, *target, *defined]
-                done = subprocess.run(
-                    [*command, str(sources / source), "-o", made, "-lm"],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=_LONGEST_COMPILATION,
-                )
-                if done.returncode == 0:
-                    return _declared(ctypes.CDLL(made), source)
-    except (OSError, subprocess.TimeoutExpired):
-        pass
+    named = (os.environ.get("CC"), "cc", "gcc", "clang")
+    compilers = dict.fromkeys(filter(None, (shutil.which(name) for name in named if name)))
+    # Not every compiler knows the processor by itself.
+    for compiler, target in itertools.product(compilers, (["-march=native"], [])):
+        with contextlib.suppress(OSError, AttributeError, subprocess.TimeoutExpired):
+            return _compiled([compiler, *_FLAGS, *target, *defined], source)
     return None
+
+
+def _compiled(command: list[str], source: str) -> ctypes.CDLL:
+    """Raises OSError, AttributeError or TimeoutExpired where what is made is no such library."""
+    with (
+        resources.as_file(resources.files(__name__)) as sources,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
+        made = str(Path(folder, "library.so"))
+        process = subprocess.Popen(
+            [*command, str(sources / source), "-o", made, "-lm"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that all that it started can be ended with it
+        )
+        try:
+            process.wait(_LONGEST_COMPILATION)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return _declared(ctypes.CDLL(made), source)
 
 
 def _declared(found: ctypes.CDLL, source: str) -> ctypes.CDLL:
