@@ -254,7 +254,7 @@ void transformer_logits(const struct transformer *m, int64_t samples, int64_t co
                 for (int64_t i = 0; i < m->hidden; i += LANES) {
                     int64_t left = m->hidden - i < LANES ? m->hidden - i : LANES;
                     vector x = load(gate + i), e = exp_of(either(x < 0, x, -x));
-                    vector y = x * load(up + i) * either(x < 0, e, 0 * x + 1) / (1 + e);
+                    vector y = x * load(up + i) * either(x < 0, e, (vector){0} + 1) / (1 + e);
                     memcpy(gate + i, &y, left * sizeof(float)); /* SwiGLU, without overflow */
                 }
             }
