@@ -468,7 +468,8 @@ def sample(
         Path | None, typer.Option(show_default=False, help="file with the text to continue")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(help="below 1 bolder in its choice, above 1 freer, 0 greedy")
+        float,
+        typer.Option(help="below 1 likely tokens gain, above 1 the others do; 0 is greedy"),
     ] = 1.0,
     top_k: Annotated[
         int | None, typer.Option(show_default=False, help="choose among the K likeliest tokens")
@@ -526,8 +527,7 @@ def sample(
         _talk(sampler, text, config)
     else:
         _sample(sampler, text, config, json, show_probs)
-        is_top = opened.config.model.model == "transformer"
-        console.say_next("attnlm sample -i" if is_top else "attnlm train --model transformer")
+        console.say_next(f"attnlm report{_checkpoint_flag(checkpoint_dir)}")
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:

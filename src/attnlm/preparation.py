@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter
@@ -326,20 +325,15 @@ def _write_bin(
     tokens = utf8_bytes = 0
     digest = hashlib.sha256()
     pairs = _Pairs(tokenizer.vocab_size)
-    workers = 1  # this thread, which reads and writes, has as much to do
+    workers = 1  # this thread, which reads, hashes and writes, has as much to do
     if isinstance(tokenizer, BpeTokenizer):
         texts = safe_pieces(texts, _PIECE)
         workers = min(cores(), _MOST_WORKERS)
     encoding = map_ahead(functools.partial(_encode, tokenizer), texts, workers)
-    with (
-        replacing(path) as file,
-        contextlib.closing(encoding),
-        ThreadPoolExecutor(1) as hashing,
-    ):
+    with replacing(path) as file, contextlib.closing(encoding):
         for piece in encoding:
-            hashed = hashing.submit(digest.update, piece.ids.data)
             file.write(piece.ids.data)
-            hashed.result()
+            digest.update(piece.ids.data)
             tokens += len(piece.ids)
             utf8_bytes += piece.utf8_bytes
             pairs.add(piece)

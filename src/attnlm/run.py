@@ -196,6 +196,10 @@ def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoint
     Raises AttnlmError when there is none, or when its configuration is damaged.
     """
     path = find_folder(name, checkpoint_dir, kind="run", hint="train one: attnlm train")
+    if (path / "ladder.json").exists():
+        raise AttnlmError(
+            f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
+        )
     content = files.read_json(path / "config.json")
     if content.get("format") != _FORMAT:
         raise AttnlmError(

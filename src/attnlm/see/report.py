@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from attnlm.device import choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import OnEvent
 from attnlm.model import LanguageModel
+from attnlm.optimizer import learning_rate_factor
 from attnlm.run import Run, load_model, open_dataset_of
 from attnlm.sampling import Sampler, SamplingConfig
 from attnlm.see.again import prepare_command, sample_command, train_command
@@ -62,6 +64,19 @@ class Report:
         """How its training went, in words."""
         about = self.run.dataset
         return verdict(self.records, bigram_loss=about["bigram_loss"], floor=about["floor"])
+
+    @property
+    def was_extended(self) -> bool:
+        """Whether it was given more steps later, so that the learning rate did not fall once."""
+        training = self.run.config.training
+        return any(
+            not math.isclose(
+                record["learning_rate"],
+                training.learning_rate
+                * learning_rate_factor(max(0, int(record["step"]) - 1), training),
+            )
+            for record in self.records
+        )
 
     def facts(self) -> dict[str, Any]:
         """As JSON values."""
