@@ -4,6 +4,7 @@ small one in plain characters. matplotlib is imported when something is drawn, n
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import math
@@ -99,6 +100,8 @@ class CurveDrawer:
         began = time.perf_counter()
         try:
             draw_run(self._run, self._run.path / "curve.png")
+            # A figure's parts hold each other; left alone, thirty of them wait for a full search.
+            gc.collect(1)
         except Exception as error:  # noqa: BLE001 - no picture is worth a run
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._on_event(Note(f"curve.png can't be drawn: {reason}"))
