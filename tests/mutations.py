@@ -78,7 +78,7 @@ MUTATIONS = (
     _Mutation(
         "what the ticker says of later steps is kept",
         "run.py",
-        """self._ticker.records() if line["step"] <= evaluated_step]""",
+        """self._ticker.records() if line["step"] in steps]""",
         "self._ticker.records()]",
         "test_ticker.py",
     ),
