@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import attnlm
+from attnlm import curves
+from attnlm.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
 from attnlm.dataset import Dataset
 from attnlm.events import Note, ignore
 from attnlm.run import Run
-from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
 from attnlm.training import Evaluated, Finished, Started
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
@@ -109,7 +109,7 @@ def test_drawing_needs_no_home_and_no_display(dataset: Dataset, tmp_path: Path) 
     nowhere.write_text("no folder")
     program = (
         "from pathlib import Path; from attnlm.run import open_run\n"
-        "from attnlm.see.curves import draw_run\n"
+        "from attnlm.curves import draw_run\n"
         f"run = open_run(Path({str(run.path)!r})); draw_run(run, run.path / 'curve.png')"
     )
     homes = ("HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")

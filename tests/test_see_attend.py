@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from attnlm.explicit import explicit_pass
 from attnlm.run import load_model, open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
-from attnlm.see.explicit import explicit_pass
 from attnlm.see.picture import picture
 from attnlm.see.text import visible
 from attnlm.see.tint import tint

@@ -10,8 +10,8 @@ import attnlm.attention
 from attnlm.attention import SelfAttention
 from attnlm.config import RUNGS
 from attnlm.errors import AttnlmError
+from attnlm.explicit import explicit_pass
 from attnlm.model import LanguageModel
-from attnlm.see.explicit import explicit_pass
 from tests.test_model import B, T, V, a_model, scrambled
 
 ATTENDING = [rung for rung in RUNGS if rung != "bigram"]

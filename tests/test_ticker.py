@@ -19,10 +19,10 @@ from attnlm import training
 from attnlm.config import RUNGS
 from attnlm.device import choose_device
 from attnlm.errors import AttnlmError
+from attnlm.explicit import explicit_pass
 from attnlm.journal import Journal
 from attnlm.moments import take_moment
 from attnlm.run import Run
-from attnlm.see.explicit import explicit_pass
 from attnlm.ticker import PASSAGE, Moment, ticker_journal
 from attnlm.training import Evaluated
 

@@ -265,8 +265,8 @@ def _checkpoint_flag(checkpoint_dir: Path) -> str:
 
 
 def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) -> None:
+    from attnlm.curves import plain_curve, references_of
     from attnlm.memory import estimate_memory
-    from attnlm.see.curves import plain_curve, references_of
     from attnlm.verdict import verdict
 
     records = run.metrics()

@@ -17,6 +17,7 @@ import torch
 from attnlm import one_layer
 from attnlm.batches import check_length
 from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
+from attnlm.curves import CurveDrawer
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
@@ -29,7 +30,6 @@ from attnlm.model import count_parameters, model_skeleton
 from attnlm.moments import take_moment
 from attnlm.native import COMPILATION
 from attnlm.run import Run, create_run, open_dataset_of, open_run
-from attnlm.see.curves import CurveDrawer
 from attnlm.threads import choose_threads
 from attnlm.training import (
     Stepper,

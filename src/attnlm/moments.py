@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from attnlm.dataset import Dataset
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
+from attnlm.explicit import explicit_pass
 from attnlm.model import Bigram, LanguageModel
 from attnlm.sampling import Sampler, SamplingConfig
-from attnlm.see.explicit import explicit_pass
 from attnlm.see.text import token_texts
 from attnlm.ticker import PASSAGE, Moment
 

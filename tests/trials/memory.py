@@ -20,22 +20,24 @@ from tests.trials.small import prepared, settings_of
 from tests.trials.trial import Tally, Trial
 
 _GROWTH = 4 * 2**20  # bytes: an allocator's unrest
+_MOST_TOKENS = 1_000_000
 
 
 def _run(cases: int, seed: int, folder: Path) -> Tally:
-    """`cases` thousand steps, ten times as many sampled tokens, and one estimate per rung.
+    """`cases` thousand steps, up to a million sampled tokens, and one estimate per rung.
 
-    In the short form, of one, only with the rungs that are quick.
+    In the short form, of one, only with the rungs that are quick; in the full one half an hour.
     """
     tally = Tally()
     data = prepared(folder / "given")
     is_short = cases == 1
+    tokens = min(10_000 * cases, _MOST_TOKENS)
     for rung in ("multi-head",) if is_short else ("multi-head", "transformer"):
         runs = folder / rung
         outcome = in_child(lambda: _growth_of_training(data, runs, rung, 1000 * cases))  # noqa: B023
         tally.count(outcome.failure, f"{rung}, {1000 * cases} steps")
-        outcome = in_child(lambda: _growth_of_sampling(runs / "run", 10_000 * cases))  # noqa: B023
-        tally.count(outcome.failure, f"{rung}, {10_000 * cases} tokens")
+        outcome = in_child(lambda: _growth_of_sampling(runs / "run", tokens))  # noqa: B023
+        tally.count(outcome.failure, f"{rung}, {tokens} tokens")
     for rung in ("average", "single-head", "multi-head") if is_short else RUNGS:
         outcome = in_child(lambda: _estimated(data, folder / "estimated", rung))  # noqa: B023
         tally.count(outcome.failure, rung)
@@ -137,7 +139,7 @@ TRIAL = Trial(
     name="memory",
     promise="memory stays as it is, however long; a run takes what was estimated; too much is told",
     short=1,
-    full=100,
+    full=1000,
     run=in_own_process(_run),
     skip=lambda: None if sys.platform == "linux" else "it reads /proc",
 )

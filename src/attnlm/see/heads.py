@@ -31,9 +31,9 @@ from torch import Tensor
 
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import OnEvent, Progress, ignore
+from attnlm.explicit import Head, explicit_pass
 from attnlm.model import LanguageModel, cross_entropy
 from attnlm.run import Run, load_model, open_dataset_of
-from attnlm.see.explicit import Head, explicit_pass
 from attnlm.tokenizer import Tokenizer
 
 PATTERNS = (

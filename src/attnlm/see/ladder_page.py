@@ -7,7 +7,7 @@ from pathlib import Path
 import attnlm
 from attnlm import files
 from attnlm.config import RUNGS
-from attnlm.see.curves import Line, panel_svg, panels_png, references_of
+from attnlm.curves import Line, panel_svg, panels_png, references_of
 from attnlm.see.ladder import Ladder
 from attnlm.see.page import render
 

@@ -15,13 +15,13 @@ from attnlm.dataset import Dataset
 from attnlm.device import choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import OnEvent
+from attnlm.explicit import explicit_pass
 from attnlm.model import LanguageModel
 from attnlm.optimizer import learning_rate_factor
 from attnlm.run import Run, load_model, open_dataset_of
 from attnlm.sampling import Sampler, SamplingConfig
 from attnlm.see.again import prepare_command, sample_command, train_command
 from attnlm.see.attend import Attention, attention_of
-from attnlm.see.explicit import explicit_pass
 from attnlm.see.heads import HeadsReport, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.text import ids_within_context

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attnlm.config import ModelConfig
+from attnlm.explicit import Heads, Layer, Pass, explicit_pass
 from attnlm.run import Run, load_model
-from attnlm.see.explicit import Heads, Layer, Pass, explicit_pass
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
