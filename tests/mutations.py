@@ -274,6 +274,27 @@ MUTATIONS = (
         "test_sampling.py",
     ),
     _Mutation(
+        "words in C end anywhere before whitespace",
+        "native/words.c",
+        "(after == ' ' || ends == BEFORE_ANY_WHITESPACE)",
+        "1",
+        "test_words.py",
+    ),
+    _Mutation(
+        "new words in C stand beside each other without a filler",
+        "native/words.c",
+        "n > known && !is_cut",
+        "0 && !is_cut",
+        "test_words.py",
+    ),
+    _Mutation(
+        "a token that reaches over two words is not noticed",
+        "words.py",
+        "np.array_equal(tokens_at[places], starts - starts[0])",
+        "True",
+        "test_words.py",
+    ),
+    _Mutation(
         "compiled gradients of keys miss the diagonal",
         "native/one_layer.c",
         "either(before(s, t + 1), weight",

@@ -19,3 +19,8 @@ O200K_PATTERN = (
 def pattern_of(name: str) -> str:
     """The one that belongs to a byte-pair vocabulary: GPT-2's for those of our own."""
     return {"cl100k_base": CL100K_PATTERN, "o200k_base": O200K_PATTERN}.get(name, GPT2_PATTERN)
+
+
+def takes_line_ends(pattern: str) -> bool:
+    """Whether signs have the line ends that follow them in the same word."""
+    return pattern != GPT2_PATTERN

@@ -40,6 +40,7 @@ from attnlm.tokenizer import (
     safe_pieces,
     save,
 )
+from attnlm.words import PieceEncoder, piece_encoder
 
 # UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
 _SAMPLE_BYTES = 2**22
@@ -151,6 +152,10 @@ class _Split:
     @property
     def characters(self) -> int:
         return self.text.characters + (self.val_text.characters if self.val_text else 0)
+
+    @property
+    def utf8_bytes(self) -> int:
+        return self.text.utf8_bytes + (self.val_text.utf8_bytes if self.val_text else 0)
 
     def pieces(self) -> Iterator[tuple[str, str]]:
         """Both splits, each piece with the name of its split."""
@@ -291,11 +296,12 @@ def _write_bins(
         done += characters
         on_event(Progress("encode", done, split.characters, "chars"))
 
+    encode_piece = piece_encoder(tokenizer, split.utf8_bytes)
     bins = {}
     for key, pieces in itertools.groupby(split.pieces(), itemgetter(0)):
         try:
             bins[key] = _write_bin(
-                folder / f"{key}.bin", map(itemgetter(1), pieces), tokenizer, count
+                folder / f"{key}.bin", map(itemgetter(1), pieces), tokenizer, encode_piece, count
             )
         except UnknownCharactersError:  # the vocabulary was that of the whole text
             text = split.val_text if key == "val" and split.val_text else split.text
@@ -320,7 +326,11 @@ class _Encoded:
 
 
 def _write_bin(
-    path: Path, texts: Iterable[str], tokenizer: Tokenizer, count: Callable[[int], None]
+    path: Path,
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    encode_piece: PieceEncoder,
+    count: Callable[[int], None],
 ) -> _Bin:
     tokens = utf8_bytes = 0
     digest = hashlib.sha256()
@@ -329,7 +339,8 @@ def _write_bin(
     if isinstance(tokenizer, BpeTokenizer):
         texts = safe_pieces(texts, _PIECE)
         workers = min(cores(), _MOST_WORKERS)
-    encoding = map_ahead(functools.partial(_encode, tokenizer), texts, workers)
+    encode = functools.partial(_encode, encode_piece, tokenizer.vocab_size)
+    encoding = map_ahead(encode, texts, workers)
     with replacing(path) as file, contextlib.closing(encoding):
         for piece in encoding:
             file.write(piece.ids.data)
@@ -341,13 +352,13 @@ def _write_bin(
     return _Bin(tokens, utf8_bytes, digest.hexdigest(), pairs.counts_VV)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> _Encoded:
-    ids = tokenizer.encode_piece(text)
+def _encode(encode_piece: PieceEncoder, vocab_size: int, text: str) -> _Encoded:
+    ids = encode_piece(text)
     return _Encoded(
-        ids.astype(id_dtype(tokenizer.vocab_size), copy=False),
+        ids.astype(id_dtype(vocab_size), copy=False),
         len(text),
         len(text) if text.isascii() else len(text.encode()),
-        _pair_counts(ids, tokenizer.vocab_size),
+        _pair_counts(ids, vocab_size),
     )
 
 

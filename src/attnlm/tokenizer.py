@@ -43,7 +43,8 @@ class Tokenizer(abc.ABC):
     """A vocabulary, and how text becomes ids in it.
 
     `name` is the spec that makes it, as in "bpe:512"; ids are below `vocab_size`; `end_of_text`
-    is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id.
+    is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id. `tokens`
+    are the bytes of each id.
     """
 
     def __init__(self, name: str, tokens: Sequence[bytes], end_of_text: int | None = None) -> None:
@@ -51,7 +52,7 @@ class Tokenizer(abc.ABC):
         self.vocab_size = len(tokens)
         self.end_of_text = end_of_text
         self.newline = tokens.index(b"\n") if b"\n" in tokens else None
-        self._tokens = tokens
+        self.tokens = tokens
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         """The ids of `text`, shape (tokens,); `decode` gives the text back.
@@ -67,7 +68,7 @@ class Tokenizer(abc.ABC):
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The UTF-8 bytes of `ids`, which may begin or end within a character."""
-        return b"".join(self._tokens[token] for token in ids)
+        return b"".join(self.tokens[token] for token in ids)
 
     def to_json(self) -> dict[str, Any]:
         """All of the tokenizer as JSON values, equal for equal tokenizers."""

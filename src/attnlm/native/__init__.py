@@ -39,6 +39,10 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "transformer_scratch": ([_PLACE], _NUMBER),
         "transformer_logits": ([_PLACE, *[_NUMBER] * 3, ctypes.c_char_p, _PLACE], None),
     },
+    "words.c": {
+        "find_words": ([_PLACE, ctypes.c_char_p, _NUMBER, _PLACE, _PLACE], _NUMBER),
+        "gather_ids": ([_PLACE, _NUMBER, _PLACE, _PLACE], _NUMBER),
+    },
 }
 
 

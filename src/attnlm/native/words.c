@@ -1,0 +1,109 @@
+/* The words of a text, each told apart once, so that only new ones need be encoded. words.py says
+   where a word begins and ends, and why. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    int64_t most_words, most_bytes, slots; /* slots are a power of two, above twice most_words */
+    uint64_t seed;
+    int64_t *words;      /* how many there are */
+    int64_t *word_at;    /* where each begins in `bytes`, and the end of the last */
+    int64_t *ids_at;     /* where each begins in `ids`, and the end of the last */
+    int32_t *slot;       /* a word's number plus one, or 0 */
+    uint64_t *hashes;
+    const uint8_t *ends; /* of each byte: what may follow it for a word to end there */
+    uint8_t *bytes;
+    uint32_t *ids;
+} Words;
+
+enum { BEFORE_SPACE = 1, BEFORE_ANY_WHITESPACE = 2 };
+
+static int is_whitespace(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
+
+/* Whether a word ends between these two bytes. */
+static int is_cut(const Words *w, uint8_t before, uint8_t after)
+{
+    int ends = w->ends[before];
+    return ends && is_whitespace(after) && (after == ' ' || ends == BEFORE_ANY_WHITESPACE);
+}
+
+static int64_t next_cut(const Words *w, const uint8_t *text, int64_t at, int64_t size)
+{
+    while (++at < size && !is_cut(w, text[at - 1], text[at]))
+        ;
+    return at;
+}
+
+/* The seed is drawn anew each time, so that no text is made to have all its words in one slot. */
+static uint64_t hash(const uint8_t *word, int64_t size, uint64_t seed)
+{
+    uint64_t mixed = seed ^ (uint64_t)size, eight = 0;
+    for (; size > 0; word += 8, size -= 8, eight = 0) {
+        memcpy(&eight, word, size < 8 ? (size_t)size : 8);
+        mixed = (mixed ^ eight) * 0x9E3779B97F4A7C15u;
+        mixed ^= mixed >> 32;
+    }
+    return mixed;
+}
+
+static int append(Words *w, const uint8_t *word, int64_t size, uint64_t mixed)
+{
+    int64_t n = *w->words, at = w->word_at[n];
+    if (n == w->most_words || at + size > w->most_bytes)
+        return 0;
+    memcpy(w->bytes + at, word, (size_t)size);
+    w->hashes[n] = mixed;
+    w->word_at[n + 1] = at + size;
+    *w->words = n + 1;
+    return 1;
+}
+
+/* A word's number; -1 where there is no room for a new one. New words stand one behind another, and
+   are encoded like that: where two would not end as they did in the text, a filler goes between. */
+static int64_t number_of(Words *w, int64_t known, const uint8_t *word, int64_t size)
+{
+    uint64_t mixed = hash(word, size, w->seed), mask = (uint64_t)w->slots - 1;
+    uint64_t s = mixed & mask;
+    for (; w->slot[s]; s = (s + 1) & mask) {
+        int64_t n = w->slot[s] - 1;
+        if (w->hashes[n] == mixed && w->word_at[n + 1] - w->word_at[n] == size &&
+            !memcmp(w->bytes + w->word_at[n], word, (size_t)size))
+            return n;
+    }
+    int64_t n = *w->words;
+    if (n > known && !is_cut(w, w->bytes[w->word_at[n] - 1], word[0]) &&
+        !append(w, (const uint8_t *)" a", 2, 0))
+        return -1;
+    if (!append(w, word, size, mixed))
+        return -1;
+    w->slot[s] = (int32_t)*w->words;
+    return *w->words - 1;
+}
+
+/* Finds the words of a text between its first cut and its last, and writes the number of each to
+   `numbers`. `span` gets where the first begins and the last ends. Returns how many they are; -1
+   where there is no room for the new ones among them. */
+int64_t find_words(Words *w, const uint8_t *text, int64_t size, int32_t *numbers, int64_t *span)
+{
+    int64_t known = *w->words, found = 0, at = next_cut(w, text, 0, size);
+    span[0] = at;
+    for (int64_t end; (end = next_cut(w, text, at, size)) < size; at = end) {
+        int64_t number = number_of(w, known, text + at, end - at);
+        if (number < 0)
+            return -1;
+        numbers[found++] = (int32_t)number;
+    }
+    span[1] = at;
+    return found;
+}
+
+/* The ids of these words in a row; returns how many they are. */
+int64_t gather_ids(const Words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
+{
+    uint32_t *next = ids;
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = w->ids_at[numbers[i]]; j < w->ids_at[numbers[i] + 1]; j++)
+            *next++ = w->ids[j];
+    return next - ids;
+}

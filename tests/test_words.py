@@ -1,0 +1,124 @@
+"""The table of words gives the ids of the tokenizer itself, whatever it met before."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import attnlm
+from attnlm import preparation, words
+from attnlm.native import library
+from attnlm.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
+from attnlm.words import WordTable, piece_encoder
+from tests.test_tokenizer import PATTERNS, TALE, TRAINED, TRICKY, published_like
+
+PARTS = [*" \n/X.字é\u0301\x1c\x85\u00a0\u3000<", "\n\n", "  ", "\r\n", "\t", "'s", "the", "12"]
+MADE = [TRAINED, *map(published_like, PATTERNS)]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> ctypes.CDLL:
+    found = library("words.c")
+    if found is None:
+        pytest.skip("there is no C compiler")
+    return found
+
+
+def random_text(seed: int, parts: int) -> str:
+    chosen = random.Random(seed)
+    return "".join(chosen.choice(PARTS) + chosen.choice(PARTS[:9]) for _ in range(parts))
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.name)
+def test_ids_are_those_of_the_tokenizer(made: BpeTokenizer, compiled: ctypes.CDLL) -> None:
+    table = WordTable(made, compiled)
+
+    @settings(max_examples=150)
+    @given(TRICKY, TRICKY)
+    def held(first: str, second: str) -> None:
+        for text in (first, f"{second} {first}\n{second}", f"a {second}<|endoftext|> b", first):
+            assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
+
+    held()
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.name)
+def test_long_texts_of_tricky_parts(made: BpeTokenizer, compiled: ctypes.CDLL) -> None:
+    table = WordTable(made, compiled)
+    for seed in range(12):
+        text = random_text(seed, 5000)
+        assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
+
+
+def test_a_full_table_forgets(compiled: ctypes.CDLL) -> None:
+    for most_words, most_bytes in ((40, 4096), (4096, 200), (1, 1)):
+        table = WordTable(TRAINED, compiled, most_words=most_words, most_bytes=most_bytes)
+        for seed in range(40):
+            text = random_text(seed, 30) + " the cat sat"
+            assert np.array_equal(table.encode_piece(text), TRAINED.encode_piece(text))
+
+
+def test_known_words_are_not_encoded_again(
+    compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = WordTable(TRAINED, compiled)
+    ids = TRAINED.encode_piece(TALE)
+    assert np.array_equal(table.encode_piece(TALE), ids)
+    encode_piece, encoded = TRAINED.encode_piece, []
+
+    def encode_and_tell(text: str) -> object:
+        encoded.append(text)
+        return encode_piece(text)
+
+    monkeypatch.setattr(TRAINED, "encode_piece", encode_and_tell)
+    assert np.array_equal(table.encode_piece(TALE), ids)
+    assert encoded == ["", "It's", "\n"]  # no new words, the beginning, the end
+
+
+def test_the_longest_pieces_have_room(compiled: ctypes.CDLL) -> None:
+    table = WordTable(TRAINED, compiled)
+    for text in ("a " * (PIECE // 2), "\U0001f600" * PIECE, "a b! " * (PIECE // 5), "\n" * PIECE):
+        assert np.array_equal(table.encode_piece(text), TRAINED.encode_piece(text))
+
+
+def test_a_token_that_reaches_over_words_is_noticed(
+    compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were a pattern to take more than was thought, the plain form's ids would be given."""
+    made = BpeTokenizer("cl100k_base", PATTERNS["cl100k_base"], [*TRAINED.ranks, b"!\n"])
+    monkeypatch.setattr(words, "takes_line_ends", lambda pattern: False)
+    table = WordTable(made, compiled)
+    text = "a x!\nb x! c"
+    assert made.vocab_size - 1 in made.encode_piece(text)
+    assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
+
+
+def test_short_texts_and_other_tokenizers_are_encoded_plainly() -> None:
+    assert piece_encoder(TRAINED, 10**6) == TRAINED.encode_piece
+    of_bytes = ByteTokenizer()
+    assert piece_encoder(of_bytes, 10**9) == of_bytes.encode_piece
+
+
+def test_without_a_compiler_texts_are_encoded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "library", lambda source: None)
+    assert piece_encoder(TRAINED, 10**9) == TRAINED.encode_piece
+
+
+def test_prepare_writes_the_same_files_either_way(
+    tmp_path: Path, compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(random_text(1, 30_000) + TALE)
+    made: dict[str, attnlm.Dataset] = {}
+    for kind, saved in (("plain", 0.0), ("words", 1.0)):
+        monkeypatch.setattr(words, "_SAVED", saved)
+        monkeypatch.setattr(preparation, "_PIECE", PIECE if kind == "plain" else 1000)
+        made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)
+    assert isinstance(made["words"].tokenizer, BpeTokenizer)
+    for name in ("train.bin", "val.bin", "meta.json"):
+        assert (made["plain"].path / name).read_bytes() == (made["words"].path / name).read_bytes()
