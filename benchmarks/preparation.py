@@ -1,8 +1,9 @@
 """`attnlm prepare` beside what others do with the same text: seconds, and peak memory.
 
 Characters are measured against nanoGPT's script for them where the environment variable NANOGPT
-names a checkout of it; gpt2 against one thread of tiktoken that does nothing but encode. Whole
-processes take turns, so that whatever else the machine does meets both alike.
+names a checkout of it; gpt2 against one thread of tiktoken that does nothing but encode, also on
+the Python files of this environment, whose words are not the same over and over. Whole processes
+take turns, so that whatever else the machine does meets both alike.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,9 +60,15 @@ def prepare(dataset: Dataset, text: Path) -> list[Row]:
         long = Path(name) / "input.txt"
         short = text.read_bytes()
         long.write_bytes(short * max(1, round(_BYTES / len(short))))
+        sources = Path(name) / "sources.txt"
+        sources.write_bytes(_python_sources())
         return [
             *(_char_rows(long, Path(os.environ["NANOGPT"])) if "NANOGPT" in os.environ else []),
-            *(_gpt2_rows(long) if "TIKTOKEN_CACHE_DIR" in os.environ else []),
+            *(
+                [*_gpt2_rows(long, "gpt2"), *_gpt2_rows(sources, "gpt2, Python")]
+                if "TIKTOKEN_CACHE_DIR" in os.environ
+                else []
+            ),
             *_start_rows(Path(name), short),
         ]
 
@@ -76,14 +84,24 @@ def _char_rows(text: Path, nanogpt: Path) -> list[Row]:
     ]
 
 
-def _gpt2_rows(text: Path) -> list[Row]:
+def _python_sources() -> bytes:
+    """About as many bytes of the environment's Python files as the other text has, in UTF-8."""
+    taken, size = [], 0
+    for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):
+        if size < _BYTES:
+            taken.append(path.read_text(encoding="utf-8", errors="replace").encode())
+            size += len(taken[-1])
+    return b"".join(taken)
+
+
+def _gpt2_rows(text: Path, what: str) -> list[Row]:
     ours, theirs = _taking_turns(
         _preparing(text, "gpt2"), [sys.executable, "-c", _ENCODING, str(text)]
     )
     encoding = statistics.median(float(run.stdout) for run in theirs)
     return [
-        _seconds_row("prepare, gpt2: one tiktoken thread", _seconds(ours), encoding),
-        _memory_row("prepare, gpt2: one tiktoken thread", ours, theirs),
+        _seconds_row(f"prepare, {what}: one tiktoken thread", _seconds(ours), encoding),
+        _memory_row(f"prepare, {what}: one tiktoken thread", ours, theirs),
     ]
 
 
