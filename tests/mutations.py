@@ -295,10 +295,10 @@ MUTATIONS = (
         "test_words.py",
     ),
     _Mutation(
-        "compiled gradients of keys miss the diagonal",
+        "compiled gradients of keys come from the queries before them",
         "native/one_layer.c",
-        "either(before(s, t + 1), weight",
-        "either(before(s, t), weight",
+        "sum_queries(length, d_scores, q",
+        "sum_keys(length, d_scores, q",
         "test_one_layer.py",
     ),
     _Mutation(

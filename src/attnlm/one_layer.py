@@ -26,7 +26,10 @@ from attnlm.native import library
 _RUNGS = ("single-head", "multi-head", "wide-head")
 # Seconds that a number of a batch's queries saves in C, forward and backward; measured with heads
 # of 8 to 32. Larger ones gain nothing.
-_SAVED, _SHARE_SAVED, _LARGEST_HEAD = 6e-9, 0.15, 32
+_SAVED, _SHARE_SAVED, _LARGEST_HEAD = 1e-8, 0.25, 32
+# Beside the logits of a batch, so that rows do not begin at powers of two, which share a few places
+# in a cache, and whole vectors can be read at their ends.
+_PADDING = 16
 
 
 def has_parts(config: Config, vocab_size: int) -> bool:
@@ -135,16 +138,17 @@ class OneLayer:
         self._d_mixed_1BHDT = heads_first(self._d_mixed_BTC)
         self._d_mixed_heads_1BHDT = for_products(self._d_mixed_BTC)
         self._d_mixed_NDT = self._d_mixed_heads_1BHDT.flatten(0, 2)
-        self._logits_MV = memory(batch_size * length, vocab_size)
-        self._minus_one_M1 = torch.full_like(self._logits_MV[:, :1], -1)
+        tokens = batch_size * length
+        self._logits_VM = memory(vocab_size, tokens + _PADDING)[:, :tokens]
+        self._minus_one_1M = torch.full_like(self._logits_VM[:1], -1)
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token; every parameter's `grad` is set to its gradient."""
-        tokens, targets_M1 = inputs_BT.reshape(-1), targets_BT.reshape(-1, 1)
+        tokens, targets_1M = inputs_BT.reshape(-1), targets_BT.reshape(1, -1)
         self._look_up(tokens)
         self._attend()
-        loss = self._predict(targets_M1)
+        loss = self._predict(targets_1M)
         self._attend_backward()
         self._look_up_backward(tokens)
         return loss
@@ -194,7 +198,7 @@ class OneLayer:
         torch.baddbmm(d_q, k_NDT, d_scores.mT, beta=0, alpha=self._scale, out=d_q)
         torch.baddbmm(d_k, q_NDT, d_scores, beta=0, alpha=self._scale, out=d_k)
 
-    def _predict(self, targets_M1: Tensor) -> Tensor:
+    def _predict(self, targets_1M: Tensor) -> Tensor:
         """The loss; the gradients of projection, head, and the heads' outputs."""
         p, d = self._parameters, self._gradients
         x_MC, d_x_MC = self._mixed_MC, self._d_mixed_MC
@@ -203,11 +207,11 @@ class OneLayer:
             if p.projection_bias is not None:
                 x_MC += p.projection_bias
             d_x_MC = torch.empty_like(x_MC)
-        torch.addmm(p.head_bias, x_MC, p.head.T, out=self._logits_MV)
-        loss, d_logits_MV = self._cross_entropy(targets_M1), self._logits_MV
-        torch.mm(d_logits_MV.T, x_MC, out=d.head)
-        torch.sum(d_logits_MV, 0, out=d.head_bias)
-        torch.mm(d_logits_MV, p.head, out=d_x_MC)
+        torch.addmm(p.head_bias[:, None], p.head, x_MC.T, out=self._logits_VM)
+        loss, d_logits_VM = self._cross_entropy(targets_1M), self._logits_VM
+        torch.mm(d_logits_VM, x_MC, out=d.head)
+        torch.sum(d_logits_VM, 1, out=d.head_bias)
+        torch.mm(d_logits_VM.T, p.head, out=d_x_MC)
         if p.projection is not None and d.projection is not None:
             torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
             if d.projection_bias is not None:
@@ -215,15 +219,15 @@ class OneLayer:
             torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
         return loss
 
-    def _cross_entropy(self, targets_M1: Tensor) -> Tensor:
+    def _cross_entropy(self, targets_1M: Tensor) -> Tensor:
         """The mean loss; the logits become its gradient by them."""
-        logits_MV = self._logits_MV
-        top, at_target = logits_MV.amax(1), logits_MV.gather(1, targets_M1)
-        probabilities_MV = torch.softmax(logits_MV, 1, out=logits_MV)
+        logits_VM = self._logits_VM
+        top, at_target = logits_VM.amax(0), logits_VM.gather(0, targets_1M)
+        probabilities_VM = torch.softmax(logits_VM, 0, out=logits_VM)
         # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
-        loss = (top - probabilities_MV.amax(1).log_() - at_target.squeeze(1)).mean()
-        d_logits_MV = probabilities_MV.scatter_add_(1, targets_M1, self._minus_one_M1)
-        d_logits_MV *= 1 / len(targets_M1)
+        loss = (top - probabilities_VM.amax(0).log_() - at_target.squeeze(0)).mean()
+        d_logits_VM = probabilities_VM.scatter_add_(0, targets_1M, self._minus_one_1M)
+        d_logits_VM *= 1 / targets_1M.numel()
         return loss
 
 
@@ -235,7 +239,7 @@ class CompiledOneLayer(OneLayer):
         self._compiled, self._copied = compiled, False
         batch, length, _ = self._packed_BTC.shape
         self._sizes = batch, length, self._heads, self._scale
-        self._log_sums_NT = torch.empty(batch * self._heads, length)
+        self._kept = torch.empty(batch * self._heads * compiled.attention_kept(length))
         self._scratch = torch.empty(compiled.attention_scratch(length))
 
     def _attend(self) -> None:
@@ -243,7 +247,7 @@ class CompiledOneLayer(OneLayer):
             *self._sizes,
             self._packed_BTC.data_ptr(),
             self._mixed_BTC.data_ptr(),
-            self._log_sums_NT.data_ptr(),
+            self._kept.data_ptr(),
             self._scratch.data_ptr(),
         )
 
@@ -253,17 +257,18 @@ class CompiledOneLayer(OneLayer):
             self._packed_BTC.data_ptr(),
             self._mixed_BTC.data_ptr(),
             self._d_mixed_BTC.data_ptr(),
-            self._log_sums_NT.data_ptr(),
+            self._kept.data_ptr(),
             self._d_packed_BTC.data_ptr(),
             self._scratch.data_ptr(),
         )
 
-    def _cross_entropy(self, targets_M1: Tensor) -> Tensor:
+    def _cross_entropy(self, targets_1M: Tensor) -> Tensor:
         loss = torch.empty(())
         self._compiled.cross_entropy(
-            *self._logits_MV.shape,
-            self._logits_MV.data_ptr(),
-            targets_M1.data_ptr(),
+            *self._logits_VM.shape,
+            self._logits_VM.stride(0),
+            self._logits_VM.data_ptr(),
+            targets_1M.data_ptr(),
             loss.data_ptr(),
         )
         return loss

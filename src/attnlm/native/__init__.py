@@ -28,10 +28,11 @@ _LONGEST_COMPILATION = 10.0  # seconds
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
     "one_layer.c": {
+        "attention_kept": ([_NUMBER], _NUMBER),
         "attention_scratch": ([_NUMBER], _NUMBER),
         "attend": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 4], None),
         "attend_backward": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 6], None),
-        "cross_entropy": ([_NUMBER, _NUMBER, *[_PLACE] * 3], None),
+        "cross_entropy": ([*[_NUMBER] * 3, *[_PLACE] * 3], None),
     },
     "decoding.c": {
         "one_layer_scratch": ([_PLACE, _NUMBER], _NUMBER),

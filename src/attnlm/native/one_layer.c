@@ -1,30 +1,39 @@
 /* The parts of one_layer.py that are more passes over memory than products. Axes as there.
 
    Attention of all heads of a batch: packed (B, T, 3·H·D) holds queries, keys and values, mixed
-   (B, T, H·D) the heads' outputs; log_sums (B, H, T) is kept for the way back, where the weights are
-   computed again: that is sooner done than reading them (Dao et al., 2022). LANES positions lie side
-   by side, so that nothing is summed within a vector. SIZE, which is D, is given to the compiler, so
-   that sums stay in registers. */
+   (B, T, H·D) the heads' outputs; kept (B, H, 2, T) says how the softmax of each query was scaled,
+   for the way back, where the weights are computed again: that is sooner done than reading them (Dao
+   et al., 2022). Scores are made for LANES queries side by side, so that nothing is summed within a
+   vector, and sums of rows for D features side by side. SIZE, which is D, is given to the compiler,
+   so that sums stay in registers. */
 
 #include "vectors.h"
 
+#if SIZE <= 8
+#define ROW 8
+#elif SIZE <= 16
+#define ROW 16
+#else
+#define ROW 32
+#endif
+#define SOME 4 /* outputs at once; LANES is a multiple */
+
+typedef float row __attribute__((vector_size(4 * ROW), aligned(4), may_alias));
+
 static int64_t filled(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
 
-int64_t attention_scratch(int64_t length)
-{
-    return 4 * SIZE * filled(length) + (length + 2) * filled(length);
-}
+int64_t attention_kept(int64_t length) { return 2 * filled(length); }
 
-/* Features first: (T, D), `stride` apart, times a factor, into (D, filled T). */
-static void turn_over(int64_t length, const float *rows, int64_t stride, float factor,
-                      float *columns)
+int64_t attention_scratch(int64_t length) { return 2 * length * filled(length); }
+
+/* Up to LANES rows (T, D), `stride` apart, times a factor: features first. */
+INLINE void turn_over(vector *columns, const float *rows, int64_t stride, int64_t count,
+                      float factor)
 {
-    const int64_t width = filled(length);
     for (int64_t i = 0; i < SIZE; i++) {
-        for (int64_t t = 0; t < length; t++)
-            columns[i * width + t] = rows[t * stride + i] * factor;
-        for (int64_t t = length; t < width; t++)
-            columns[i * width + t] = 0;
+        columns[i] = (vector){0};
+        for (int64_t t = 0; t < count; t++)
+            columns[i][t] = rows[t * stride + i] * factor;
     }
 }
 
@@ -38,164 +47,169 @@ INLINE integers before(int64_t first, int64_t other)
 }
 
 /* A row's product with LANES columns, (D) · (D, LANES). */
-INLINE vector along(const float *row, const float *columns, int64_t width)
+INLINE vector along(const float *one, const vector *columns)
 {
-    vector sum = {0};
-    for (int64_t i = 0; i < SIZE; i++)
-        sum += row[i] * load(columns + i * width);
-    return sum;
+    vector even = {0}, odd = {0};
+    for (int64_t i = 0; i < SIZE; i += 2)
+        even += one[i] * columns[i];
+    for (int64_t i = 1; i < SIZE; i += 2)
+        odd += one[i] * columns[i];
+    return even + odd;
+}
+
+/* Output j, of `some`: Σ weights[j · across + r · down] · row r, over `count` rows. */
+INLINE void sum_some(int some, int64_t count, const float *weights, int64_t across, int64_t down,
+                     const float *rows, int64_t stride, float *out, int64_t out_stride)
+{
+    row sums[SOME] = {{0}};
+    for (int64_t r = 0; r < count; r++) {
+        row one = {0};
+        memcpy(&one, rows + r * stride, SIZE * sizeof(float));
+        for (int j = 0; j < some; j++)
+            sums[j] += one * weights[j * across + r * down];
+    }
+    for (int j = 0; j < some; j++)
+        memcpy(out + j * out_stride, &sums[j], SIZE * sizeof(float));
+}
+
+/* For each query t: Σ over the keys s up to it of weights (s, t) · row s. */
+static void sum_keys(int64_t length, const float *weights, const float *rows, int64_t stride,
+                     float *out, int64_t out_stride)
+{
+    const int64_t width = filled(length);
+    int64_t t = 0;
+    for (; t + SOME <= length; t += SOME) /* weights of later keys are 0 */
+        sum_some(SOME, t + SOME, weights + t, 1, width, rows, stride, out + t * out_stride,
+                 out_stride);
+    for (; t < length; t++)
+        sum_some(1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride, out_stride);
+}
+
+/* For each key s: Σ over the queries t from it on of weights (s, t) · row t. */
+static void sum_queries(int64_t length, const float *weights, const float *rows, int64_t stride,
+                        float *out, int64_t out_stride)
+{
+    const int64_t width = filled(length);
+    int64_t s = 0;
+    for (; s + SOME <= length; s += SOME)
+        sum_some(SOME, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
+                 out + s * out_stride, out_stride);
+    for (; s < length; s++)
+        sum_some(1, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
+                 out + s * out_stride, out_stride);
 }
 
 static void attend_head(int64_t length, int64_t stride, float scale, const float *q, float *mixed,
-                        int64_t mixed_stride, float *log_sums, float *scratch)
+                        int64_t mixed_stride, float *kept, float *weights)
 {
     const int64_t width = filled(length);
     const float *k = q + stride / 3, *v = k + stride / 3;
-    float *queries = scratch, *weights = queries + SIZE * width;
-    turn_over(length, q, stride, scale, queries);
     for (int64_t t = 0; t < length; t += LANES) {
-        int64_t end = t + LANES < length ? t + LANES : length;
-        vector largest, sum = {0}, outputs[SIZE];
+        const int64_t end = t + LANES < length ? t + LANES : length;
+        vector queries[SIZE], largest = (vector){0} - INFINITY, sum = {0};
+        turn_over(queries, q + t * stride, stride, end - t, scale);
         for (int64_t s = 0; s < end; s++) {
-            vector score = along(k + s * stride, queries + t, width);
+            vector score = along(k + s * stride, queries);
             score = either(before(t, s), (vector){0} - INFINITY, score);
-            largest = s == 0 ? score : either(score > largest, score, largest);
-            *(vector *)(weights + s * LANES) = score;
+            largest = either(score > largest, score, largest);
+            *(vector *)(weights + s * width + t) = score;
         }
-        for (int64_t i = 0; i < SIZE; i++)
-            outputs[i] = (vector){0};
         for (int64_t s = 0; s < end; s++) {
-            vector weight = exp_of(load(weights + s * LANES) - largest);
+            vector weight = exp_of(load(weights + s * width + t) - largest);
             weight = either(before(t, s), (vector){0}, weight);
             sum += weight;
-            for (int64_t i = 0; i < SIZE; i++)
-                outputs[i] += v[s * stride + i] * weight;
+            *(vector *)(weights + s * width + t) = weight;
         }
-        for (int64_t l = 0; t + l < end; l++) {
-            log_sums[t + l] = largest[l] + logf(sum[l]);
-            for (int64_t i = 0; i < SIZE; i++)
-                mixed[(t + l) * mixed_stride + i] = outputs[i][l] / sum[l];
-        }
+        vector share = 1 / sum;
+        for (int64_t s = 0; s < end; s++)
+            *(vector *)(weights + s * width + t) = load(weights + s * width + t) * share;
+        *(vector *)(kept + t) = largest;
+        *(vector *)(kept + width + t) = share;
     }
+    sum_keys(length, weights, v, stride, mixed, mixed_stride);
 }
 
 static void attend_head_backward(int64_t length, int64_t stride, float scale, const float *q,
                                  const float *mixed, const float *d_mixed, int64_t mixed_stride,
-                                 const float *log_sums, float *d_q, float *scratch)
+                                 const float *kept, float *d_q, float *weights)
 {
     const int64_t width = filled(length);
     const float *k = q + stride / 3, *v = k + stride / 3;
-    float *d_k = d_q + stride / 3, *d_v = d_k + stride / 3;
-    float *queries = scratch, *keys = queries + SIZE * width, *values = keys + SIZE * width;
-    float *grads = values + SIZE * width, *shared = grads + SIZE * width, *sums = shared + width;
-    turn_over(length, q, stride, scale, queries);
-    turn_over(length, k, stride, scale, keys);
-    turn_over(length, v, stride, 1, values);
-    turn_over(length, d_mixed, mixed_stride, 1, grads);
-    for (int64_t t = 0; t < width; t++) {
-        sums[t] = t < length ? log_sums[t] : 0;
-        shared[t] = 0; /* Σ weight · its gradient, which the softmax takes away */
-        for (int64_t i = 0; i < SIZE && t < length; i++)
-            shared[t] += mixed[t * mixed_stride + i] * d_mixed[t * mixed_stride + i];
-    }
-    for (int64_t t = 0; t < length; t += LANES) { /* queries side by side */
-        int64_t end = t + LANES < length ? t + LANES : length;
-        vector outputs[SIZE];
-        for (int64_t i = 0; i < SIZE; i++)
-            outputs[i] = (vector){0};
+    float *d_scores = weights + length * width;
+    for (int64_t t = 0; t < length; t += LANES) {
+        const int64_t end = t + LANES < length ? t + LANES : length;
+        vector queries[SIZE], outputs[SIZE], grads[SIZE], shared = {0};
+        turn_over(queries, q + t * stride, stride, end - t, scale);
+        turn_over(outputs, mixed + t * mixed_stride, mixed_stride, end - t, 1);
+        turn_over(grads, d_mixed + t * mixed_stride, mixed_stride, end - t, scale);
+        for (int64_t i = 0; i < SIZE; i++) /* Σ weight · its gradient: the softmax takes it away */
+            shared += outputs[i] * grads[i];
         for (int64_t s = 0; s < end; s++) {
-            vector score = along(k + s * stride, queries + t, width);
-            vector weight = exp_of(score - load(sums + t));
-            vector d_score = along(v + s * stride, grads + t, width);
-            d_score = weight * (d_score - load(shared + t)) * scale;
-            d_score = either(before(t, s), (vector){0}, d_score);
-            for (int64_t i = 0; i < SIZE; i++)
-                outputs[i] += k[s * stride + i] * d_score;
+            vector score = along(k + s * stride, queries);
+            vector weight = exp_of(score - load(kept + t)) * load(kept + width + t);
+            weight = either(before(t, s), (vector){0}, weight);
+            *(vector *)(weights + s * width + t) = weight;
+            *(vector *)(d_scores + s * width + t) = weight * (along(v + s * stride, grads) - shared);
         }
-        for (int64_t l = 0; t + l < end; l++)
-            for (int64_t i = 0; i < SIZE; i++)
-                d_q[(t + l) * stride + i] = outputs[i][l];
     }
-    for (int64_t s = 0; s < length; s += LANES) { /* keys side by side */
-        int64_t end = s + LANES < length ? s + LANES : length;
-        vector key_outputs[SIZE], value_outputs[SIZE];
-        for (int64_t i = 0; i < SIZE; i++)
-            key_outputs[i] = value_outputs[i] = (vector){0};
-        for (int64_t t = s; t < length; t++) {
-            vector score = along(q + t * stride, keys + s, width);
-            vector weight = exp_of(score - sums[t]);
-            weight = either(before(s, t + 1), weight, (vector){0});
-            vector d_score = along(d_mixed + t * mixed_stride, values + s, width);
-            d_score = weight * (d_score - shared[t]) * scale;
-            for (int64_t i = 0; i < SIZE; i++) {
-                key_outputs[i] += q[t * stride + i] * d_score;
-                value_outputs[i] += d_mixed[t * mixed_stride + i] * weight;
-            }
-        }
-        for (int64_t l = 0; s + l < end; l++)
-            for (int64_t i = 0; i < SIZE; i++) {
-                d_k[(s + l) * stride + i] = key_outputs[i][l];
-                d_v[(s + l) * stride + i] = value_outputs[i][l];
-            }
-    }
+    sum_keys(length, d_scores, k, stride, d_q, stride);
+    sum_queries(length, d_scores, q, stride, d_q + stride / 3, stride);
+    sum_queries(length, weights, d_mixed, mixed_stride, d_q + stride / 3 * 2, stride);
 }
 
 void attend(int64_t batch, int64_t length, int64_t heads, float scale, const float *packed,
-            float *mixed, float *log_sums, float *scratch)
+            float *mixed, float *kept, float *scratch)
 {
     const int64_t width = heads * SIZE;
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++)
             attend_head(length, 3 * width, scale, packed + b * length * 3 * width + h * SIZE,
                         mixed + b * length * width + h * SIZE, width,
-                        log_sums + (b * heads + h) * length, scratch);
+                        kept + (b * heads + h) * attention_kept(length), scratch);
 }
 
 void attend_backward(int64_t batch, int64_t length, int64_t heads, float scale,
                      const float *packed, const float *mixed, const float *d_mixed,
-                     const float *log_sums, float *d_packed, float *scratch)
+                     const float *kept, float *d_packed, float *scratch)
 {
     const int64_t width = heads * SIZE;
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++) {
             int64_t at = b * length * width + h * SIZE, packed_at = b * length * 3 * width + h * SIZE;
             attend_head_backward(length, 3 * width, scale, packed + packed_at, mixed + at,
-                                 d_mixed + at, width, log_sums + (b * heads + h) * length,
+                                 d_mixed + at, width,
+                                 kept + (b * heads + h) * attention_kept(length),
                                  d_packed + packed_at, scratch);
         }
 }
 
-/* In place, the gradient of the mean loss by the logits (M, V); the loss in nats into `loss`. */
-void cross_entropy(int64_t rows, int64_t columns, float *logits, const int64_t *targets, float *loss)
+/* In place, the gradient of the mean loss by the logits (V, M), whose rows are `stride` apart; the
+   loss in nats into `loss`. M tokens lie side by side, LANES of them in a vector. */
+void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float *logits,
+                   const int64_t *targets, float *loss)
 {
-    const int64_t whole = columns / LANES * LANES, rest = (columns - whole) * sizeof(float);
     double total = 0;
-    for (int64_t r = 0; r < rows; r++) {
-        float *x = logits + r * columns;
-        vector tail = (vector){0} - INFINITY;
-        memcpy(&tail, x + whole, rest);
-        vector largest = tail;
-        for (int64_t c = 0; c < whole; c += LANES)
-            largest = either(load(x + c) > largest, load(x + c), largest);
-        float top = largest[0], at_target = x[targets[r]], sum = 0;
-        for (int l = 1; l < LANES; l++)
-            top = largest[l] > top ? largest[l] : top;
-        tail = exp_of(tail - top);
-        vector sums = tail;
-        for (int64_t c = 0; c < whole; c += LANES) {
-            vector e = exp_of(load(x + c) - top);
-            *(vector *)(x + c) = e;
-            sums += e;
+    for (int64_t m = 0; m < tokens; m += LANES) {
+        const int64_t count = m + LANES < tokens ? LANES : tokens - m;
+        vector largest = (vector){0} - INFINITY, sum = {0}, at_target = {0};
+        for (int64_t v = 0; v < vocab_size; v++) {
+            vector x = load(logits + v * stride + m);
+            largest = either(x > largest, x, largest);
         }
-        for (int l = 0; l < LANES; l++)
-            sum += sums[l];
-        total += logf(sum) + (top - at_target);
-        float scale = 1 / (sum * rows);
-        for (int64_t c = 0; c < whole; c += LANES)
-            *(vector *)(x + c) = load(x + c) * scale;
-        tail *= scale;
-        memcpy(x + whole, &tail, rest);
-        x[targets[r]] -= 1.0f / rows;
+        for (int64_t l = 0; l < count; l++)
+            at_target[l] = logits[targets[m + l] * stride + m + l];
+        for (int64_t v = 0; v < vocab_size; v++) {
+            vector e = exp_of(load(logits + v * stride + m) - largest);
+            *(vector *)(logits + v * stride + m) = e;
+            sum += e;
+        }
+        vector scale = 1 / (sum * (float)tokens);
+        for (int64_t v = 0; v < vocab_size; v++)
+            *(vector *)(logits + v * stride + m) = load(logits + v * stride + m) * scale;
+        for (int64_t l = 0; l < count; l++) {
+            logits[targets[m + l] * stride + m + l] -= 1.0f / tokens;
+            total += logf(sum[l]) + (largest[l] - at_target[l]);
+        }
     }
-    *loss = total / rows;
+    *loss = total / tokens;
 }
