@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm import kernels
+from attnlm import evaluation, kernels
 from attnlm.attention import SelfAttention
 from attnlm.config import resolve
+from attnlm.device import Device
+from attnlm.evaluation import validation_loss
 from attnlm.model import AttentionModel, build_model, cross_entropy
 from attnlm.native import COMPILATION
 from attnlm.one_layer import (
@@ -19,11 +22,12 @@ from attnlm.one_layer import (
     OneLayer,
     compiled_parts,
     has_parts,
+    one_layer,
     saved_by_compiling,
-    suits,
 )
 
 V, B, T = 11, 4, 5
+CPU = Device("cpu", "float32", "")
 
 
 def a_model(**settings: Any) -> AttentionModel:
@@ -51,7 +55,7 @@ def test_loss_and_gradients_are_autograds(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = a_model(**settings)
-    assert suits(model, B)
+    assert one_layer(model, B, CPU, "off") is not None
     written_out = OneLayer(model, B)
     for _ in range(2):  # the second time its memory is full of the first
         inputs, targets = torch.randint(V, (2, B, T))
@@ -132,10 +136,44 @@ def test_a_loss_of_hopeless_logits_is_finite() -> None:
 )
 def test_other_models_are_left_to_autograd(settings: dict[str, Any]) -> None:
     model = build_model(resolve({"block_size": T, "steps": 1, **settings}).model, V)
-    assert not suits(model, B)
+    assert one_layer(model, B, CPU, "off") is None
 
 
 def test_a_vocabulary_larger_than_the_batch_is_left_to_autograd() -> None:
     model = a_model(model="multi-head", embed_dim=12, heads=3)
     assert isinstance(model.body, SelfAttention)
-    assert suits(model, 3) and not suits(model, 2)
+    assert one_layer(model, 3, CPU, "off") is not None
+    assert one_layer(model, 2, CPU, "off") is None
+
+
+@pytest.mark.parametrize("compile", ["off", "parts"])
+def test_the_loss_alone_is_that_of_the_gradient(compile: str) -> None:
+    model = a_model(model="multi-head", embed_dim=6, heads=3, projection=True).float()
+    written_out = one_layer(model, B, CPU, compile)
+    assert written_out is not None
+    for _ in range(2):
+        inputs, targets = torch.randint(V, (2, B, T))
+        alone = written_out.loss(inputs, targets)
+        assert alone == written_out(inputs, targets)
+        torch.testing.assert_close(alone, cross_entropy(model(inputs), targets).detach())
+
+
+@pytest.mark.parametrize("compile", ["off", "parts"])
+def test_validation_loss_is_the_same_in_this_form(
+    compile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over whole batches, windows that fill none, and a last window that is shorter."""
+    model = a_model(model="multi-head", embed_dim=6, heads=3, qkv_bias=True).float()
+    monkeypatch.setitem(evaluation._TOKENS_AT_ONCE, "cpu", 4 * T)
+    tokens = torch.randint(V, (4 * T * 3 + 2 * T + 3,)).numpy().astype(np.uint16)
+    loss = validation_loss(model, tokens, CPU, bytes_per_token=1, compile=compile).loss
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "one_layer", lambda *_: None)
+        plain = validation_loss(model, tokens, CPU, bytes_per_token=1).loss
+    assert loss == pytest.approx(plain, rel=1e-6)
+    summed = 0.0
+    for first in range(0, len(tokens) - 1, T):
+        window = torch.from_numpy(tokens[first : first + T + 1].astype(np.int64))[None]
+        mean = cross_entropy(model(window[:, :-1]), window[:, 1:]).item()
+        summed += mean * (window.numel() - 1)
+    assert loss == pytest.approx(summed / (len(tokens) - 1), rel=1e-6)

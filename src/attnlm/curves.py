@@ -89,10 +89,17 @@ class CurveDrawer:
         self._on_event(event)
         if isinstance(event, Started):
             self._run = event.run
-        elif isinstance(event, Finished) or (
-            isinstance(event, Evaluated) and time.perf_counter() >= self._due
-        ):
+        elif isinstance(event, Finished) or self._is_due(event):
             self._draw()
+
+    def _is_due(self, event: object) -> bool:
+        """Whether an evaluation is to be drawn; after that of the last step Finished comes."""
+        return (
+            isinstance(event, Evaluated)
+            and time.perf_counter() >= self._due
+            and self._run is not None
+            and event.record["step"] != self._run.config.training.steps
+        )
 
     def _draw(self) -> None:
         if self._run is None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnlm.batches import check_length
 from attnlm.dataset import Ids, check_ids, open_dataset
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy
+from attnlm.one_layer import one_layer
 from attnlm.run import Run, load_model, open_dataset_of, open_run
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
@@ -40,12 +42,18 @@ class Evaluation:
 
 @torch.inference_mode()
 def validation_loss(
-    model: LanguageModel, tokens: Ids, device: Device, *, bytes_per_token: float
+    model: LanguageModel,
+    tokens: Ids,
+    device: Device,
+    *,
+    bytes_per_token: float,
+    compile: str = "off",
 ) -> Evaluation:
     """Mean loss of predicting every token of a split but its first.
 
-    Windows of block_size follow each other without overlap; the last may be shorter. Raises
-    AttnlmError when the split is too short for one window, or has ids that the model lacks.
+    Windows of block_size follow each other without overlap; the last may be shorter. `compile` is
+    that of the training. Raises AttnlmError when the split is too short for one window, or has ids
+    that the model lacks.
     """
     tokens = tokens[:MOST_TOKENS]
     check_ids(tokens, model.vocab_size, "val.bin")
@@ -57,12 +65,17 @@ def validation_loss(
     at_once = max(
         1, min(_TOKENS_AT_ONCE[device.name], _LOGITS_AT_ONCE // model.vocab_size) // block_size
     )
+    written_out = one_layer(model, at_once, device, compile) if whole >= at_once else None
     training = model.training
     model.eval()
     total = 0.0
     for first in range(0, whole, at_once):
         part = slice(first, first + at_once)
-        total += _summed_loss(model, inputs[part], targets[part], device)
+        if written_out is not None and first + at_once <= whole:
+            batch = inputs[part], targets[part]
+            total += float(written_out.loss(*map(_as_tensor, batch))) * inputs[part].size
+        else:
+            total += _summed_loss(model, inputs[part], targets[part], device)
     rest = slice(whole * block_size, len(tokens))
     if len(tokens[rest]) > 1:
         total += _summed_loss(model, tokens[rest][None, :-1], tokens[rest][None, 1:], device)
@@ -72,11 +85,14 @@ def validation_loss(
 
 
 def _summed_loss(model: LanguageModel, inputs: Ids, targets: Ids, device: Device) -> float:
-    inputs_BT = torch.from_numpy(inputs.astype(np.int64)).to(device.torch)
-    targets_BT = torch.from_numpy(targets.astype(np.int64)).to(device.torch)
+    inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
     with device.autocast():
         loss = cross_entropy(model(inputs_BT), targets_BT)
     return float(loss) * targets.size
+
+
+def _as_tensor(ids: Ids) -> Tensor:
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def evaluate(
@@ -106,4 +122,10 @@ def evaluate(
                 "a model can only be asked about the ids that it was trained on",
             )
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return validation_loss(model, dataset.val, chosen, bytes_per_token=dataset.bytes_per_token)
+    return validation_loss(
+        model,
+        dataset.val,
+        chosen,
+        bytes_per_token=dataset.bytes_per_token,
+        compile=run.config.training.compile,
+    )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from attnlm import one_layer
 from attnlm.batches import check_length
 from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
 from attnlm.curves import CurveDrawer
@@ -29,6 +28,7 @@ from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.moments import take_moment
 from attnlm.native import COMPILATION
+from attnlm.one_layer import compiled_parts, has_parts, saved_by_compiling
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.threads import choose_threads
 from attnlm.training import (
@@ -195,18 +195,16 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
         )
     if asked in ("on", "off"):
         return asked
-    has_parts = (
-        on_cpu and device.dtype == "float32" and one_layer.has_parts(config, dataset.vocab_size)
-    )
+    can_be = on_cpu and device.dtype == "float32" and has_parts(config, dataset.vocab_size)
     if asked == "auto":
-        worth = has_parts and one_layer.saved_by_compiling(config) > COMPILATION
-        return "parts" if worth and one_layer.compiled_parts(config.model) else "off"
-    if not has_parts:
+        worth = can_be and saved_by_compiling(config) > COMPILATION
+        return "parts" if worth and compiled_parts(config.model) else "off"
+    if not can_be:
         raise UsageError(
             "--compile parts is for one-layer rungs with small heads, in float32 on a CPU",
             "give --compile off",
         )
-    if not one_layer.compiled_parts(config.model):
+    if not compiled_parts(config.model):
         raise AttnlmError(
             "--compile parts needs a C compiler, and there is none",
             "install gcc or clang, or give --compile off",
@@ -291,7 +289,7 @@ def measure_pace(config: Config, dataset: Dataset, device: Device, at_most: floa
     state = initial_state(trial, dataset.vocab_size, device)
     with keeping_random_state(device):
         stepping = _seconds_per_step(Stepper(state, trial, dataset), at_most)
-    return Pace(stepping, _seconds_of_evaluation(state, dataset))
+    return Pace(stepping, _seconds_of_evaluation(state, dataset, config.training.compile))
 
 
 def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
@@ -305,9 +303,9 @@ def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig
     return with_steps(replace(training, eval_every=math.ceil(steps / evaluations)), steps)
 
 
-def _seconds_of_evaluation(state: TrainingState, dataset: Dataset) -> float:
+def _seconds_of_evaluation(state: TrainingState, dataset: Dataset, compile: str) -> float:
     began = time.perf_counter()
-    validation_loss(state.model, dataset.val, state.device, bytes_per_token=1.0)
+    validation_loss(state.model, dataset.val, state.device, bytes_per_token=1.0, compile=compile)
     take_moment(state.step, state.model, dataset, state.device)
     return time.perf_counter() - began
 

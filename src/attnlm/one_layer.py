@@ -12,6 +12,7 @@ B·H; R the rows of the tables, V + T. Features stand before positions, (D, T), 
 
 from __future__ import annotations
 
+import functools
 from ctypes import CDLL
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from attnlm import kernels
 from attnlm.attention import SHORT, SelfAttention
 from attnlm.config import Config, ModelConfig
+from attnlm.device import Device
 from attnlm.model import AttentionModel, LanguageModel
 from attnlm.native import library
 
@@ -58,26 +60,28 @@ def compiled_parts(model: ModelConfig) -> CDLL | None:
     return library("one_layer.c", SIZE=model.head_dim)
 
 
-def new_one_layer(model: AttentionModel, batch_size: int, compiled: CDLL | None) -> OneLayer:
-    """With or without compiled parts."""
-    if compiled is None:
-        return OneLayer(model, batch_size)
-    return CompiledOneLayer(model, batch_size, compiled)
+def one_layer(
+    model: LanguageModel, batch_size: int, device: Device, compile: str
+) -> OneLayer | None:
+    """A model in this form, with compiled parts where `compile` is "parts".
 
-
-def suits(model: LanguageModel, batch_size: int) -> bool:
-    """Whether a step of this model can be, and had better be, made in this form.
-
-    A vocabulary larger than the batch would make the tables larger than what is looked up.
+    None where it can't be, or had better not be: a vocabulary larger than the batch would make the
+    tables larger than what is looked up.
     """
-    return (
+    if not (
         isinstance(model, AttentionModel)
         and isinstance(model.body, SelfAttention)
         and model.body.dropout == 0
         and model.config.block_size <= SHORT
         and model.vocab_size <= batch_size * model.config.block_size
+        and device.dtype == "float32"
         and kernels.suits(model.head.weight)
-    )
+    ):
+        return None
+    compiled = compiled_parts(model.config) if compile == "parts" else None
+    if compiled is None:
+        return OneLayer(model, batch_size)
+    return CompiledOneLayer(model, batch_size, compiled)
 
 
 class OneLayer:
@@ -89,8 +93,9 @@ class OneLayer:
     def __init__(self, model: AttentionModel, batch_size: int) -> None:
         body = model.body
         assert isinstance(body, SelfAttention)
+        self.batch_size = batch_size
+        self._model, self._body = model, body
         self._parameters = _Parameters(model, body, gradients=False)
-        self._gradients = _Parameters(model, body, gradients=True)
         heads, size, width = body.heads, body.head_size, body.heads * body.head_size
         length, vocab_size = model.config.block_size, model.vocab_size
 
@@ -138,6 +143,7 @@ class OneLayer:
         self._d_mixed_1BHDT = heads_first(self._d_mixed_BTC)
         self._d_mixed_heads_1BHDT = for_products(self._d_mixed_BTC)
         self._d_mixed_NDT = self._d_mixed_heads_1BHDT.flatten(0, 2)
+        self._projected_MC = self._mixed_MC  # unless there is a projection
         tokens = batch_size * length
         self._logits_VM = memory(vocab_size, tokens + _PADDING)[:, :tokens]
         self._minus_one_1M = torch.full_like(self._logits_VM[:1], -1)
@@ -145,13 +151,23 @@ class OneLayer:
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token; every parameter's `grad` is set to its gradient."""
-        tokens, targets_1M = inputs_BT.reshape(-1), targets_BT.reshape(1, -1)
-        self._look_up(tokens)
-        self._attend()
-        loss = self._predict(targets_1M)
+        tokens = inputs_BT.reshape(-1)
+        loss = self.loss(tokens, targets_BT)
+        self._predict_backward()
         self._attend_backward()
         self._look_up_backward(tokens)
         return loss
+
+    def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean loss alone, of a batch of that one size."""
+        self._look_up(inputs_BT.reshape(-1))
+        self._attend()
+        self._predict()
+        return self._cross_entropy(targets_BT.reshape(1, -1))
+
+    @functools.cached_property
+    def _gradients(self) -> _Parameters:
+        return _Parameters(self._model, self._body, gradients=True)
 
     def _look_up(self, tokens: Tensor) -> None:
         """Tokens → queries, keys and values."""
@@ -198,26 +214,30 @@ class OneLayer:
         torch.baddbmm(d_q, k_NDT, d_scores.mT, beta=0, alpha=self._scale, out=d_q)
         torch.baddbmm(d_k, q_NDT, d_scores, beta=0, alpha=self._scale, out=d_k)
 
-    def _predict(self, targets_1M: Tensor) -> Tensor:
-        """The loss; the gradients of projection, head, and the heads' outputs."""
-        p, d = self._parameters, self._gradients
-        x_MC, d_x_MC = self._mixed_MC, self._d_mixed_MC
+    def _predict(self) -> None:
+        """The heads' outputs → logits."""
+        p = self._parameters
         if p.projection is not None:
-            x_MC = x_MC @ p.projection.T
+            self._projected_MC = self._mixed_MC @ p.projection.T
             if p.projection_bias is not None:
-                x_MC += p.projection_bias
-            d_x_MC = torch.empty_like(x_MC)
+                self._projected_MC += p.projection_bias
+        x_MC = self._projected_MC
         torch.addmm(p.head_bias[:, None], p.head, x_MC.T, out=self._logits_VM)
-        loss, d_logits_VM = self._cross_entropy(targets_1M), self._logits_VM
+
+    def _predict_backward(self) -> None:
+        """The gradients of projection, head, and the heads' outputs."""
+        p, d = self._parameters, self._gradients
+        x_MC, d_logits_VM = self._projected_MC, self._logits_VM
         torch.mm(d_logits_VM, x_MC, out=d.head)
         torch.sum(d_logits_VM, 1, out=d.head_bias)
-        torch.mm(d_logits_VM.T, p.head, out=d_x_MC)
-        if p.projection is not None and d.projection is not None:
-            torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
-            if d.projection_bias is not None:
-                torch.sum(d_x_MC, 0, out=d.projection_bias)
-            torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
-        return loss
+        if p.projection is None or d.projection is None:
+            torch.mm(d_logits_VM.T, p.head, out=self._d_mixed_MC)
+            return
+        d_x_MC = d_logits_VM.T @ p.head
+        torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
+        if d.projection_bias is not None:
+            torch.sum(d_x_MC, 0, out=d.projection_bias)
+        torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
 
     def _cross_entropy(self, targets_1M: Tensor) -> Tensor:
         """The mean loss; the logits become its gradient by them."""

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm import one_layer
 from attnlm.batches import Batches, step_seed
 from attnlm.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.config import Config, TrainingConfig
@@ -25,8 +24,9 @@ from attnlm.evaluation import validation_loss
 from attnlm.events import OnEvent
 from attnlm.interruption import Interrupted, Interruption
 from attnlm.memory import estimate_memory
-from attnlm.model import AttentionModel, LanguageModel, build_model, cross_entropy
+from attnlm.model import LanguageModel, build_model, cross_entropy
 from attnlm.moments import passage_texts, take_moment
+from attnlm.one_layer import one_layer
 from attnlm.optimizer import Optimizer, learning_rate_factor
 from attnlm.run import Run
 from attnlm.ticker import Moment
@@ -206,11 +206,11 @@ Backpropagation = Callable[[Tensor, Tensor], Tensor]
 
 def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropagation:
     """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
-    model, plainly = state.model, config.compile != "on" and state.device.dtype == "float32"
-    if plainly and one_layer.suits(model, config.batch_size):
-        assert isinstance(model, AttentionModel)
-        compiled = one_layer.compiled_parts(model.config) if config.compile == "parts" else None
-        return one_layer.new_one_layer(model, config.batch_size, compiled)
+    model = state.model
+    if config.compile != "on":
+        written_out = one_layer(model, config.batch_size, state.device, config.compile)
+        if written_out is not None:
+            return written_out
     compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
 
     def backpropagate(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -337,7 +337,11 @@ def _evaluate_and_save(
     state, config = stepper.state, run.config.training
     loss_sum = stepper.read_loss_sum()
     evaluation = validation_loss(
-        state.model, dataset.val, state.device, bytes_per_token=dataset.bytes_per_token
+        state.model,
+        dataset.val,
+        state.device,
+        bytes_per_token=dataset.bytes_per_token,
+        compile=config.compile,
     )
     if not math.isfinite(evaluation.loss):
         raise _NotFiniteError(f"validation loss is no longer a finite number, at step {state.step}")
