@@ -328,6 +328,7 @@ def test_a_context_of_one_token_works() -> None:
         {"top_p": 1.1},
         {"tokens": -1},
         {"num_samples": 0},
+        {"num_samples": 2, "tokens": 10**12},
         {"seed": -1},
     ],
 )
