@@ -58,7 +58,9 @@ mutations: $(READY)
 audit:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip install --quiet pip-audit
-	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	@build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip \
+		2>build/audit/log || { grep -v '^WARNING' build/audit/log | tail -n 1 | cut -c 1-300 >&2; \
+		echo "not a clean audit: weaknesses above, or versions that could not be looked up" >&2; exit 1; }
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(PARTS)

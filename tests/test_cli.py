@@ -441,3 +441,8 @@ def test_training_and_sampling_never_load_the_compiler(project: Path) -> None:
         [sys.executable, "-c", code], cwd=project, capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_more_text_than_json_may_hold_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    arguments = "sample", "--json", "--tokens", 10**12
+    fails(*map(str, arguments), cwd=tmp_path, code=2, says="--json holds", hints="at most")

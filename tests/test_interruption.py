@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -109,3 +110,32 @@ def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
         timeout=50,
     )
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+
+
+COMPILING = """
+from attnlm import exits
+from attnlm.native import library
+
+exits.run_and_exit(lambda: library("decoding.c"))
+"""
+
+
+@pytest.mark.parametrize("signals", [["INT"], ["TERM"], ["INT", "TERM"]])
+def test_a_compiler_that_is_stopped_leaves_nothing_behind(
+    signals: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, compiler, pid = tmp_path / "temporary", tmp_path / "compiler", tmp_path / "pid"
+    temporary.mkdir()
+    kills = "".join(f"kill -{name} $PPID\n" for name in signals)
+    compiler.write_text(
+        f'#!/bin/sh\ntouch "$TMPDIR/half.s"\necho $$ > {pid}\n{kills}exec sleep 100\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("CC", str(compiler))
+    done = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, timeout=50)
+    assert done.returncode == 128 + getattr(signal, f"SIG{signals[-1]}")
+    assert not done.stderr
+    assert not list(temporary.iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

@@ -328,6 +328,7 @@ def test_a_context_of_one_token_works() -> None:
         {"top_p": 1.1},
         {"tokens": -1},
         {"num_samples": 0},
+        {"num_samples": 2, "tokens": 10**12},
         {"seed": -1},
     ],
 )
@@ -358,7 +359,8 @@ def compiled_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> o
 
 
 @pytest.mark.parametrize(
-    "script", ["exit 1", "exit 0", 'for a; do last=$a; done; echo no > "$last"', "sleep 30 & wait"]
+    "script",
+    ["exit 1", "exit 0", 'while [ "$1" != -o ]; do shift; done; echo no > "$2"', "sleep 30 & wait"],
 )
 def test_a_compiler_that_makes_nothing_of_use_is_none(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

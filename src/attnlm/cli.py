@@ -507,8 +507,13 @@ def sample(
         )
 
     from attnlm.run import open_run
-    from attnlm.sampling import SamplingConfig, drawn_seed, load_sampler
+    from attnlm.sampling import MOST_HELD, SamplingConfig, drawn_seed, load_sampler
 
+    if json and tokens > MOST_HELD:
+        raise UsageError(
+            f"--json holds the whole text in memory, and --tokens {tokens} is too long for that",
+            f"give at most {MOST_HELD}, or leave out --json",
+        )
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,

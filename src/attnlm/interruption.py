@@ -56,6 +56,29 @@ def when_lost(act: Callable[[int], object]) -> Iterator[None]:
         sys.unraisablehook = before
 
 
+@contextlib.contextmanager
+def held() -> Iterator[list[int]]:
+    """Yields the signals that come while it lasts; they are answered when it is over.
+
+    Also second ones, so it is for what ends soon after a signal. In a thread other than the main
+    one there are none.
+    """
+    came: list[int] = []
+    with contextlib.ExitStack() as afterwards:
+        if threading.current_thread() is threading.main_thread():
+            afterwards.callback(_raise_all, came)
+            for signum in _SIGNALS:
+                before = signal.signal(signum, lambda number, _: came.append(number))
+                afterwards.callback(signal.signal, signum, before)
+        yield came
+
+
+def _raise_all(signums: list[int]) -> None:
+    with contextlib.ExitStack() as each:  # whatever the first ones raise
+        for signum in reversed(signums):
+            each.callback(signal.raise_signal, signum)
+
+
 class Interruption:
     """Raises Interrupted when a signal arrives, but never inside `shield`.
 

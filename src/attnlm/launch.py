@@ -206,8 +206,9 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
         )
     if not compiled_parts(config.model):
         raise AttnlmError(
-            "--compile parts needs a C compiler, and there is none",
-            "install gcc or clang, or give --compile off",
+            "--compile parts needs a C compiler that works, and there is none",
+            "install gcc or clang, let TMPDIR name a folder that programs may be loaded from, "
+            "or give --compile off",
         )
     return "parts"
 

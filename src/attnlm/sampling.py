@@ -23,6 +23,9 @@ from attnlm.tokenizer import Tokenizer
 
 Probabilities = NDArray[np.float64]
 
+MOST_HELD = 2**26
+"""Tokens, of all samples, where none is shown before the last is drawn: about 2 GB."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
@@ -42,6 +45,10 @@ class SamplingConfig:
         self._require(self.top_k is None or self.top_k >= 1, "top_k", "1 or more")
         self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
+        if self.num_samples > 1:
+            most = MOST_HELD // max(1, self.tokens)
+            words = f"at most {max(1, most)} with --tokens {self.tokens}: all are held in memory"
+            self._require(self.num_samples <= most, "num_samples", words)
         self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
 
     def _require(self, holds: bool, name: str, words: str) -> None:

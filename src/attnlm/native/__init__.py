@@ -14,16 +14,20 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from attnlm.interruption import held
 
 COMPILATION = 0.6
 """About how many seconds it takes: compiling is worth it where it saves more."""
 
 _FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_LONGEST_COMPILATION = 10.0  # seconds
+_LONGEST_COMPILATION, _BETWEEN_LOOKS = 10.0, 0.02  # seconds
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
@@ -51,23 +55,30 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 def library(source: str, **constants: int) -> ctypes.CDLL | None:
     """The functions of a C file of this folder, compiled for this machine, with these constants.
 
-    None where no compiler can: neither what CC names, nor cc, gcc or clang.
+    None where no compiler can: neither what CC names, nor cc, gcc or clang. None on Windows, which
+    lets nobody remove a library that is loaded.
     """
+    if sys.platform == "win32":
+        return None
     defined = [f"-D{name}={value}" for name, value in constants.items()]
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
     compilers = dict.fromkeys(filter(None, (shutil.which(name) for name in named if name)))
     # Not every compiler knows the processor by itself.
     for compiler, target in itertools.product(compilers, (["-march=native"], [])):
-        with contextlib.suppress(OSError, AttributeError, subprocess.TimeoutExpired):
+        with contextlib.suppress(OSError, AttributeError):
             return _compiled([compiler, *_FLAGS, *target, *defined], source)
     return None
 
 
 def _compiled(command: list[str], source: str) -> ctypes.CDLL:
-    """Raises OSError, AttributeError or TimeoutExpired where what is made is no such library."""
+    """Raises OSError or AttributeError where what is made is no such library.
+
+    A signal ends the compiler and is answered when all that it left is gone.
+    """
     with (
+        held() as signals,
         resources.as_file(resources.files(__name__)) as sources,
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder,
     ):
         made = str(Path(folder, "library.so"))
         process = subprocess.Popen(
@@ -75,15 +86,25 @@ def _compiled(command: list[str], source: str) -> ctypes.CDLL:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": folder},  # for what it would leave when it is ended
             start_new_session=True,  # so that all that it started can be ended with it
         )
         try:
-            process.wait(_LONGEST_COMPILATION)
+            _wait_for(process, signals)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return _declared(ctypes.CDLL(made), source)
+
+
+def _wait_for(process: subprocess.Popen[bytes], signals: list[int]) -> None:
+    """Until it ends, it has taken far too long, or a signal has come."""
+    latest = time.monotonic() + _LONGEST_COMPILATION
+    while not signals and time.monotonic() < latest:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_BETWEEN_LOOKS)
+            return
 
 
 def _declared(found: ctypes.CDLL, source: str) -> ctypes.CDLL:
