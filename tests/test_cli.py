@@ -305,6 +305,8 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "text.txt", "--name", "../x"], 2, "--name", ""),
         (["prepare", "text.txt", "--encoding", "utf-99"], 2, "utf-99", ""),
         (["train", "--hed", "4"], 2, "no such option: --hed", "--heads"),
+        (["eval", "--run", "small"], 2, "no such option: --run", "a flag: attnlm eval RUN"),
+        (["train", "--dataset=text-char"], 2, "--dataset", "a flag: attnlm train DATASET"),
         (["train", "--heads", "four"], 2, "--heads", "--help"),
         (["tarin"], 2, "tarin", "train"),
         (["train", "--model", "bigram", "--heads", "4"], 2, "--heads does not apply", "multi-head"),
