@@ -174,6 +174,13 @@ def test_a_recipes_unused_keys_are_named(project: Path) -> None:
     flags = ["--recipe", "r2-multi-head", "--model", "average", *QUICK]
     done = attnlm("train", *flags, cwd=project)
     assert "has no use for the recipe's heads" in done.stderr
+    assert "made for" not in done.stderr
+
+
+def test_a_recipe_for_another_tokenizer_is_noted_in_one_line(project: Path) -> None:
+    done = attnlm("train", "--recipe", "r4-gpt2-windows", *QUICK, cwd=project)
+    note = "the recipe was made for --tokenizer gpt2, and text-char was prepared with char"
+    assert done.stderr.splitlines().count(note) == 1
 
 
 def test_a_budget_becomes_steps(project: Path) -> None:
