@@ -174,6 +174,13 @@ def test_a_recipes_unused_keys_are_named(project: Path) -> None:
     flags = ["--recipe", "r2-multi-head", "--model", "average", *QUICK]
     done = attnlm("train", *flags, cwd=project)
     assert "has no use for the recipe's heads" in done.stderr
+    assert "made for" not in done.stderr
+
+
+def test_a_recipe_for_another_tokenizer_is_noted_in_one_line(project: Path) -> None:
+    done = attnlm("train", "--recipe", "r4-gpt2-windows", *QUICK, cwd=project)
+    note = "the recipe was made for --tokenizer gpt2, and text-char was prepared with char"
+    assert done.stderr.splitlines().count(note) == 1
 
 
 def test_a_budget_becomes_steps(project: Path) -> None:
@@ -305,6 +312,8 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "text.txt", "--name", "../x"], 2, "--name", ""),
         (["prepare", "text.txt", "--encoding", "utf-99"], 2, "utf-99", ""),
         (["train", "--hed", "4"], 2, "no such option: --hed", "--heads"),
+        (["eval", "--run", "small"], 2, "no such option: --run", "a flag: attnlm eval RUN"),
+        (["train", "--dataset=text-char"], 2, "--dataset", "a flag: attnlm train DATASET"),
         (["train", "--heads", "four"], 2, "--heads", "--help"),
         (["tarin"], 2, "tarin", "train"),
         (["train", "--model", "bigram", "--heads", "4"], 2, "--heads does not apply", "multi-head"),

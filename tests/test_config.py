@@ -96,8 +96,20 @@ def test_recipes_that_come_with_the_package_resolve() -> None:
     } <= set(recipe_names())
     for name in recipe_names():
         recipe = load_recipe(name)
-        resolved = resolve({}, recipe).settings()
-        assert recipe.items() <= resolved.items()
+        resolved = resolve({}, recipe)
+        assert recipe.pop("tokenizer", None) == resolved.recipe_tokenizer
+        assert recipe.items() <= resolved.settings().items()
+
+
+def test_a_recipe_states_its_tokenizer_and_flags_do_not() -> None:
+    config = resolve({"steps": 3}, {"tokenizer": "bpe:512", "model": "bigram"})
+    assert config.recipe_tokenizer == "bpe:512" and "tokenizer" not in config.settings()
+    with pytest.raises(UsageError, match="tokenizer"):
+        resolve({"tokenizer": "char"})
+    for stated in (3, "", "char\nbyte", "x" * 21):
+        with pytest.raises(AttnlmError, match="in the recipe: tokenizer") as caught:
+            resolve({}, {"tokenizer": stated})
+        assert caught.value.exit_code == 1
 
 
 def test_a_printed_configuration_is_a_recipe(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from attnlm import console
 from attnlm.ticker import Moment
-from attnlm.training import Evaluated
+from attnlm.training import Evaluated, Stepped
 
 
 class Terminal(io.StringIO):
@@ -79,3 +79,42 @@ def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr()
     assert shown.out == "" and "the words" not in shown.err
     assert ("validation 2.5000*" in shown.err) == (not quiet)
+
+
+def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "100")
+    display = console.TrainingDisplay()
+    display._bar = console.bar(2600, "step", "train")
+    display(evaluated(0, "said"))
+    display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
+    display(Stepped(21, loss=2.5, tokens_per_second=5000.0, seconds_left=7384.0))
+    display.close()
+    first, second = (
+        re.findall(rf"{step}/2600 \[\d\d:\d\d<([\d:]+), ", shown.getvalue()) for step in (20, 21)
+    )
+    assert (first, second) == (["14:12"], ["2:03:04"])
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "quiet", "says"),
+    [
+        (59.0, False, ""),
+        (852.0, False, "step     20  about 14 minutes left\n"),
+        (61.0, False, "step     20  about 1 minute left\n"),
+        (9000.0, False, "step     20  about 2.5 hours left\n"),
+        (852.0, True, ""),
+    ],
+)
+def test_elsewhere_the_time_left_is_told_once(
+    seconds_left: float,
+    quiet: bool,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(console, "_SECONDS_OF_STEPS", 0.0)
+    display = console.TrainingDisplay(quiet)
+    for step in (19, 20, 21, 22):
+        display(Stepped(step, 2.5, tokens_per_second=5000.0, seconds_left=seconds_left))
+    assert capsys.readouterr().err == says

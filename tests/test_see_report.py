@@ -425,6 +425,47 @@ def test_another_heads_film(browser: Any, page: tuple[Path, Report]) -> None:
             np.testing.assert_allclose(alpha[3::6, 3::6] / 255, maps, atol=0.003)
 
 
+def test_on_paper_nothing_is_cut_off_and_nothing_is_tiny(
+    browser: Any, page: tuple[Path, Report]
+) -> None:
+    a4 = 688  # pixels between the margins
+    with opened(browser, page[0], viewport={"width": a4, "height": 1000}) as view:
+        view.emulate_media(media="print")
+        view.evaluate(
+            "document.querySelectorAll('.lens td, .lens thead th').forEach(cell => {"
+            " (cell.querySelector('span') ?? cell).textContent = 'orrowing' })"
+        )
+        beyond = view.evaluate(
+            "[...document.querySelectorAll('main *')].filter(element =>"
+            f" element.getBoundingClientRect().right > {a4} + 1).length"
+        )
+        sizes = view.locator(".rows span, .lens td, .scores td").evaluate_all(
+            "all => all.map(one => parseFloat(getComputedStyle(one).fontSize))"
+        )
+        curve = view.locator("#curve svg").bounding_box()
+    assert beyond == 0
+    assert min(sizes) >= 7.5 * 96 / 72
+    assert curve["width"] == 448
+
+
+@pytest.mark.parametrize(("width", "smallest"), [(360, 11.5), (1280, 15)])
+def test_the_tokens_beside_the_map_are_readable_and_beside_their_rows(
+    browser: Any, page: tuple[Path, Report], width: int, smallest: float
+) -> None:
+    with opened(browser, page[0], viewport={"width": width, "height": 900}) as view:
+        rows = view.locator(".rows span").evaluate_all(
+            "spans => spans.map(span => [parseFloat(getComputedStyle(span).fontSize),"
+            " ...['top', 'bottom'].map(side => span.getBoundingClientRect()[side])])"
+        )
+        box = view.locator("#large").bounding_box()
+    cell = box["height"] / len(rows)
+    assert box["height"] == pytest.approx(box["width"], abs=1)
+    for number, (size, top, bottom) in enumerate(rows):
+        assert size >= smallest
+        middle = box["y"] + (number + 0.5) * cell
+        assert (top + bottom) / 2 == pytest.approx(middle, abs=1) and bottom - top > size
+
+
 def test_the_map_that_is_large_is_that_of_the_step(browser: Any, page: tuple[Path, Report]) -> None:
     """By its pixels: where a weight is large, there is more tint."""
     path, found = page

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm import files
+from attnlm import files, training
 from attnlm.checkpoint import load_checkpoint
 from attnlm.config import RUNGS, Setting
 from attnlm.dataset import Dataset, sampled_hash
@@ -275,14 +275,18 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
         attnlm.train(resume=run.path, steps=20)
 
 
-def test_events_tell_the_whole_story(trained: Any) -> None:
+def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
     events: list[object] = []
     run = trained(on_event=events.append, steps=300, eval_every=100)
     assert isinstance(events[0], Started) and events[0].run == run
     assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
     evaluated = [event for event in events if isinstance(event, Evaluated)]
     assert [event.record for event in evaluated] == run.metrics()
-    assert all(0 < e.step <= 300 and e.loss > 0 for e in events if isinstance(e, Stepped))
+    stepped = [event for event in events if isinstance(event, Stepped)]
+    assert [event.step for event in stepped] == list(range(1, 301))
+    assert all(event.loss > 0 for event in stepped)
+    assert [event.step for event in stepped if event.seconds_left <= 0] == [300]
 
 
 def test_best_keeps_the_lowest_validation_loss(trained: Any) -> None:

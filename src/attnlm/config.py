@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -156,11 +157,13 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration, and the recipe's keys that its model does not use."""
+    """A resolved configuration, the recipe's keys that its model does not use, and the tokenizer
+    that the recipe states it was made for."""
 
     model: ModelConfig
     training: TrainingConfig
     dropped: tuple[str, ...] = ()
+    recipe_tokenizer: str | None = None
 
     def settings(self) -> Settings:
         """All that is decided, as one flat table: what a recipe would have to say."""
@@ -240,12 +243,21 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
 
     Raises UsageError when the settings given are at fault, AttnlmError when the recipe is.
     """
+    recipe = dict(recipe or {})
+    tokenizer = _stated_tokenizer(recipe.pop("tokenizer", None))
     try:
-        return _merge(settings, recipe or {})
+        return replace(_merge(settings, recipe), recipe_tokenizer=tokenizer)
     except UsageError as error:
         if recipe and _is_at_fault(recipe):
             raise AttnlmError(f"in the recipe: {error.message}", error.hint) from None
         raise
+
+
+def _stated_tokenizer(stated: object) -> str | None:
+    """What a recipe says in place of a setting: `--tokenizer` of the data that it was made for."""
+    if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
+        return stated
+    raise AttnlmError("in the recipe: tokenizer names none", "it must be a text such as gpt2")
 
 
 def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -228,6 +229,11 @@ class PreparationDisplay:
 
 
 _SECONDS_BETWEEN_LINES = 0.25
+# Elsewhere than on a terminal the time left is told once: after steps of so many seconds, if it is
+# as long as that.
+_SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
+# tqdm's own time left takes evaluations for steps, and begins far too long.
+_TRAINING_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 @dataclass
@@ -240,6 +246,8 @@ class TrainingDisplay:
     _losses: dict[str, float] = field(default_factory=dict)
     _bar: tqdm[Any] | None = None
     _next_line: float = 0.0
+    _time_left: str = "?"
+    _tell_time_at: float | None = None  # None before the first steps
 
     def __call__(self, event: object) -> None:
         from attnlm.training import Evaluated, Finished, Started, Stepped
@@ -250,10 +258,8 @@ class TrainingDisplay:
             self.run = event.run
             if not self.quiet:
                 self._started(event)
-        elif isinstance(event, Stepped) and self._bar is not None:
-            self._bar.n = event.step
-            self._losses["loss"] = event.loss
-            self._show(event.tokens_per_second)
+        elif isinstance(event, Stepped) and not self.quiet:
+            self._stepped(event)
         elif isinstance(event, Evaluated) and not self.quiet:
             self._evaluated(event)
         elif isinstance(event, Finished):
@@ -304,6 +310,22 @@ class TrainingDisplay:
         )
         if sys.stderr.isatty():
             self._bar = bar(training.steps, "step", "train", event.first_step)
+        self._time_left, self._tell_time_at = "?", None
+
+    def _stepped(self, event: Any) -> None:
+        if self._bar is not None:
+            self._bar.n = event.step
+            self._losses["loss"] = event.loss
+            self._time_left = self._bar.format_interval(event.seconds_left)
+            self._show(event.tokens_per_second)
+            return
+        now = time.perf_counter()
+        if self._tell_time_at is None:
+            self._tell_time_at = now + _SECONDS_OF_STEPS
+        elif now >= self._tell_time_at:
+            self._tell_time_at = math.inf
+            if event.seconds_left >= _SECONDS_WORTH_TELLING:
+                say(f"step {event.step:>6}  about {_roughly(event.seconds_left)} left")
 
     def _evaluated(self, event: Any) -> None:
         record = event.record
@@ -335,6 +357,7 @@ class TrainingDisplay:
 
     def _show(self, tokens_per_second: float) -> None:
         assert self._bar is not None
+        self._bar.bar_format = _TRAINING_BAR.replace("{remaining}", self._time_left)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in self._losses.items())
         self._bar.set_postfix_str(f"{shown}  {tokens_per_second:,.0f} tokens/s", refresh=True)
 
@@ -342,3 +365,11 @@ class TrainingDisplay:
         if self._bar is not None:
             self._bar.clear()
         say(text)
+
+
+def _roughly(seconds: float) -> str:
+    """A minute or more, to two digits or so."""
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} minute{'s' if minutes > 1 else ''}"
+    return f"{seconds / 3600:,.1f} hours"

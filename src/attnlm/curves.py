@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, QUIET = "#2b2f36", "#7d838d"
-_TRAINING, _VALIDATION = "#6a9bcb", "#1f6fb2"
+# Apart for the colour-blind and in greyscale too; the training loss is dashed, with squares.
+_TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
 _PANEL = 4.9, 3.4  # inches
 # Names of page.css, which has one colour for a light page and one for a dark.
 _IN_A_PAGE = {
@@ -50,6 +51,7 @@ class Line:
     x: Sequence[float]
     losses: Sequence[float]
     colour: str
+    dashed: bool = False
 
 
 def references(vocab_size: int, bigram_loss: float | None, floor: float | None) -> dict[str, float]:
@@ -68,7 +70,7 @@ def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
     trained = [record for record in records if record["train_loss"] is not None]
     lines = [
         Line("validation", *_points(records, "step", "val_loss"), _VALIDATION),
-        Line("training", *_points(trained, "step", "train_loss"), _TRAINING),
+        Line("training", *_points(trained, "step", "train_loss"), _TRAINING, dashed=True),
     ]
     return [line for line in lines if line.x]
 
@@ -160,7 +162,8 @@ def draw_losses(
             line.losses,
             color=line.colour,
             linewidth=1.8,
-            marker="o",
+            linestyle=(0, (2.5, 1)) if line.dashed else "-",
+            marker="s" if line.dashed else "o",
             markersize=3,
             clip_on=False,
         )

@@ -133,9 +133,20 @@ def _explain_usage(error: Any) -> int:
         nearest = max(near, key=lambda option: _similarity(option, error.option_name))
         message, suggestion = message.split(" (")[0], f"{nearest}?"
     message = message.removesuffix(".")
-    hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
+    if argument := _argument_typed_as_an_option(error):
+        hint = f"{argument} is given without a flag: {command} {argument}"
+    else:
+        hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
     console.fail(message[:1].lower() + message[1:], hint)
     return 2
+
+
+def _argument_typed_as_an_option(error: Any) -> str | None:
+    """RUN for `attnlm eval --run`, as the command's help calls it."""
+    typed = getattr(error, "option_name", "").removeprefix("--")
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    arguments = [p.name for p in parameters if p.param_type_name == "argument"]
+    return typed.upper() if typed in arguments else None
 
 
 def _similarity(one: str, other: str) -> float:

@@ -121,6 +121,13 @@ def _begin(
     """A new run's folder, and its state before the first step."""
     for key in config.dropped:
         on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
+    if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
+        on_event(
+            Note(
+                f"the recipe was made for --tokenizer {config.recipe_tokenizer}, "
+                f"and {dataset.name} was prepared with {dataset.tokenizer.name}"
+            )
+        )
     device = choose_device(config.training.device, config.training.dtype)
     parameters = check_fits(config, dataset, device)
     config = settle(config, device, dataset)

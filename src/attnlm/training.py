@@ -47,7 +47,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Reported a few times a second, with the newest batch's loss in nats per token."""
+    """Reported a few times a second, with the newest batch's loss in nats per token.
+
+    `seconds_left` is for the steps to come and their evaluations, at the pace of the latest ones.
+    """
 
     step: int
     loss: float
@@ -301,15 +304,17 @@ def _steps_and_evaluations(
     state.model.train()
     tokens_per_step = config.batch_size * run.config.model.block_size
     since_step, since = state.step, time.perf_counter()
-    reported = since
+    reported, evaluation = since, 0.0
     while True:
         due = state.step % config.eval_every == 0 or state.step == config.steps
         if state.step == 0 and config.eval_every >= config.steps:
             due = False  # one evaluation was asked for, and it is the last step's
         if due and state.evaluated_step != state.step:
-            speed = (state.step - since_step) * tokens_per_step / (time.perf_counter() - since)
+            due_since = time.perf_counter()
+            speed = (state.step - since_step) * tokens_per_step / (due_since - since)
             _evaluate_and_save(run, dataset, stepper, began, speed, interruption, on_event)
             since_step, since = state.step, time.perf_counter()
+            evaluation = since - due_since
         out_of_patience = config.patience is not None and state.stale >= config.patience
         if state.step >= config.steps or out_of_patience:
             on_event(Finished(run, state.step, out_of_patience))
@@ -320,7 +325,8 @@ def _steps_and_evaluations(
             reported = now
             stepper.read_loss_sum()
             rate = (state.step - since_step) / (now - since)
-            left = (config.steps - state.step) / rate
+            steps_left = config.steps - state.step
+            left = steps_left / rate + math.ceil(steps_left / config.eval_every) * evaluation
             on_event(Stepped(state.step, loss.item(), rate * tokens_per_step, left))
 
 
