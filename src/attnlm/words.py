@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,15 @@ def piece_encoder(tokenizer: Tokenizer, utf8_bytes: int) -> PieceEncoder:
     compiled = library("words.c")
     if compiled is None:
         return tokenizer.encode_piece
-    idle: deque[WordTable] = deque()
+    idle: SimpleQueue[WordTable] = SimpleQueue()
 
     def encode_piece(text: str) -> NDArray[np.unsignedinteger[Any]]:
-        table = idle.pop() if idle else WordTable(tokenizer, compiled)
+        try:
+            table = idle.get_nowait()
+        except Empty:
+            table = WordTable(tokenizer, compiled)
         ids = table.encode_piece(text)
-        idle.append(table)
+        idle.put(table)
         return ids
 
     return encode_piece
@@ -99,6 +102,7 @@ class WordTable:
     def encode_piece(self, text: str) -> Ids:
         """The ids of at most `PIECE` characters, the same as the tokenizer's."""
         utf8 = encoded(text, "utf-8")
+        assert len(utf8) <= 2 * self._numbers.size  # which C fills without looking
         for _ in range(2):
             known = self._words[0]
             found = self._find(self._place, utf8, len(utf8), *self._out)
