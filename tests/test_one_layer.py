@@ -22,8 +22,8 @@ from attnlm.one_layer import (
     OneLayer,
     compiled_parts,
     has_parts,
-    one_layer,
     saved_by_compiling,
+    written_out,
 )
 
 V, B, T = 11, 4, 5
@@ -55,11 +55,11 @@ def test_loss_and_gradients_are_autograds(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = a_model(**settings)
-    assert one_layer(model, B, CPU, "off") is not None
-    written_out = OneLayer(model, B)
+    assert written_out(model, B, CPU, "off") is not None
+    form = OneLayer(model, B)
     for _ in range(2):  # the second time its memory is full of the first
         inputs, targets = torch.randint(V, (2, B, T))
-        loss = written_out(inputs, targets)
+        loss = form(inputs, targets)
         found = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "suits", lambda x: False)
@@ -136,25 +136,25 @@ def test_a_loss_of_hopeless_logits_is_finite() -> None:
 )
 def test_other_models_are_left_to_autograd(settings: dict[str, Any]) -> None:
     model = build_model(resolve({"block_size": T, "steps": 1, **settings}).model, V)
-    assert one_layer(model, B, CPU, "off") is None
+    assert written_out(model, B, CPU, "off") is None
 
 
 def test_a_vocabulary_larger_than_the_batch_is_left_to_autograd() -> None:
     model = a_model(model="multi-head", embed_dim=12, heads=3)
     assert isinstance(model.body, SelfAttention)
-    assert one_layer(model, 3, CPU, "off") is not None
-    assert one_layer(model, 2, CPU, "off") is None
+    assert written_out(model, 3, CPU, "off") is not None
+    assert written_out(model, 2, CPU, "off") is None
 
 
 @pytest.mark.parametrize("compile", ["off", "parts"])
 def test_the_loss_alone_is_that_of_the_gradient(compile: str) -> None:
     model = a_model(model="multi-head", embed_dim=6, heads=3, projection=True).float()
-    written_out = one_layer(model, B, CPU, compile)
-    assert written_out is not None
+    form = written_out(model, B, CPU, compile)
+    assert form is not None
     for _ in range(2):
         inputs, targets = torch.randint(V, (2, B, T))
-        alone = written_out.loss(inputs, targets)
-        assert alone == written_out(inputs, targets)
+        alone = form.loss(inputs, targets)
+        assert alone == form(inputs, targets)
         torch.testing.assert_close(alone, cross_entropy(model(inputs), targets).detach())
 
 
@@ -168,7 +168,7 @@ def test_validation_loss_is_the_same_in_this_form(
     tokens = torch.randint(V, (4 * T * 3 + 2 * T + 3,)).numpy().astype(np.uint16)
     loss = validation_loss(model, tokens, CPU, bytes_per_token=1, compile=compile).loss
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "one_layer", lambda *_: None)
+        patch.setattr(evaluation, "written_out", lambda *_: None)
         plain = validation_loss(model, tokens, CPU, bytes_per_token=1).loss
     assert loss == pytest.approx(plain, rel=1e-6)
     summed = 0.0

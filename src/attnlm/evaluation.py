@@ -15,7 +15,7 @@ from attnlm.dataset import Ids, check_ids, open_dataset
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy
-from attnlm.one_layer import one_layer
+from attnlm.one_layer import written_out
 from attnlm.run import Run, load_model, open_dataset_of, open_run
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
@@ -65,15 +65,15 @@ def validation_loss(
     at_once = max(
         1, min(_TOKENS_AT_ONCE[device.name], _LOGITS_AT_ONCE // model.vocab_size) // block_size
     )
-    written_out = one_layer(model, at_once, device, compile) if whole >= at_once else None
+    form = written_out(model, at_once, device, compile) if whole >= at_once else None
     training = model.training
     model.eval()
     total = 0.0
     for first in range(0, whole, at_once):
         part = slice(first, first + at_once)
-        if written_out is not None and first + at_once <= whole:
+        if form is not None and first + at_once <= whole:
             batch = inputs[part], targets[part]
-            total += float(written_out.loss(*map(_as_tensor, batch))) * inputs[part].size
+            total += float(form.loss(*map(_as_tensor, batch))) * inputs[part].size
         else:
             total += _summed_loss(model, inputs[part], targets[part], device)
     rest = slice(whole * block_size, len(tokens))

@@ -60,7 +60,7 @@ def compiled_parts(model: ModelConfig) -> CDLL | None:
     return library("one_layer.c", SIZE=model.head_dim)
 
 
-def one_layer(
+def written_out(
     model: LanguageModel, batch_size: int, device: Device, compile: str
 ) -> OneLayer | None:
     """A model in this form, with compiled parts where `compile` is "parts".
@@ -93,7 +93,6 @@ class OneLayer:
     def __init__(self, model: AttentionModel, batch_size: int) -> None:
         body = model.body
         assert isinstance(body, SelfAttention)
-        self.batch_size = batch_size
         self._model, self._body = model, body
         self._parameters = _Parameters(model, body, gradients=False)
         heads, size, width = body.heads, body.head_size, body.heads * body.head_size
@@ -152,7 +151,7 @@ class OneLayer:
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token; every parameter's `grad` is set to its gradient."""
         tokens = inputs_BT.reshape(-1)
-        loss = self.loss(tokens, targets_BT)
+        loss = self._loss(tokens, targets_BT.reshape(1, -1))
         self._predict_backward()
         self._attend_backward()
         self._look_up_backward(tokens)
@@ -160,10 +159,13 @@ class OneLayer:
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss alone, of a batch of that one size."""
-        self._look_up(inputs_BT.reshape(-1))
+        return self._loss(inputs_BT.reshape(-1), targets_BT.reshape(1, -1))
+
+    def _loss(self, tokens: Tensor, targets_1M: Tensor) -> Tensor:
+        self._look_up(tokens)
         self._attend()
         self._predict()
-        return self._cross_entropy(targets_BT.reshape(1, -1))
+        return self._cross_entropy(targets_1M)
 
     @functools.cached_property
     def _gradients(self) -> _Parameters:

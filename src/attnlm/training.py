@@ -26,7 +26,7 @@ from attnlm.interruption import Interrupted, Interruption
 from attnlm.memory import estimate_memory
 from attnlm.model import LanguageModel, build_model, cross_entropy
 from attnlm.moments import passage_texts, take_moment
-from attnlm.one_layer import one_layer
+from attnlm.one_layer import written_out
 from attnlm.optimizer import Optimizer, learning_rate_factor
 from attnlm.run import Run
 from attnlm.ticker import Moment
@@ -211,9 +211,9 @@ def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropag
     """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
     model = state.model
     if config.compile != "on":
-        written_out = one_layer(model, config.batch_size, state.device, config.compile)
-        if written_out is not None:
-            return written_out
+        form = written_out(model, config.batch_size, state.device, config.compile)
+        if form is not None:
+            return form
     compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
 
     def backpropagate(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
