@@ -202,11 +202,11 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
         )
     if asked in ("on", "off"):
         return asked
-    can_be = on_cpu and device.dtype == "float32" and has_parts(config, dataset.vocab_size)
+    possible = on_cpu and device.dtype == "float32" and has_parts(config, dataset.vocab_size)
     if asked == "auto":
-        worth = can_be and saved_by_compiling(config) > COMPILATION
+        worth = possible and saved_by_compiling(config) > COMPILATION
         return "parts" if worth and compiled_parts(config.model) else "off"
-    if not can_be:
+    if not possible:
         raise UsageError(
             "--compile parts is for one-layer rungs with small heads, in float32 on a CPU",
             "give --compile off",
