@@ -26,6 +26,7 @@ from tests.web_server import WebServer
 
 _SECONDS = 5.0  # within which a signal is answered
 _AT_ONCE = 2.0  # within which a second one is, on a machine that has other work too
+_LONGEST_START = 60.0  # seconds until it compiles C
 _ENDLESS = 10**8
 _COMPILING = "train, compiling"
 _COMPILERS = {
@@ -71,7 +72,7 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     """None of which ends by itself before it is stopped, on the fastest machine."""
     runs = folder / "whole"
     in_child(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings) and None)
-    (folder / "long.txt").write_text(TEXT * 40_000)
+    (folder / "long.txt").write_text(TEXT * 100_000)
     settings = {**settings, "steps": _ENDLESS}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
     untimed = [flag for flag in flags if "threads" not in flag and "steps" not in flag]
@@ -171,8 +172,13 @@ def _stop(
     with process.stdin:
         while process.poll() is None and not _listens(process.pid):
             time.sleep(0.001)  # Python itself is not up yet
-        while process.poll() is None and compiler.exists() and not called.exists():
+        began = time.perf_counter()
+        while compiler.exists() and not called.exists():
             time.sleep(0.001)
+            if process.poll() is not None or time.perf_counter() - began > _LONGEST_START:
+                process.kill()
+                process.wait()
+                return f"it calls no compiler: {_said(place)[-200:]!r}"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(delay)
             return f"it ended by itself, with {process.returncode}: {_said(place)[-200:]!r}"
