@@ -507,12 +507,19 @@ def sample(
         )
 
     from attnlm.run import open_run
-    from attnlm.sampling import MOST_HELD, SamplingConfig, drawn_seed, load_sampler
+    from attnlm.sampling import (
+        MOST_CHOICES_HELD,
+        MOST_HELD,
+        SamplingConfig,
+        drawn_seed,
+        load_sampler,
+    )
 
-    if json and tokens > MOST_HELD:
+    most = MOST_CHOICES_HELD if show_probs else MOST_HELD
+    if json and tokens > most:
         raise UsageError(
             f"--json holds the whole text in memory, and --tokens {tokens} is too long for that",
-            f"give at most {MOST_HELD}, or leave out --json",
+            f"give at most {most}, or leave out --json",
         )
     config = SamplingConfig(
         tokens=tokens,
@@ -558,7 +565,8 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
         display.begin(prompt)
         choices = []
         for choice in sampler.choices(ids, config):
-            choices.append(choice)
+            if json:
+                choices.append(choice)
             display(choice)
         display.end()
         shown = {

@@ -3,20 +3,19 @@ small one in plain characters. matplotlib is imported when something is drawn, n
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
-import logging
 import math
 import re
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlm import files
+from attnlm.drawing import drawing
 from attnlm.events import Note, OnEvent
 from attnlm.run import Run
 from attnlm.training import Evaluated, Finished, Started
@@ -127,7 +126,7 @@ def draw_run(run: Run, path: Path) -> None:
     """
     records = run.metrics()
     if len(records) > 1:
-        with _our_style():
+        with drawing(**_STYLE):
             files.write_bytes(path, _run_png(run, records))
 
 
@@ -225,7 +224,7 @@ def _start(group: Sequence[float], gap: float) -> float:
 
 def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
     """Curves over tokens, seconds and so on, by the x axis's label, side by side."""
-    with _our_style():
+    with drawing(**_STYLE):
         figure, all_axes = _figure(5.6 * len(panels), 3.8, len(panels))
         figure.subplots_adjust(left=0.05, right=0.865, top=0.96, bottom=0.13, wspace=0.66)
         for axes, (x_label, lines) in zip(all_axes, panels.items(), strict=True):
@@ -237,7 +236,7 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     """The same for one panel, as an SVG element for a page whose style gives font and ink."""
     file = io.StringIO()
     # Text stays text; the salt makes the same picture the same bytes.
-    with _our_style(**{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
+    with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
         figure, axes = _panel(*_PANEL, top=0.96)
         draw_losses(axes, lines, known, x_label)
         figure.patch.set_visible(False)
@@ -275,19 +274,6 @@ def _figure(width: float, height: float, panels: int) -> tuple[Figure, list[Axes
 
     figure = Figure(figsize=(width, height))
     return figure, [figure.add_subplot(1, panels, 1 + number) for number in range(panels)]
-
-
-@contextlib.contextmanager
-def _our_style(**more: str) -> Iterator[None]:
-    """What is drawn meanwhile looks alike, whatever the user's own settings are."""
-    # Where the home folder can't be written, matplotlib takes a temporary one and says too much.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    import matplotlib
-
-    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE, **more}
-    del style["backend"]
-    with matplotlib.rc_context(style):
-        yield
 
 
 _STYLE: dict[str, Any] = {

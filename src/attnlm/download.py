@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from attnlm.caches import cache_folder
 from attnlm.errors import AttnlmError
 from attnlm.events import Note, OnEvent, Progress, ignore
 from attnlm.files import file_hash, replacing
-from attnlm.folders import cache_folder
 
 if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start

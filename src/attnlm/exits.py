@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -128,17 +129,26 @@ def _explain(error: BaseException) -> int:
 
 def _explain_usage(error: Any) -> int:
     message, _, suggestion = str(error.format_message()).splitlines()[0].partition(" Did you mean ")
-    command = error.ctx.command_path if error.ctx is not None else "attnlm"
+    command = _command_of(error)
     if near := getattr(error, "possibilities", None):
         nearest = max(near, key=lambda option: _similarity(option, error.option_name))
         message, suggestion = message.split(" (")[0], f"{nearest}?"
     message = message.removesuffix(".")
     if argument := _argument_typed_as_an_option(error):
         hint = f"{argument} is given without a flag: {command} {argument}"
+    elif run := _run_typed_as_an_argument(error):
+        hint = f"a run is given by a flag: {command} --run {run}"
     else:
         hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
     console.fail(message[:1].lower() + message[1:], hint)
     return 2
+
+
+def _command_of(error: Any) -> str:
+    """`attnlm eval`, also where an option of it lacks its value, which names no command."""
+    if error.ctx is not None:
+        return str(error.ctx.command_path)
+    return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])
 
 
 def _argument_typed_as_an_option(error: Any) -> str | None:
@@ -147,6 +157,15 @@ def _argument_typed_as_an_option(error: Any) -> str | None:
     parameters = error.ctx.command.params if error.ctx is not None else ()
     arguments = [p.name for p in parameters if p.param_type_name == "argument"]
     return typed.upper() if typed in arguments else None
+
+
+def _run_typed_as_an_argument(error: Any) -> str | None:
+    """X for `attnlm heads X`: the command has no arguments, but a run is one of its options."""
+    extra = re.search(r"unexpected extra argument\S* \((\S+)\)$", error.message)
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    kinds = {parameter.name: parameter.param_type_name for parameter in parameters}
+    is_meant = kinds.get("run") == "option" and "argument" not in kinds.values()
+    return extra[1] if extra and is_meant else None
 
 
 def _similarity(one: str, other: str) -> float:

@@ -1,4 +1,4 @@
-"""Data sets and runs: found by name, put in place whole; the folder of a user's caches."""
+"""Data sets and runs: found by name, put in place whole."""
 
 from __future__ import annotations
 
@@ -175,17 +175,3 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
     if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
         return False
     raise OSError(error, os.strerror(error), str(other))
-
-
-def cache_folder() -> Path | None:
-    """For downloads and timings: `ATTNLM_CACHE_DIR`, or the system's place for a user's caches.
-
-    None where the user has no home folder that the system knows of.
-    """
-    import platformdirs
-
-    try:
-        named = os.environ.get("ATTNLM_CACHE_DIR") or platformdirs.user_cache_dir("attnlm")
-        return Path(named).expanduser()
-    except RuntimeError:
-        return None

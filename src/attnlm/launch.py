@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 from attnlm.batches import check_length
+from attnlm.caches import code_folder
 from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
 from attnlm.curves import CurveDrawer
 from attnlm.dataset import Dataset, open_dataset
@@ -40,6 +42,9 @@ from attnlm.training import (
     saved_state,
 )
 
+# Where PyTorch's compiler keeps what it makes, and loads it again: by itself, in a folder of the
+# temporary one that anybody could have made.
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", "compile")
 
 
@@ -192,7 +197,8 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
 def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
     """What is compiled: "on" all of a step, "parts" of it, or "off" nothing.
 
-    Raises AttnlmError where that is asked for and there is no compiler, or there are no such parts.
+    Raises AttnlmError where that is asked for and there is no compiler, no folder for what it
+    makes, or there are no such parts.
     """
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
@@ -200,6 +206,8 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
             "--compile on needs a C++ compiler, and there is none",
             "install g++ or clang++, or give --compile off",
         )
+    if asked == "on" and sys.platform != "win32" and not os.environ.get(_COMPILED):
+        os.environ[_COMPILED] = str(code_folder())
     if asked in ("on", "off"):
         return asked
     possible = on_cpu and device.dtype == "float32" and has_parts(config, dataset.vocab_size)

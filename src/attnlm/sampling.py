@@ -25,6 +25,8 @@ Probabilities = NDArray[np.float64]
 
 MOST_HELD = 2**26
 """Tokens, of all samples, where none is shown before the last is drawn: about 2 GB."""
+MOST_CHOICES_HELD = 2**20
+"""The same for tokens with their probabilities, and those of others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from attnlm.caches import cache_folder
 from attnlm.errors import AttnlmError
 from attnlm.files import read_json, write_json
-from attnlm.folders import cache_folder
 
 # Floating-point operations of a step from which every thread is of use.
 _LARGE_STEP = 4e9

@@ -31,6 +31,7 @@ _ALL: list[Trial] = [
     signals.TRIAL,
     memory.TRIAL,
     anywhere.TRIAL,
+    anywhere.TEMPORARY,
     damage.TRIAL,
     hostile.TRIAL,
     input.TRIAL,

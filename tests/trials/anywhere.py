@@ -70,6 +70,7 @@ _SURROUNDINGS: tuple[dict[str, str | None], ...] = (
     {"HOME": "", "PATH": "", **_NO_CACHE},
     {"ATTNLM_CACHE_DIR": "/dev/null/cache"},
     {"ATTNLM_CACHE_DIR": "/proc/cache"},
+    {"TMPDIR": "/dev/null/temporary"},
 )
 
 
@@ -191,6 +192,64 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
 }
 
 
+# --- Temporary folders ----------------------------------------------------------------------------
+
+
+def _temporary(cases: int, seed: int, folder: Path) -> Tally:
+    """Every command that reads or writes, without a home, with every temporary folder that is none.
+
+    Python takes another where TMPDIR can't be written. What can't be loaded from one is done
+    without.
+    """
+    tally = Tally()
+    opening.make_all(folder)
+    (folder / "file").touch()
+    (folder / "mounted").mkdir()
+    pairs = [(kind, name) for kind in _TEMPORARY for name in _COMMANDS]
+    for kind, name in random.Random(seed).sample(pairs, min(cases, len(pairs))):
+        place, options = _TEMPORARY[kind]
+        env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
+        through = _mounting(folder / place, options) if options else []
+        done = commands.alone(_COMMANDS[name], folder, env=env, through=through)
+        chatter = "matplotlib" in done.stderr.lower()
+        fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
+        tally.count(fault, f"{name}, TMPDIR {kind}")
+    return tally
+
+
+def _mounting(place: Path, options: str) -> list[str]:
+    """What runs a command that alone sees an empty folder there, mounted with these options."""
+    script = 'mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", options, str(place)]
+
+
+def _cannot_mount() -> str | None:
+    try:
+        tried = subprocess.run([*_mounting(Path("/tmp"), "noexec"), "true"], capture_output=True)
+    except OSError:
+        return "there is no unshare"
+    return "this user may not mount folders" if tried.returncode else None
+
+
+_TEMPORARY = {
+    "missing": ("nowhere", ""),
+    "a file": ("file", ""),
+    "read-only": ("mounted", "ro"),
+    "noexec": ("mounted", "noexec"),
+}
+_COMMANDS = {
+    "prepare": ["prepare", "fruits.txt", "--tokenizer", "bpe:280", "--force"],
+    "train": ["train", opening.CHAR, *_STEPS],
+    "sample": ["sample", opening.RUN, "--tokens", "25000"],  # so many that C is worth compiling
+    "eval": ["eval", opening.RUN],
+    "report": ["report", opening.RUN],
+    "ladder": ["ladder", opening.CHAR, "--rungs", "bigram,average", "--steps", "2", "--seed", "1"],
+    "attend": ["attend", "pear", "--run", opening.RUN, "--output", "pear.png"],
+    "heads": ["heads", "--run", opening.RUN, "--windows", "2"],
+    "trace": ["trace", "pear", "--run", opening.RUN],
+}
+
+
 TRIAL = Trial(
     "anywhere",
     "odd paths, other locales, no home, no terminal, no reader: the commands work",
@@ -198,4 +257,12 @@ TRIAL = Trial(
     full=25,
     run=_anywhere,
     skip=lambda: "Windows has other paths" if os.name == "nt" else None,
+)
+TEMPORARY = Trial(
+    "temporary",
+    "TMPDIR missing, a file, read-only or noexec, and no home: every command works, in silence",
+    short=1,
+    full=len(_TEMPORARY) * len(_COMMANDS),
+    run=_temporary,
+    skip=_cannot_mount,
 )

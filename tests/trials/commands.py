@@ -64,11 +64,15 @@ def alone(
     cwd: Path,
     stdin: bytes = b"",
     env: Mapping[str, str | None] = MappingProxyType({}),
+    through: Sequence[str] = (),
 ) -> Done:
-    """Runs a command in a process of its own; a variable that is None is taken away."""
+    """Runs a command in a process of its own; a variable that is None is taken away.
+
+    `through` is a command that runs it.
+    """
     variables = {**os.environ, "PYTHONWARNINGS": "error", **env}
     done = subprocess.run(
-        [sys.executable, "-m", "attnlm", *arguments],
+        [*through, sys.executable, "-m", "attnlm", *arguments],
         cwd=cwd,
         input=stdin,
         capture_output=True,

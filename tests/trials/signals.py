@@ -26,8 +26,18 @@ from tests.web_server import WebServer
 
 _SECONDS = 5.0  # within which a signal is answered
 _AT_ONCE = 2.0  # within which a second one is, on a machine that has other work too
+_LONGEST_START = 60.0  # seconds until it compiles C
 _ENDLESS = 10**8
 _COMPILING = "train, compiling"
+_COMPILERS = {
+    "sample, compiling C": 'exec cc "$@"',
+    "train, compiling C": 'exec cc "$@"',
+    "sample, compiling C slowly": "sleep 100 & wait",
+    "train, compiling C slowly": "sleep 100 & wait",
+}
+"""What CC names, by the command that calls it."""
+_LONGEST = {_COMPILING: 12.0, **dict.fromkeys(_COMPILERS, 1.0)}
+"""Seconds to the signal: of commands that compile C, from when the compiler is called."""
 
 
 def _run(cases: int, seed: int, folder: Path) -> Tally:
@@ -42,9 +52,12 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
             place = folder / f"case-{number}"
             place.mkdir()
             signum = generator.choice((signal.SIGINT, signal.SIGTERM))
-            delay = generator.uniform(0, 12.0 if name == _COMPILING else 4.0)
+            delay = generator.uniform(0, _LONGEST.get(name, 4.0))
             gap = generator.uniform(0, 0.3) if generator.random() < 0.4 else None
+            if name in _COMPILERS:
+                _write_compiler(place, _COMPILERS[name])
             failure = _stop(commands[name], place, signum, delay, gap)
+            failure = failure or _left(place)
             if failure is None and name == "train" and (place / "runs" / "run").exists():
                 part = place / "runs" / "run"
                 failure = in_child(lambda: _as_never_stopped(data, part, settings)).failure  # noqa: B023
@@ -59,21 +72,25 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     """None of which ends by itself before it is stopped, on the fastest machine."""
     runs = folder / "whole"
     in_child(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings) and None)
-    (folder / "long.txt").write_text(TEXT * 40_000)
+    (folder / "long.txt").write_text(TEXT * 100_000)
     settings = {**settings, "steps": _ENDLESS}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
     untimed = [flag for flag in flags if "threads" not in flag and "steps" not in flag]
     train = ["train", str(data), "--checkpoint-dir=runs", "--name=run"]
     compiling = [*train, *flags, "--model=transformer", "--compile=on"]
+    parts = [*train, *flags, "--compile=parts"]
+    sample = ["sample", str(runs / "run"), f"--tokens={_ENDLESS}"]
+    in_c = {name: parts if "train" in name else sample for name in _COMPILERS}
     return {
         "train": [*train, *flags],
         "prepare, downloading slowly": ["prepare", f"{url}/slow"],
         **({_COMPILING: compiling} if _has_compiler() else {}),
-        "sample": ["sample", str(runs / "run"), f"--tokens={_ENDLESS}"],
+        "sample": sample,
         "prepare": ["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"],
         "prepare, a download stalled": ["prepare", f"{url}/stalled"],
         "train, threads and budget tried": [*train, *untimed, "--budget=60"],
         "prepare, reading stdin": ["prepare", "-"],
+        **(in_c if shutil.which("cc") else {}),
     }
 
 
@@ -101,19 +118,52 @@ def _serving() -> Iterator[WebServer]:
             child.wait()
 
 
+def _write_compiler(place: Path, command: str) -> None:
+    """A compiler in `place`, which says that it was `called`, and a temporary folder for it."""
+    (place / "temporary").mkdir()
+    script = f'#!/bin/sh\ntouch "{place}/called" "$TMPDIR/left"\n{command}\n'
+    (place / "compiler").write_text(script)
+    (place / "compiler").chmod(0o755)
+
+
+def _left(place: Path) -> str | None:
+    """What a compiler of `_write_compiler` leaves: a process that has its folder, or a file."""
+    temporary = place / "temporary"
+    if not temporary.exists():
+        return None
+    for _ in range(100):  # what was killed a moment ago may not be gone yet
+        if not (processes := list(_processes_with(os.fsencode(temporary)))):
+            break
+        time.sleep(0.01)
+    else:
+        return f"it left process {', '.join(processes)}"
+    files = [str(path.relative_to(temporary)) for path in temporary.rglob("*")]
+    return f"it left {', '.join(files)}" if files else None
+
+
+def _processes_with(folder: bytes) -> Iterator[str]:
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if folder in environ.read_bytes():
+                yield environ.parent.name
+
+
 def _stop(
     arguments: list[str], place: Path, signum: signal.Signals, delay: float, gap: float | None
 ) -> str | None:
     """Sends the signal, and another after a gap unless that is None; what goes wrong."""
-    caches = {
+    variables = {
         "ATTNLM_CACHE_DIR": str(place / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(place / "compiled"),
     }
+    compiler, called = place / "compiler", place / "called"
+    if compiler.exists():
+        variables |= {"CC": str(compiler), "TMPDIR": str(place / "temporary")}
     with (place / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "attnlm", *arguments],
             cwd=place,
-            env={**os.environ, **caches, "NO_PROXY": "127.0.0.1"},
+            env={**os.environ, **variables, "NO_PROXY": "127.0.0.1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
@@ -122,6 +172,13 @@ def _stop(
     with process.stdin:
         while process.poll() is None and not _listens(process.pid):
             time.sleep(0.001)  # Python itself is not up yet
+        began = time.perf_counter()
+        while compiler.exists() and not called.exists():
+            time.sleep(0.001)
+            if process.poll() is not None or time.perf_counter() - began > _LONGEST_START:
+                process.kill()
+                process.wait()
+                return f"it calls no compiler: {_said(place)[-200:]!r}"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(delay)
             return f"it ended by itself, with {process.returncode}: {_said(place)[-200:]!r}"
@@ -172,7 +229,7 @@ TRIAL = Trial(
     name="signals",
     promise="SIGINT and SIGTERM at any moment: an end within 5 s, exit 130 or 143, nothing lost",
     short=2,
-    full=64,
+    full=96,
     run=in_own_process(_run),
     skip=lambda: None if sys.platform == "linux" else "it reads /proc",
 )

@@ -21,6 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from attnlm.caches import may_load_from
 from attnlm.interruption import held
 
 COMPILATION = 0.6
@@ -55,10 +56,11 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 def library(source: str, **constants: int) -> ctypes.CDLL | None:
     """The functions of a C file of this folder, compiled for this machine, with these constants.
 
-    None where no compiler can: neither what CC names, nor cc, gcc or clang. None on Windows, which
-    lets nobody remove a library that is loaded.
+    None where no compiler can: neither what CC names, nor cc, gcc or clang; and where nothing may
+    be loaded from the temporary folder. None on Windows, which lets nobody remove a library that is
+    loaded.
     """
-    if sys.platform == "win32":
+    if sys.platform == "win32" or not _can_load():
         return None
     defined = [f"-D{name}={value}" for name, value in constants.items()]
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
@@ -68,6 +70,13 @@ def library(source: str, **constants: int) -> ctypes.CDLL | None:
         with contextlib.suppress(OSError, AttributeError):
             return _compiled([compiler, *_FLAGS, *target, *defined], source)
     return None
+
+
+def _can_load() -> bool:
+    try:
+        return may_load_from(tempfile.gettempdir())
+    except OSError:  # there is no temporary folder
+        return False
 
 
 def _compiled(command: list[str], source: str) -> ctypes.CDLL:

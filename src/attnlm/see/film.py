@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attnlm.drawing import drawing
 from attnlm.see.attend import Numbers
 
 _CELL = 6  # pixels, so that a browser that smooths what it enlarges hardly blurs the cells
@@ -15,14 +16,15 @@ _CELL = 6  # pixels, so that a browser that smooths what it enlarges hardly blur
 
 def strip(maps: Sequence[Numbers]) -> str:
     """Maps (T, T) side by side, as the URL of a PNG: a mask, as opaque as the weights are large."""
-    from matplotlib.image import imsave
-
     weights = np.concatenate(maps, axis=1)
     alpha_HW = np.rint(weights * 255).astype(np.uint8).repeat(_CELL, 0).repeat(_CELL, 1)
     black_HW4 = np.zeros((*alpha_HW.shape, 4), np.uint8)
     black_HW4[..., 3] = alpha_HW
     content = io.BytesIO()
-    imsave(content, black_HW4, format="png", pil_kwargs={"optimize": True})
+    with drawing():
+        from matplotlib.image import imsave
+
+        imsave(content, black_HW4, format="png", pil_kwargs={"optimize": True})
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import warnings
 
+from attnlm.drawing import drawing
 from attnlm.see.attend import Attention
 from attnlm.see.text import visible
 
@@ -14,21 +14,15 @@ _LARGEST_SIDE = 30  # inches
 
 def picture(attention: Attention, format: str) -> bytes:
     """A PNG or an SVG file (`format` is png or svg), the same bytes for the same attention."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
-
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
-    scale = LinearSegmentedColormap.from_list("share", ["#f3f6f9", "#2f80d8", "#08264a"])
     # Text as outlines: an SVG must look the same where the font is not there.
-    with (
-        mpl.rc_context({"svg.hashsalt": "attnlm", "svg.fonttype": "path"}),
-        warnings.catch_warnings(),
-    ):
-        # A character that the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "path"}):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+
+        scale = LinearSegmentedColormap.from_list("share", ["#f3f6f9", "#2f80d8", "#08264a"])
         figure = Figure(
             figsize=(heads * side + 1.4, layers * side + 1.3), layout="constrained", dpi=120
         )

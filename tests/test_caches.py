@@ -1,0 +1,117 @@
+"""Where compiled code is kept: a folder that nobody else may write to, or none."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import attnlm
+from attnlm import caches, launch, native
+from attnlm.caches import code_folder
+from attnlm.config import resolve
+from attnlm.device import choose_device
+from attnlm.errors import AttnlmError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The cache and the temporary folder."""
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return cache, temporary
+
+
+def test_it_is_in_the_cache_and_ours_alone(places: tuple[Path, Path]) -> None:
+    assert code_folder() == code_folder() == places[0] / "compiled"
+    assert (places[0] / "compiled").stat().st_mode & 0o777 == 0o700
+
+
+def make_writable(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def make_link(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(folder.parent, target_is_directory=True)
+
+
+def make_file(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.touch()
+
+
+@pytest.mark.parametrize("make", [make_writable, make_link, make_file])
+def test_what_others_may_have_made_is_not_taken(
+    make: Callable[[Path], None], places: tuple[Path, Path]
+) -> None:
+    cache, temporary = places
+    make(cache / "compiled")
+    own = temporary / f"attnlm-compiled-{os.getuid()}"
+    assert code_folder() == own and own.stat().st_mode & 0o777 == 0o700
+    own.rmdir()
+    make(own)
+    with pytest.raises(AttnlmError) as raised:
+        code_folder()
+    assert "TORCHINDUCTOR_CACHE_DIR" in raised.value.hint
+
+
+def test_another_users_folder_is_not_taken(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (places[0] / "compiled").mkdir(0o700, parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(AttnlmError):
+        code_folder()
+
+
+def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, temporary = places
+    monkeypatch.setattr(caches, "may_load_from", lambda folder: temporary in Path(folder).parents)
+    assert code_folder().parent == temporary
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", "/dev/null/cache")
+    assert code_folder().parent == temporary
+
+
+@pytest.mark.parametrize("named", ["", "elsewhere"])
+def test_pytorchs_compiler_keeps_what_it_makes_there(
+    named: str, places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
+    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path)
+    monkeypatch.setattr(launch, "_has_compiler", lambda: True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+    config = resolve({"model": "transformer", "compile": "on", "steps": 1, "threads": 1})
+    launch.settle(config, choose_device("cpu"), dataset)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (named or str(places[0] / "compiled"))
+
+
+def test_nothing_is_compiled_where_it_could_not_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, called = tmp_path / "compiler", tmp_path / "called"
+    compiler.write_text(f"#!/bin/sh\ntouch {called}\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("PATH", "")
+    compile_anew = native.library.__wrapped__
+    monkeypatch.setattr(native, "may_load_from", lambda folder: False)
+    assert compile_anew("decoding.c") is None and not called.exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    compile_anew("decoding.c")
+    assert called.exists()
