@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from typing import Any
 
 import pytest
 
-from attnlm import console
+from attnlm import console, exits
 from attnlm.ticker import Moment
 from attnlm.training import Evaluated, Stepped
 
@@ -118,3 +119,9 @@ def test_elsewhere_the_time_left_is_told_once(
     for step in (19, 20, 21, 22):
         display(Stepped(step, 2.5, tokens_per_second=5000.0, seconds_left=seconds_left))
     assert capsys.readouterr().err == says
+
+
+def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which no shell can pass on, but a program that starts the command in its own process can."""
+    assert exits._run(lambda: os.stat("a\0b")) == 1
+    assert "NUL" in capsys.readouterr().err

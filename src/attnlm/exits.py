@@ -116,6 +116,9 @@ def _explain(error: BaseException) -> int:
             f"{about}{error.strerror or error}", "check the path, its permissions and room"
         )
         return 1
+    if isinstance(error, ValueError) and "embedded null byte" in str(error):
+        console.fail("a path has a NUL character in it", "no file's name can have one")
+        return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":
         import traceback
 
