@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,5 +123,5 @@ def test_elsewhere_the_time_left_is_told_once(
 
 def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Which no shell can pass on, but a program that starts the command in its own process can."""
-    assert exits._run(lambda: os.stat("a\0b")) == 1
+    assert exits._run(Path("a\0b").stat) == 1
     assert "NUL" in capsys.readouterr().err
