@@ -112,6 +112,18 @@ def test_parts_are_compiled_where_that_saves_time() -> None:
     assert saved(steps=10_000, model="transformer") == 0
 
 
+def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:
+    """A run's configuration may ask for what no training would: C would write past its arrays."""
+    if compiled_parts(resolve({"model": "single-head", "embed_dim": 32}).model) is None:
+        pytest.skip("there is no C compiler")
+    model = build_model(
+        resolve({"model": "single-head", "embed_dim": 33, "block_size": T, "steps": 1}).model, V
+    )
+    assert isinstance(model, AttentionModel)
+    assert compiled_parts(model.config) is None
+    assert type(written_out(model, B, CPU, "parts")) is OneLayer
+
+
 def test_a_loss_of_hopeless_logits_is_finite() -> None:
     model = a_model(model="single-head", embed_dim=7)
     inputs, targets = torch.randint(V, (2, B, T))

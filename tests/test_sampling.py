@@ -379,6 +379,17 @@ echo "int x;" | "$GCC" -shared -fPIC -B{Path(shutil.which("as") or "").parent} -
     assert compiled_by(script, tmp_path, monkeypatch) is None
 
 
+@pytest.mark.parametrize(("status", "is_found"), [(0, True), (1, False)])
+def test_what_a_compiler_leaves_that_fails_is_not_loaded(
+    status: int, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be cut short, and loading that ends the process."""
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    script = f'"$GCC" -B{Path(shutil.which("as") or "").parent} "$@"; exit {status}'
+    assert (compiled_by(script, tmp_path, monkeypatch) is not None) == is_found
+
+
 def test_a_broken_compiler_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     library.cache_clear()
     before = library("decoding.c")

@@ -300,6 +300,33 @@ def test_best_keeps_the_lowest_validation_loss(trained: Any) -> None:
     assert last == pytest.approx(records[-1]["val_loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "wide-head", "embed_dim": 16, "heads": 2, "block_size": 32, "threads": 1},
+        {"model": "wide-head", "embed_dim": 16, "heads": 2, "block_size": 32, "threads": 2},
+        {"model": "dot-product", "dtype": "bfloat16"},
+        # Parameters of odd sizes, one behind another in memory.
+        {"model": "multi-head", "heads": 1, "embed_dim": 7, "block_size": 2, "threads": 1},
+    ],
+    ids=str,
+)
+def test_evaluation_gives_the_number_that_training_logged(
+    settings: dict[str, Any], trained: Any
+) -> None:
+    run = trained(**settings)
+    threads = torch.get_num_threads()
+    logged = [record["val_loss"] for record in run.metrics()]
+    try:
+        for others in (1, 2, 3):
+            torch.set_num_threads(others)
+            assert attnlm.evaluate(run, checkpoint="best").loss == min(logged)
+            assert attnlm.evaluate(run, checkpoint="last").loss == logged[-1]
+            assert torch.get_num_threads() == others
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
     trained: Any, tmp_path: Path
 ) -> None:

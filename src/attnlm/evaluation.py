@@ -12,10 +12,11 @@ from torch import Tensor
 
 from attnlm.batches import check_length
 from attnlm.dataset import Ids, check_ids, open_dataset
-from attnlm.device import Device
+from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy
 from attnlm.one_layer import written_out
+from attnlm.optimizer import lay_side_by_side
 from attnlm.run import Run, load_model, open_dataset_of, open_run
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
@@ -107,8 +108,10 @@ def evaluate(
 ) -> Evaluation:
     """The loss of a run's checkpoint over the whole validation split, of `data` if given.
 
-    It is the number that training logged. `verify` is that of `open_dataset`. Raises AttnlmError
-    when something is missing or damaged, or when `data` was encoded by another tokenizer.
+    It is the number that training logged, to the bit on the same machine: parameters lie in memory
+    as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
+    AttnlmError when something is missing or damaged, or when `data` was encoded by another
+    tokenizer.
     """
     if not isinstance(run, Run):
         run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
@@ -122,10 +125,19 @@ def evaluate(
                 "a model can only be asked about the ids that it was trained on",
             )
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return validation_loss(
-        model,
-        dataset.val,
-        chosen,
-        bytes_per_token=dataset.bytes_per_token,
-        compile=run.config.training.compile,
-    )
+    training = run.config.training
+    if chosen.name == training.device:
+        chosen = choose_device(chosen.name, training.dtype)
+    lay_side_by_side(model, training)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(training.threads or threads)
+    try:
+        return validation_loss(
+            model,
+            dataset.val,
+            chosen,
+            bytes_per_token=dataset.bytes_per_token,
+            compile=training.compile,
+        )
+    finally:
+        torch.set_num_threads(threads)

@@ -56,7 +56,7 @@ def saved_by_compiling(config: Config) -> float:
 
 
 def compiled_parts(model: ModelConfig) -> CDLL | None:
-    """The parts, compiled; None where there is no compiler."""
+    """The parts, compiled; None where there is no compiler, and for too large a head."""
     return library("one_layer.c", SIZE=model.head_dim)
 
 

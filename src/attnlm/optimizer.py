@@ -32,6 +32,25 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
     return left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
 
 
+Span = tuple[str, nn.Parameter, slice]
+
+
+def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
+    """One long vector of all parameters, which become views of it, and where each one lies.
+
+    Products round by where in memory they are: what is to give the numbers of a training lies so.
+    """
+    named = sorted(model.named_parameters(), key=lambda pair: _place(pair[0], pair[1], config))
+    flat = torch.cat([p.detach().flatten() for _, p in named])
+    spans: list[Span] = []
+    end = 0
+    for name, parameter in named:
+        span = slice(end, end := end + parameter.numel())
+        parameter.data = flat[span].view(parameter.shape)
+        spans.append((name, parameter, span))
+    return flat, spans
+
+
 class Optimizer:
     """Updates all parameters of a model, which it lays side by side in memory.
 
@@ -47,24 +66,20 @@ class Optimizer:
         self._config = config
 
         # Parameters of one shape stand together: Muon takes them as one stack.
-        def place_of(pair: tuple[str, nn.Parameter]) -> _Place:
-            return _place(pair[0], pair[1], config)
+        def place_of(span: Span) -> _Place:
+            return _place(span[0], span[1], config)
 
-        named = sorted(model.named_parameters(), key=place_of)
-        self._values = flat = torch.cat([p.detach().flatten() for _, p in named])
+        self._values, self._spans = flat, spans = lay_side_by_side(model, config)
         self._gradient = torch.zeros_like(flat)
         self._mean = torch.zeros_like(flat)
-        by_adamw = sum(p.numel() for name, p in named if not _place(name, p, config).by_muon)
+        by_adamw = sum(span[1].numel() for span in spans if not place_of(span).by_muon)
         self._square = torch.zeros_like(flat[:by_adamw])
-        self._spans: list[tuple[str, slice, torch.Size]] = []
         self._groups: list[_AdamW | _Muon] = []
         end = 0
-        for place, group in groupby(named, key=place_of):
+        for place, group in groupby(spans, key=place_of):
             begin = end
-            for name, parameter in group:
-                span = slice(end, end := end + parameter.numel())
-                self._spans.append((name, span, parameter.shape))
-                parameter.data = flat[span].view(parameter.shape)
+            for _, parameter, span in group:
+                end = span.stop
                 parameter.grad = self._gradient[span].view(parameter.shape)
             values, gradient, mean = (v[begin:end] for v in (flat, self._gradient, self._mean))
             decay = config.weight_decay if place.decays else 0.0
@@ -99,10 +114,10 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Views of what it remembers from step to step, named `<parameter>/<what>`."""
         views = {}
-        for name, span, shape in self._spans:
-            views[f"{name}/mean"] = self._mean[span].view(shape)
+        for name, parameter, span in self._spans:
+            views[f"{name}/mean"] = self._mean[span].view(parameter.shape)
             if span.stop <= len(self._square):
-                views[f"{name}/square"] = self._square[span].view(shape)
+                views[f"{name}/square"] = self._square[span].view(parameter.shape)
         return views
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -104,6 +104,8 @@ def _compiled(command: list[str], source: str) -> ctypes.CDLL:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        if process.returncode != 0:
+            raise OSError  # what there is of the library may be cut short: to load it could kill us
         return _declared(ctypes.CDLL(made), source)
 
 

@@ -13,8 +13,10 @@
 #define ROW 8
 #elif SIZE <= 16
 #define ROW 16
-#else
+#elif SIZE <= 32
 #define ROW 32
+#else
+#error "a row has no room for so large a head"
 #endif
 #define SOME 4 /* outputs at once; LANES is a multiple */
 

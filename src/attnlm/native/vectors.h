@@ -15,6 +15,7 @@
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 INLINE vector load(const float *x) { return *(const vector *)x; }
 
@@ -23,7 +24,8 @@ INLINE vector either(integers condition, vector yes, vector no)
     return (vector)(((integers)yes & condition) | ((integers)no & ~condition));
 }
 
-/* e^x for x ≤ 0, to within two units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2. */
+/* e^x for x ≤ 0, to within two units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2. Other lanes,
+   which nobody reads, may hold anything: hence bits, which wrap around. */
 INLINE vector exp_of(vector x)
 {
     x = either(x < -87.0f, (vector){0} - 87.0f, x);
@@ -32,5 +34,5 @@ INLINE vector exp_of(vector x)
     vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     vector e = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f
         + r * (0.00833333333f + r * (0.00138888889f + r * 0.000198412698f))))));
-    return e * (vector)(((integers)shifted << 23) + 0x3f800000);
+    return e * (vector)(((bits)shifted << 23) + 0x3f800000);
 }
