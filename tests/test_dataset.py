@@ -218,3 +218,16 @@ def test_large_bins_are_sampled_unless_verified(
 def test_ids_take_two_bytes_where_they_fit() -> None:
     assert id_dtype(65536) == np.dtype("<u2")
     assert id_dtype(65537) == np.dtype("<u4")
+
+
+def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    def hint(name: str) -> str | None:
+        with pytest.raises(AttnlmError, match="no data set is called") as caught:
+            open_dataset(name, data_dir=tmp_path)
+        return caught.value.hint
+
+    assert "attnlm prepare" in str(hint("psalms"))
+    for there in ("foxes", "geese", "hens", "ibises", "jays", "kites"):
+        (tmp_path / there).mkdir()
+    assert hint("fox") == "did you mean foxes?"
+    assert hint("psalms") == "there is foxes, geese, hens, ibises, jays and 1 more"

@@ -18,11 +18,12 @@ import torch
 import attnlm
 from attnlm import files, training
 from attnlm.checkpoint import load_checkpoint
-from attnlm.config import RUNGS, Setting
+from attnlm.config import RUNGS, Setting, resolve
 from attnlm.dataset import Dataset, sampled_hash
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
 from attnlm.interruption import Interrupted
+from attnlm.launch import Pace, plan
 from attnlm.optimizer import Optimizer
 from attnlm.run import Run
 from attnlm.training import Evaluated, Finished, Started, Stepped
@@ -473,3 +474,12 @@ def test_verify_reads_all_of_what_is_large(
     ):
         with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
             read()
+
+
+def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:
+    """Or the run's own configuration would be refused when it is opened."""
+    config = resolve({"model": "multi-head", "warmup": 50, "budget": 9.0})
+    for given in (config.training, replace(config.training, eval_every=2)):
+        planned = plan(given, Pace(step=0.5, evaluation=0.5), 3.0)
+        assert planned.steps is not None and 0 < planned.warmup == planned.steps < 50
+        assert resolve(replace(config, training=planned).settings()).training == planned

@@ -21,6 +21,7 @@ _LATEST = "latest"
 _WORKSPACE, _ASIDE = ".unfinished-", "old-"
 _LONGEST_LATEST = 2**10  # bytes
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_MOST_NAMED = 5
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 
@@ -49,7 +50,7 @@ def check_name(name: str, flag: str) -> None:
 def find_folder(name: str | Path | None, parent: Path, *, kind: str, hint: str) -> Path:
     """The folder of a data set or run by its name below `parent`, by its path, or the latest.
 
-    Raises AttnlmError, with names that come near, when there is none.
+    Raises AttnlmError, with the names that there are, when there is none.
     """
     if name is None:
         return _latest(parent, kind, hint)
@@ -58,11 +59,13 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str, hint: str) 
         return below
     if is_folder(Path(name)):
         return Path(name)
-    near = difflib.get_close_matches(str(name), _names(parent), n=1)
-    raise AttnlmError(
-        f"no {kind} is called {str(name)!r} in {parent}",
-        f"did you mean {near[0]}?" if near else hint,
-    )
+    names = _names(parent)
+    if near := difflib.get_close_matches(str(name), names, n=1):
+        hint = f"did you mean {near[0]}?"
+    elif names:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        hint = f"there is {', '.join(names[:_MOST_NAMED])}{more}"
+    raise AttnlmError(f"no {kind} is called {str(name)!r} in {parent}", hint)
 
 
 def is_folder(path: Path) -> bool:

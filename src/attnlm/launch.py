@@ -290,12 +290,15 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     began = time.perf_counter()
     pace = measure_pace(config, dataset, device, TRIAL_SHARE * budget)
     planned = plan(config.training, pace, budget - (time.perf_counter() - began))
+    fit = f"{planned.steps:,} steps fit" if planned.steps > 1 else "one step fits"
     on_event(
         Note(
-            f"{planned.steps:,} steps fit into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
+            f"{fit} into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
             f"an evaluation {pace.evaluation:.2g} s"
         )
     )
+    if planned.warmup < config.training.warmup:
+        on_event(Note(f"they are fewer than the warm-up's {config.training.warmup}, which is cut"))
     return planned
 
 
@@ -309,14 +312,18 @@ def measure_pace(config: Config, dataset: Dataset, device: Device, at_most: floa
 
 
 def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
-    """As many steps as `seconds` hold at that pace, and evaluations that take a small share."""
+    """As many steps as `seconds` hold at that pace, and evaluations that take a small share.
+
+    A warm-up is no longer than they are.
+    """
     seconds = max(0.0, seconds)
     if training.eval_every is not None:
-        steps = int(seconds / (pace.step + pace.evaluation / training.eval_every))
-        return with_steps(training, max(1, steps))
-    evaluations = min(10, max(1, int(_EVALUATION_SHARE * seconds / pace.evaluation)))
-    steps = max(1, int((seconds - (evaluations + 1) * pace.evaluation) / pace.step))
-    return with_steps(replace(training, eval_every=math.ceil(steps / evaluations)), steps)
+        steps = max(1, int(seconds / (pace.step + pace.evaluation / training.eval_every)))
+    else:
+        evaluations = min(10, max(1, int(_EVALUATION_SHARE * seconds / pace.evaluation)))
+        steps = max(1, int((seconds - (evaluations + 1) * pace.evaluation) / pace.step))
+        training = replace(training, eval_every=math.ceil(steps / evaluations))
+    return with_steps(replace(training, warmup=min(training.warmup, steps)), steps)
 
 
 def _seconds_of_evaluation(state: TrainingState, dataset: Dataset, compile: str) -> float:

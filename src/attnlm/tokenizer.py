@@ -186,6 +186,10 @@ def bpe_size(spec: str) -> int | None:
     kind, colon, size = spec.partition(":")
     if kind == "bpe" and re.fullmatch(r"[1-9][0-9]{2,4}", size) and 257 <= int(size) <= 65536:
         return int(size)
+    if kind == "bpe" and re.fullmatch(r"[0-9]{1,9}", size):
+        raise UsageError(
+            f"{spec!r} is not a tokenizer: N is too small or too large", f"choose {SPECS}"
+        )
     if colon or kind not in ("char", "byte", *PUBLISHED):
         raise UsageError(f"{spec!r} is not a tokenizer", f"choose {SPECS}")
     return None

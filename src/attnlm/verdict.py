@@ -43,4 +43,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
     fallen = min(losses[:-tail]) - losses[best]
     if fallen > _NOTICEABLE:
         return f"still falling, by {fallen:.3f} in its last fifth: more --steps would help"
+    rates = [float(record.get("learning_rate", 0)) for record in records]
+    if rates[-1] < max(rates) / 2:  # a loss that no longer falls may be all its doing
+        return "levelled off as its learning rate fell: a longer run may still get lower"
     return "levelled off: a larger model or another learning rate may help, more steps will not"
