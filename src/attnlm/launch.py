@@ -290,7 +290,7 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     began = time.perf_counter()
     pace = measure_pace(config, dataset, device, TRIAL_SHARE * budget)
     planned = plan(config.training, pace, budget - (time.perf_counter() - began))
-    fit = f"{planned.steps:,} steps fit" if planned.steps > 1 else "one step fits"
+    fit = "one step fits" if planned.steps == 1 else f"{planned.steps:,} steps fit"
     on_event(
         Note(
             f"{fit} into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
