@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlm.dataset import Dataset
+from attnlm.data.dataset import Dataset
 from benchmarks.table import Row, attnlm
 
 _SCRIPT = Path("data/shakespeare_char/prepare.py")

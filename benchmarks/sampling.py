@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from attnlm.config import Setting, resolve
-from attnlm.dataset import Dataset
-from attnlm.device import Device
-from attnlm.model import LanguageModel, build_model
-from attnlm.native import library
-from attnlm.sampling import SamplingConfig, generate
+from attnlm.compute.device import Device
+from attnlm.compute.native import library
+from attnlm.config.settings import Setting, resolve
+from attnlm.data.dataset import Dataset
+from attnlm.generation.sampling import SamplingConfig, generate
+from attnlm.model.models import LanguageModel, build_model
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row
 

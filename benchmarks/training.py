@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 import attnlm as library
-from attnlm.config import load_recipe, resolve
-from attnlm.dataset import Dataset
-from attnlm.device import choose_device
-from attnlm.evaluation import validation_loss
-from attnlm.interruption import Interruption
-from attnlm.launch import settle
-from attnlm.training import Stepper, initial_state
+from attnlm.base.signals import Interruption
+from attnlm.compute.device import choose_device
+from attnlm.config.settings import load_recipe, resolve
+from attnlm.data.dataset import Dataset
+from attnlm.experiments.evaluate import validation_loss
+from attnlm.experiments.train import settle
+from attnlm.training.loop import Stepper, initial_state
 from benchmarks import plain
 from benchmarks.table import Row, attnlm, in_turn, seconds_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from attnlm.cli import app
-from attnlm.errors import AttnlmError
+from attnlm.base.errors import AttnlmError
+from attnlm.cli.commands import app
 
 
 def refused(*arguments: str, cwd: Path, code: int, says: str, hints: str) -> None:

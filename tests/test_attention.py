@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm.attention import (
+from attnlm.model.attention import (
     LayerCache,
     SelfAttention,
     UniformAttention,

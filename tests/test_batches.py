@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnlm.batches import Batches
-from attnlm.errors import AttnlmError
+from attnlm.base.errors import AttnlmError
+from attnlm.data.batches import Batches
 
 
 def numbered(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm import caches, launch, native
-from attnlm.caches import code_folder
-from attnlm.config import resolve
-from attnlm.device import choose_device
-from attnlm.errors import AttnlmError
+from attnlm.base import caches
+from attnlm.base.caches import code_folder
+from attnlm.base.errors import AttnlmError
+from attnlm.compute import native
+from attnlm.compute.device import choose_device
+from attnlm.config.settings import resolve
+from attnlm.experiments import train as launch
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
 

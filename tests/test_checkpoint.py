@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnlm import checkpoint
-from attnlm.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.config import RUNGS, resolve
-from attnlm.errors import AttnlmError
-from attnlm.model import build_model, cross_entropy
-from attnlm.optimizer import Optimizer
+from attnlm.base.errors import AttnlmError
+from attnlm.config.settings import RUNGS, resolve
+from attnlm.model.models import build_model, cross_entropy
+from attnlm.runs import checkpoint
+from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
+from attnlm.training.optimizer import Optimizer
 
 V = 11
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from attnlm.config import RUNGS
+from attnlm.config.settings import RUNGS
 
 ATTNLM = [sys.executable, "-m", "attnlm"]
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.config import RUNGS, Settings, help_of, load_recipe, recipe_names, resolve, to_toml
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.config.settings import (
+    RUNGS,
+    Settings,
+    help_of,
+    load_recipe,
+    recipe_names,
+    resolve,
+    to_toml,
+)
 
 
 def test_flags_go_over_recipe_over_defaults() -> None:

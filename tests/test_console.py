@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from attnlm import console, exits
-from attnlm.ticker import Moment
-from attnlm.training import Evaluated, Stepped
+from attnlm.cli import console, exits
+from attnlm.runs.ticker import Moment
+from attnlm.training.loop import Evaluated, Stepped
 
 
 class Terminal(io.StringIO):

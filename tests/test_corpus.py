@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnlm import corpus
-from attnlm.corpus import PIECE, SNIFFED_BYTES, Corpus, get_corpus, safe_name
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import Note
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.text import corpus
+from attnlm.text.corpus import PIECE, SNIFFED_BYTES, Corpus, get_corpus, safe_name
 from tests.web_server import WebServer, body
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
@@ -44,7 +44,7 @@ def short_tales(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `tales` one line: the real ones take a while."""
     made = SimpleNamespace(text="Once upon a time.\n", floor_nats={0: 1.5})
     stand_in = SimpleNamespace(generate=lambda: made)
-    monkeypatch.setattr("attnlm.tales", stand_in, raising=False)
+    monkeypatch.setattr("attnlm.text.tales", stand_in, raising=False)
 
 
 def text_of(content: bytes, path: Path, encoding: str = "utf-8") -> str:

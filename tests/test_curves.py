@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm import curves
-from attnlm.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
-from attnlm.dataset import Dataset
-from attnlm.events import Note, ignore
-from attnlm.run import Run
-from attnlm.training import Evaluated, Finished, Started
+from attnlm.base.events import Note, ignore
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
+from attnlm.see import curves
+from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
+from attnlm.training.loop import Evaluated, Finished, Started
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL: dict[str, Any] = {
@@ -109,8 +109,8 @@ def test_drawing_needs_no_home_and_no_display(dataset: Dataset, tmp_path: Path) 
     nowhere = tmp_path / "file"
     nowhere.write_text("no folder")
     program = (
-        "from pathlib import Path; from attnlm.run import open_run\n"
-        "from attnlm.curves import draw_run\n"
+        "from pathlib import Path; from attnlm.runs.run import open_run\n"
+        "from attnlm.see.curves import draw_run\n"
         f"run = open_run(Path({str(run.path)!r})); draw_run(run, run.path / 'curve.png')"
     )
     homes = ("HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm import dataset, files
-from attnlm.batches import Batches
-from attnlm.dataset import id_dtype, open_dataset, sampled_hash
-from attnlm.errors import AttnlmError
-from attnlm.preparation import prepare
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+from attnlm.data import dataset
+from attnlm.data.batches import Batches
+from attnlm.data.dataset import id_dtype, open_dataset, sampled_hash
+from attnlm.data.prepare import prepare
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.download import cached, fetch, without_password
-from attnlm.errors import AttnlmError
-from attnlm.events import Note, Progress, ignore
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, Progress, ignore
+from attnlm.text.download import cached, fetch, without_password
 from tests.web_server import WebServer, body
 
 CONTENT = b"To be, or not to be.\n" * 5000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.errors import AttnlmError
-from attnlm.files import read_json, replacing, write_bytes, write_json
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import read_json, replacing, write_bytes, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

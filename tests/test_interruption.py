@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm.interruption import Interrupted
-from attnlm.training import Evaluated
+from attnlm.base.signals import Interrupted
+from attnlm.training.loop import Evaluated
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 
@@ -65,8 +65,8 @@ def test_a_signal_whose_exception_was_lost_still_stops_and_saves(
 
 COMMAND = """
 import os, signal, time
-from attnlm import exits
-from attnlm.interruption import Interrupted, Interruption
+from attnlm.cli import exits
+from attnlm.base.signals import Interrupted, Interruption
 from tests.test_interruption import Dropping, keep
 
 def dropped():
@@ -113,8 +113,8 @@ def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
 
 
 COMPILING = """
-from attnlm import exits
-from attnlm.native import library
+from attnlm.cli import exits
+from attnlm.compute.native import library
 
 exits.run_and_exit(lambda: library("decoding.c"))
 """

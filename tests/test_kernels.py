@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlm import kernels
-from attnlm.attention import rotary_angles, rotate, split_heads
+from attnlm.model import kernels
+from attnlm.model.attention import rotary_angles, rotate, split_heads
 
 B, T, H, D, E = 2, 7, 3, 4, 5
 

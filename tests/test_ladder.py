@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.dataset import Dataset
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import Note
-from attnlm.files import read_json, write_json
-from attnlm.interruption import Interrupted
-from attnlm.run import open_run
-from attnlm.see.ladder import Ladder, LadderStarted, Plan, climb, read_plan
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.base.files import read_json, write_json
+from attnlm.base.signals import Interrupted
+from attnlm.data.dataset import Dataset
+from attnlm.experiments.ladder import Ladder, LadderStarted, Plan, climb, read_plan
+from attnlm.runs.run import open_run
 from attnlm.see.ladder_page import write_ladder
-from attnlm.training import Evaluated, Started
+from attnlm.training.loop import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm import memory
-from attnlm.config import resolve
-from attnlm.device import Device
-from attnlm.errors import AttnlmError
-from attnlm.memory import FACTOR, check_memory, estimate_memory
+from attnlm.base.errors import AttnlmError
+from attnlm.compute.device import Device
+from attnlm.config.settings import resolve
+from attnlm.training import memory
+from attnlm.training.memory import FACTOR, check_memory, estimate_memory
 
 CPU = Device("cpu", "float32", "as asked for")
 

@@ -7,8 +7,14 @@ import math
 import pytest
 import torch
 
-from attnlm.config import RUNGS, resolve
-from attnlm.model import LanguageModel, Transformer, build_model, count_parameters, cross_entropy
+from attnlm.config.settings import RUNGS, resolve
+from attnlm.model.models import (
+    LanguageModel,
+    Transformer,
+    build_model,
+    count_parameters,
+    cross_entropy,
+)
 
 B, T, V = 3, 13, 67
 SIZES = {

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm import evaluation, kernels
-from attnlm.attention import SelfAttention
-from attnlm.config import resolve
-from attnlm.device import Device
-from attnlm.evaluation import validation_loss
-from attnlm.model import AttentionModel, build_model, cross_entropy
-from attnlm.native import COMPILATION
-from attnlm.one_layer import (
+from attnlm.compute.device import Device
+from attnlm.compute.native import COMPILATION
+from attnlm.config.settings import resolve
+from attnlm.experiments import evaluate as evaluation
+from attnlm.experiments.evaluate import validation_loss
+from attnlm.model import kernels
+from attnlm.model.attention import SelfAttention
+from attnlm.model.models import AttentionModel, build_model, cross_entropy
+from attnlm.model.one_layer import (
     CompiledOneLayer,
     OneLayer,
     compiled_parts,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnlm.config import Config, Setting, resolve
-from attnlm.model import build_model
-from attnlm.optimizer import Optimizer, learning_rate_factor, orthogonalize
+from attnlm.config.settings import Config, Setting, resolve
+from attnlm.model.models import build_model
+from attnlm.training.optimizer import Optimizer, learning_rate_factor, orthogonalize
 
 
 def factors(**settings: Setting) -> list[float]:

@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm import bpe, corpus, folders, preparation, tales
-from attnlm.corpus import Corpus
-from attnlm.dataset import Dataset, open_dataset
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import Note, Progress
-from attnlm.preparation import prepare
+from attnlm.base import folders
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, Progress
+from attnlm.data import prepare as preparation
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.data.prepare import prepare
+from attnlm.text import corpus, tales
+from attnlm.text.corpus import Corpus
+from attnlm.tokens import byte_pairs as bpe
 
 TEXT = "The cat sat.\nThe naïve cat's hat: 猫!\n" * 40
 
@@ -476,7 +479,7 @@ def test_the_next_command_undoes_an_exchange_that_was_broken_off(source: Path, d
 
 KILLED = """
 import os, signal, sys
-from attnlm.preparation import prepare
+from attnlm.data.prepare import prepare
 def listen(event):
     if getattr(event, "task", "") == "encode":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -498,7 +501,7 @@ def test_what_a_killed_prepare_leaves_is_cleared_by_the_next(source: Path, data:
 
 IMPORTED = """
 import sys
-from attnlm.preparation import prepare
+from attnlm.data.prepare import prepare
 prepare(sys.argv[1], data_dir=sys.argv[2])
 late = {"torch", "tokenizers", "tiktoken", "requests", "rich", "tqdm"}
 sys.exit(", ".join(late & sys.modules.keys()))
@@ -515,7 +518,7 @@ def test_characters_need_nothing_that_is_slow_to_import(source: Path, data: Path
 PEAK = """
 import re, sys
 from pathlib import Path
-from attnlm.preparation import prepare
+from attnlm.data.prepare import prepare
 prepare(sys.argv[1], data_dir=sys.argv[2])
 status = Path("/proc/self/status").read_text()
 print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])

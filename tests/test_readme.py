@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm.cli import run_command
-from attnlm.config import RUNGS, recipe_names
+from attnlm.cli.commands import run_command
+from attnlm.config.settings import RUNGS, recipe_names
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

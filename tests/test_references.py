@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.config import load_recipe, resolve
-from attnlm.dataset import Dataset
+from attnlm.config.settings import load_recipe, resolve
+from attnlm.data.dataset import Dataset
 
 HAS_DATA = "ATTNLM_TEST_DATA" in os.environ
 pytestmark = pytest.mark.skipif(

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.config import RUNGS, Setting, resolve
-from attnlm.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
-from attnlm.decoding_native import NativeOneLayer, NativeTransformer
-from attnlm.decoding_numpy import TransformerDecoder, table_size
-from attnlm.device import Device
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.model import AttentionModel, LanguageModel, Transformer, build_model
-from attnlm.native import library
-from attnlm.sampling import (
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.compute.device import Device
+from attnlm.compute.native import library
+from attnlm.config.settings import RUNGS, Setting, resolve
+from attnlm.generation.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
+from attnlm.generation.decoding_native import NativeOneLayer, NativeTransformer
+from attnlm.generation.decoding_numpy import TransformerDecoder, table_size
+from attnlm.generation.sampling import (
     Probabilities,
     SamplingConfig,
     Uniforms,
@@ -25,6 +24,7 @@ from attnlm.sampling import (
     next_token_probabilities,
     window_start,
 )
+from attnlm.model.models import AttentionModel, LanguageModel, Transformer, build_model
 
 CPU = Device("cpu", "float32", "tests")
 V, BLOCK = 31, 12
@@ -270,7 +270,7 @@ def test_large_gains_do_not_overflow() -> None:
 def test_tables_that_would_be_too_large_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model("multi-head", torch.float32)
     assert isinstance(model, AttentionModel)
-    monkeypatch.setattr("attnlm.decoding._LARGEST_TABLES", table_size(model) - 1)
+    monkeypatch.setattr("attnlm.generation.decoding._LARGEST_TABLES", table_size(model) - 1)
     assert isinstance(new_decoder(model, CPU, FEW, 1), CachedDecoder)
 
 
@@ -365,7 +365,7 @@ def compiled_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> o
 def test_a_compiler_that_makes_nothing_of_use_is_none(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.native._LONGEST_COMPILATION", 0.5)
+    monkeypatch.setattr("attnlm.compute.native._LONGEST_COMPILATION", 0.5)
     assert compiled_by(script, tmp_path, monkeypatch) is None
 
 

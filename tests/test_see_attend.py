@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.explicit import explicit_pass
-from attnlm.run import load_model, open_run
+from attnlm.model.explicit import explicit_pass
+from attnlm.runs.run import load_model, open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.run import open_run
-from attnlm.sampling import Sampler, SamplingConfig, load_sampler, next_token_probabilities
-from attnlm.tokenizer import ByteTokenizer
+from attnlm.generation.sampling import (
+    Sampler,
+    SamplingConfig,
+    load_sampler,
+    next_token_probabilities,
+)
+from attnlm.runs.run import open_run
+from attnlm.tokens.tokenizer import ByteTokenizer
 from tests.in_process import refused
 from tests.test_cli import attnlm
 from tests.test_see_attend import on_a_terminal

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnlm.attention
-from attnlm.attention import SelfAttention
-from attnlm.config import RUNGS
-from attnlm.errors import AttnlmError
-from attnlm.explicit import explicit_pass
-from attnlm.model import LanguageModel
+import attnlm.model.attention
+from attnlm.base.errors import AttnlmError
+from attnlm.config.settings import RUNGS
+from attnlm.model.attention import SelfAttention
+from attnlm.model.explicit import explicit_pass
+from attnlm.model.models import LanguageModel
 from tests.test_model import B, T, V, a_model, scrambled
 
 ATTENDING = [rung for rung in RUNGS if rung != "bigram"]
@@ -51,7 +51,7 @@ def test_weights_are_those_that_attention_uses(
     rung: str, ids_BT: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = []
-    plain = attnlm.attention.attention
+    plain = attnlm.model.attention.attention
 
     def watched(query: Tensor, key: Tensor, value: Tensor, **options: float) -> Tensor:
         # Values that are unit vectors give the weights themselves.

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlm.attention import SelfAttention
-from attnlm.errors import AttnlmError
-from attnlm.evaluation import validation_loss
-from attnlm.run import load_model, open_dataset_of, open_run
+from attnlm.base.errors import AttnlmError
+from attnlm.experiments.evaluate import validation_loss
+from attnlm.model.attention import SelfAttention
+from attnlm.runs.run import load_model, open_dataset_of, open_run
 from attnlm.see.heads import (
     PATTERNS,
     THRESHOLDS,
@@ -23,7 +23,7 @@ from attnlm.see.heads import (
     study_heads,
     word_starts,
 )
-from attnlm.tokenizer import ByteTokenizer, CharTokenizer
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tests.in_process import refused
 from tests.test_cli import attnlm, fails
 

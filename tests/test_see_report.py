@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm.cli import run_command
-from attnlm.config import RUNGS
-from attnlm.errors import AttnlmError
-from attnlm.run import Run, load_model, open_run
-from attnlm.see.again import prepare_command
+from attnlm.base.errors import AttnlmError
+from attnlm.cli.commands import run_command
+from attnlm.config.settings import RUNGS
+from attnlm.runs.run import Run, load_model, open_run
+from attnlm.runs.ticker import Moment
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import study_heads
 from attnlm.see.lens import LensRow
 from attnlm.see.report import Report, report
 from attnlm.see.report_page import report_page
-from attnlm.ticker import Moment
+from attnlm.see.reproduce import prepare_command
 from tests.browser import check_fits, opened, photograph
 from tests.in_process import refused
 from tests.test_see_attend_page import elements
@@ -70,7 +70,7 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
 
 def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path) -> None:
     found = of("multi-head", runs)
-    val = attnlm.dataset.open_dataset(trained / "data" / "foxes").val
+    val = attnlm.data.dataset.open_dataset(trained / "data" / "foxes").val
     assert found.ids == val[:16].tolist()
     assert found.text_is == "the first 16 tokens of the validation split"
     assert "".join(found.attention.tokens) == "".join(found.passage)
@@ -204,7 +204,7 @@ def test_the_data_set_is_prepared_as_it_was(
 
 
 def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
-    dataset = attnlm.dataset.open_dataset(trained / "data" / "foxes")
+    dataset = attnlm.data.dataset.open_dataset(trained / "data" / "foxes")
     piped = prepare_command(replace(dataset, source="-"))
     assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlm.run import load_model, open_run
+from attnlm.runs.run import load_model, open_run
 from attnlm.see.code import as_code
 from attnlm.see.trace import in_words, trace
 from tests.in_process import refused

@@ -10,9 +10,9 @@ from itertools import combinations, islice
 
 import pytest
 
-from attnlm import tales
-from attnlm.tales import Choice, Grammar, Part, Repeat, Tales
-from attnlm.tales_grammar import RULES
+from attnlm.text import tales
+from attnlm.text.tales import Choice, Grammar, Part, Repeat, Tales
+from attnlm.text.tales_grammar import RULES
 
 GRAMMAR = tales.parse_grammar(RULES)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnlm import threads
-from attnlm.threads import choose_threads
+from attnlm.compute import threads
+from attnlm.compute.threads import choose_threads
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import attnlm
-from attnlm import training
-from attnlm.config import RUNGS
-from attnlm.device import choose_device
-from attnlm.errors import AttnlmError
-from attnlm.explicit import explicit_pass
-from attnlm.journal import Journal
-from attnlm.moments import take_moment
-from attnlm.run import Run
-from attnlm.ticker import PASSAGE, Moment, ticker_journal
-from attnlm.training import Evaluated
+from attnlm.base.errors import AttnlmError
+from attnlm.compute.device import choose_device
+from attnlm.config.settings import RUNGS
+from attnlm.experiments.snapshot import take_moment
+from attnlm.model.explicit import explicit_pass
+from attnlm.runs.json_lines import Journal
+from attnlm.runs.run import Run
+from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal
+from attnlm.training import loop as training
+from attnlm.training.loop import Evaluated
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 CPU = choose_device("cpu")
@@ -242,7 +242,7 @@ def test_it_stops_growing_where_it_could_not_be_read_back(
     def small(*arguments: Any) -> Journal:
         return replace(ticker_journal(*arguments), largest=1000)
 
-    monkeypatch.setattr("attnlm.run.ticker_journal", small)
+    monkeypatch.setattr("attnlm.runs.run.ticker_journal", small)
     run = trained(data, tmp_path, steps=20)
     assert len(run.metrics()) == 5
     assert 0 < len(run.ticker()) < 5

@@ -19,11 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlm import bpe, files, tokenizer
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import Note
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
 from attnlm.patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
-from attnlm.tokenizer import (
+from attnlm.tokens import byte_pairs as bpe
+from attnlm.tokens import tokenizer
+from attnlm.tokens.tokenizer import (
     PIECE,
     BpeTokenizer,
     ByteTokenizer,

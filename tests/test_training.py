@@ -16,17 +16,18 @@ import pytest
 import torch
 
 import attnlm
-from attnlm import files, training
-from attnlm.checkpoint import load_checkpoint
-from attnlm.config import RUNGS, Setting, resolve
-from attnlm.dataset import Dataset, sampled_hash
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import Note
-from attnlm.interruption import Interrupted
-from attnlm.launch import Pace, plan
-from attnlm.optimizer import Optimizer
-from attnlm.run import Run
-from attnlm.training import Evaluated, Finished, Started, Stepped
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.base.signals import Interrupted
+from attnlm.config.settings import RUNGS, Setting, resolve
+from attnlm.data.dataset import Dataset, sampled_hash
+from attnlm.experiments.train import Pace, plan
+from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.run import Run
+from attnlm.training import loop as training
+from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+from attnlm.training.optimizer import Optimizer
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Setting] = {
@@ -371,7 +372,7 @@ def test_a_budget_becomes_steps_that_are_recorded(dataset: Dataset, tmp_path: Pa
 # torch's own imports warn of each other.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
-    from attnlm.launch import _has_compiler
+    from attnlm.experiments.train import _has_compiler
 
     if not _has_compiler():
         pytest.skip("no C++ compiler here")
@@ -457,9 +458,9 @@ def test_verify_reads_all_of_what_is_large(
 ) -> None:
     data, runs = tmp_path / "copy", tmp_path / "checkpoints"
     shutil.copytree(dataset.path, data)
-    monkeypatch.setattr("attnlm.dataset._LARGE", 100)
-    monkeypatch.setattr("attnlm.dataset._SAMPLES", 2)
-    monkeypatch.setattr("attnlm.dataset._SAMPLE", 10)
+    monkeypatch.setattr("attnlm.data.dataset._LARGE", 100)
+    monkeypatch.setattr("attnlm.data.dataset._SAMPLES", 2)
+    monkeypatch.setattr("attnlm.data.dataset._SAMPLE", 10)
     sampled = {f"{s}_sampled_sha256": sampled_hash(data / f"{s}.bin") for s in ("train", "val")}
     files.write_json(data / "meta.json", {**files.read_json(data / "meta.json"), **sampled})
     settings: dict[str, Any] = {"model": "bigram", "steps": 2, "block_size": 4, "threads": 1}

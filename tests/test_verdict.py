@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from attnlm.verdict import verdict
+from attnlm.see.verdict import verdict
 
 
 def said(*losses: float, **known: float) -> str:

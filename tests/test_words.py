@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 import attnlm
-from attnlm import preparation, words
-from attnlm.native import library
-from attnlm.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
-from attnlm.words import WordTable, piece_encoder
+from attnlm.compute.native import library
+from attnlm.data import prepare as preparation
+from attnlm.tokens import word_table as words
+from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
+from attnlm.tokens.word_table import WordTable, piece_encoder
 from tests.test_tokenizer import PATTERNS, TALE, TRAINED, TRICKY, published_like
 
 PARTS = [*" \n/X.字é\u0301\x1c\x85\u00a0\u3000<", "\n\n", "  ", "\r\n", "\t", "'s", "the", "12"]

@@ -6,29 +6,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnlm.dataset import Dataset, open_dataset
-    from attnlm.errors import AttnlmError, UsageError
-    from attnlm.evaluation import Evaluation, evaluate
-    from attnlm.launch import train
-    from attnlm.preparation import prepare
-    from attnlm.run import Run, load_model, open_run
-    from attnlm.sampling import sample
+    from attnlm.base.errors import AttnlmError, UsageError
+    from attnlm.data.dataset import Dataset, open_dataset
+    from attnlm.data.prepare import prepare
+    from attnlm.experiments.evaluate import Evaluation, evaluate
+    from attnlm.experiments.train import train
+    from attnlm.generation.sampling import sample
+    from attnlm.runs.run import Run, load_model, open_run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttnlmError": "errors",
-    "Dataset": "dataset",
-    "Evaluation": "evaluation",
-    "Run": "run",
-    "UsageError": "errors",
-    "evaluate": "evaluation",
-    "load_model": "run",
-    "open_dataset": "dataset",
-    "open_run": "run",
-    "prepare": "preparation",
-    "sample": "sampling",
-    "train": "launch",
+    "AttnlmError": "base.errors",
+    "Dataset": "data.dataset",
+    "Evaluation": "experiments.evaluate",
+    "Run": "runs.run",
+    "UsageError": "base.errors",
+    "evaluate": "experiments.evaluate",
+    "load_model": "runs.run",
+    "open_dataset": "data.dataset",
+    "open_run": "runs.run",
+    "prepare": "data.prepare",
+    "sample": "generation.sampling",
+    "train": "experiments.train",
 }
 
 __all__ = [

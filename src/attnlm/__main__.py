@@ -14,8 +14,8 @@ def main() -> NoReturn:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _leave)
 
-    from attnlm.cli import run_command
-    from attnlm.exits import run_and_exit
+    from attnlm.cli.commands import run_command
+    from attnlm.cli.exits import run_and_exit
 
     run_and_exit(run_command)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attnlm
-from attnlm.corpus import safe_name
-from attnlm.folders import is_safe_name
+from attnlm.base.folders import is_safe_name
+from attnlm.text.corpus import safe_name
 from tests.trials import commands, opening
 from tests.trials.trial import Tally, Trial
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from attnlm import exits
-from attnlm.cli import run_command
+from attnlm.cli import exits
+from attnlm.cli.commands import run_command
 
 
 @dataclass(frozen=True)

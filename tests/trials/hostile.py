@@ -18,10 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnlm
-from attnlm import checkpoint, files
-from attnlm.config import load_recipe, resolve
-from attnlm.dataset import sampled_hash
-from attnlm.journal import Journal
+from attnlm.base import files
+from attnlm.config.settings import load_recipe, resolve
+from attnlm.data.dataset import sampled_hash
+from attnlm.runs import checkpoint
+from attnlm.runs.json_lines import Journal
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 

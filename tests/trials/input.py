@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attnlm
-from attnlm.config import RUNGS, flag, setting_names
-from attnlm.events import Progress
+from attnlm.base.events import Progress
+from attnlm.config.settings import RUNGS, flag, setting_names
 from tests.trials import commands, opening
 from tests.trials.trial import Tally, Trial
 

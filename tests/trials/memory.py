@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.config import RUNGS
-from attnlm.memory import FACTOR
-from attnlm.training import Started, Stepped, Stepper
+from attnlm.config.settings import RUNGS
+from attnlm.training.loop import Started, Stepped, Stepper
+from attnlm.training.memory import FACTOR
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import prepared, settings_of
 from tests.trials.trial import Tally, Trial
@@ -108,7 +108,7 @@ def _estimated(data: Path, runs: Path, rung: str) -> str | None:
 
 def _out_of_memory(data: Path, runs: Path) -> str | None:
     """A run that finds no more memory in its eighth step is whole up to the fourth."""
-    from attnlm import console, exits
+    from attnlm.cli import console, exits
 
     settings = settings_of("transformer", block_size=64)
     unlimited = resource.getrlimit(resource.RLIMIT_AS)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlm import download
-from attnlm.download import cached, fetch
+from attnlm.text import download
+from attnlm.text.download import cached, fetch
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 from tests.web_server import Answer, WebServer, body, serving

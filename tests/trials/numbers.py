@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import attnlm
-from attnlm.config import RUNGS
-from attnlm.training import Stepper
+from attnlm.config.settings import RUNGS
+from attnlm.training.loop import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, settings_of
 from tests.trials.trial import Tally, Trial

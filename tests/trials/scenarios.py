@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm import folders
-from attnlm.errors import AttnlmError
-from attnlm.training import Evaluated, Stepper
+from attnlm.base import folders
+from attnlm.base.errors import AttnlmError
+from attnlm.training.loop import Evaluated, Stepper
 from tests.trials.children import before_each_event, in_child
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.explicit import explicit_pass
-from attnlm.run import Run, load_model
+from attnlm.model.explicit import explicit_pass
+from attnlm.runs.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts
 
 Numbers = NDArray[np.float32]

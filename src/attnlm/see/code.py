@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnlm.attention import RMS_EPSILON
-from attnlm.config import ModelConfig
-from attnlm.run import Run, load_model
+from attnlm.config.settings import ModelConfig
+from attnlm.model.attention import RMS_EPSILON
+from attnlm.runs.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts
 
 

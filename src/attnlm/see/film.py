@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnlm.drawing import drawing
 from attnlm.see.attend import Numbers
+from attnlm.see.drawing import drawing
 
 _CELL = 6  # pixels, so that a browser that smooths what it enlarges hardly blurs the cells
 

@@ -29,12 +29,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import OnEvent, Progress, ignore
-from attnlm.explicit import Head, explicit_pass
-from attnlm.model import LanguageModel, cross_entropy
-from attnlm.run import Run, load_model, open_dataset_of
-from attnlm.tokenizer import Tokenizer
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import OnEvent, Progress, ignore
+from attnlm.model.explicit import Head, explicit_pass
+from attnlm.model.models import LanguageModel, cross_entropy
+from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.tokens.tokenizer import Tokenizer
 
 PATTERNS = (
     "previous-token",

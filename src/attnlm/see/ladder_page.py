@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import attnlm
-from attnlm import files
-from attnlm.config import RUNGS
-from attnlm.curves import Line, panel_svg, panels_png, references_of
-from attnlm.see.ladder import Ladder
+from attnlm.base import files
+from attnlm.config.settings import RUNGS
+from attnlm.experiments.ladder import Ladder
+from attnlm.see.curves import Line, panel_svg, panels_png, references_of
 from attnlm.see.page import render
 
 # In the ladder's order, legible on white and on black; a rung keeps its colour in every picture.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlm.explicit import Pass, read_out
-from attnlm.model import Bigram, LanguageModel
+from attnlm.model.explicit import Pass, read_out
+from attnlm.model.models import Bigram, LanguageModel
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from attnlm.drawing import drawing
 from attnlm.see.attend import Attention
+from attnlm.see.drawing import drawing
 from attnlm.see.text import visible
 
 _MOST_LABELS = 48  # characters on an axis that can still be read

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlm.dataset import Dataset
-from attnlm.device import choose_device
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.events import OnEvent
-from attnlm.explicit import explicit_pass
-from attnlm.model import LanguageModel
-from attnlm.optimizer import learning_rate_factor
-from attnlm.run import Run, load_model, open_dataset_of
-from attnlm.sampling import Sampler, SamplingConfig
-from attnlm.see.again import prepare_command, sample_command, train_command
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import OnEvent
+from attnlm.compute.device import choose_device
+from attnlm.data.dataset import Dataset
+from attnlm.generation.sampling import Sampler, SamplingConfig
+from attnlm.model.explicit import explicit_pass
+from attnlm.model.models import LanguageModel
+from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.heads import HeadsReport, study_heads
 from attnlm.see.lens import LensRow, logit_lens
+from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
-from attnlm.ticker import PASSAGE, Moment
-from attnlm.verdict import verdict
+from attnlm.see.verdict import verdict
+from attnlm.training.optimizer import learning_rate_factor
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 import attnlm
-from attnlm.curves import panel_sides, panel_svg, references_of, run_lines
+from attnlm.runs.ticker import Moment
 from attnlm.see.attend_page import SCRIPTS, attention_parts
+from attnlm.see.curves import panel_sides, panel_svg, references_of, run_lines
 from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import PATTERNS
 from attnlm.see.page import render
 from attnlm.see.report import Report
 from attnlm.see.text import visible
-from attnlm.ticker import Moment
 
 _MOST_MOMENTS = 32
 _MOST_COLUMNS = 24  # of the logit lens

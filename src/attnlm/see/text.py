@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attnlm.errors import AttnlmError, UsageError
-from attnlm.run import Run
-from attnlm.tokenizer import Tokenizer
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.runs.run import Run
+from attnlm.tokens.tokenizer import Tokenizer
 
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 

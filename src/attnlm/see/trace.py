@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlm.config import ModelConfig
-from attnlm.explicit import Heads, Layer, Pass, explicit_pass
-from attnlm.run import Run, load_model
+from attnlm.config.settings import ModelConfig
+from attnlm.model.explicit import Heads, Layer, Pass, explicit_pass
+from attnlm.runs.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown

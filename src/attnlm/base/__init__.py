@@ -1,0 +1,1 @@
+"""What every room needs: errors, events, files, folders, locks, signals."""

@@ -1,0 +1,184 @@
+"""From how a command ends to an exit code and at most two lines: no traceback reaches a user.
+
+0 done, 1 a problem, 2 wrong by the arguments alone, 130 and 143 stopped, 70 a fault of our own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+
+from attnlm.base import signals as interruption
+from attnlm.base.errors import AttnlmError
+from attnlm.base.signals import Interrupted
+from attnlm.cli import console
+
+_PATIENCE = 2.0  # seconds from a signal to the end of the process
+
+
+def run_and_exit(command: Callable[[], object]) -> NoReturn:
+    """Runs `command` and ends the process."""
+    _prepare_streams()
+    _on_signals(_interrupt)
+    # What is being trained has handlers of its own for a while; a second signal is for this one.
+    interruption.at_second_signal = leave
+    try:
+        with interruption.when_lost(leave):
+            code = _run(command)
+        # All is done: Python would let a signal break off its own end.
+        _on_signals(signal.SIG_IGN)
+    except KeyboardInterrupt as error:  # after the command, or as its failure was being told
+        code = _code_of(error)
+    if code > 128:
+        # At once, whatever still runs in a thread. All that was said is flushed, or its reader is
+        # not reading, and would be waited for.
+        os._exit(code)
+    sys.exit(code)
+
+
+def leave(signum: int, frame: FrameType | None = None) -> None:
+    """Ends the process at once: whatever is on disk is whole at any moment."""
+    os._exit(128 + signum)
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, handler)
+
+
+def _prepare_streams() -> None:
+    """UTF-8 in any locale; a stream that the process was started without becomes an empty one."""
+    nowhere = Path(os.devnull)
+    sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
+    sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    # Names of files need not be Unicode, and what is typed need not be UTF-8.
+    for stream, errors in (
+        (sys.stdin, "replace"),
+        (sys.stdout, "surrogateescape"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    _on_signals(leave)  # a second one
+    # Some code keeps every exception for itself, as PyTorch's beginning does.
+    interruption.later(_PATIENCE, lambda: leave(signum))
+    raise Interrupted(signum)
+
+
+def _code_of(error: KeyboardInterrupt) -> int:
+    return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
+
+
+def _run(command: Callable[[], object]) -> int:
+    """The command's exit code; every failure is told in one line."""
+    try:
+        command()
+    except AttnlmError as error:
+        console.fail(error.message, error.hint)
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        return _code_of(error)
+    except typer.Exit as error:
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has had enough. What is buffered goes nowhere, or Python would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BaseException as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
+        return _explain(error)
+    return 0
+
+
+def _explain(error: BaseException) -> int:
+    usage = typer.BadParameter.__base__
+    if usage is not None and isinstance(error, usage):
+        return _explain_usage(error)
+    if _is_out_of_memory(error):
+        console.fail(
+            "there is not enough memory", "lower --batch-size, --block-size or --embed-dim"
+        )
+        return 1
+    if isinstance(error, OSError):
+        about = f"{error.filename}: " if error.filename else ""
+        console.fail(
+            f"{about}{error.strerror or error}", "check the path, its permissions and room"
+        )
+        return 1
+    if isinstance(error, ValueError) and "embedded null byte" in str(error):
+        console.fail("a path has a NUL character in it", "no file's name can have one")
+        return 1
+    if os.environ.get("ATTNLM_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    console.fail(
+        f"a fault of attnlm's own: {type(error).__name__}: {str(error).splitlines()[:1]}",
+        "please report it, with what ATTNLM_DEBUG=1 shows",
+    )
+    return 70
+
+
+def _explain_usage(error: Any) -> int:
+    message, _, suggestion = str(error.format_message()).splitlines()[0].partition(" Did you mean ")
+    command = _command_of(error)
+    if near := getattr(error, "possibilities", None):
+        nearest = max(near, key=lambda option: _similarity(option, error.option_name))
+        message, suggestion = message.split(" (")[0], f"{nearest}?"
+    message = message.removesuffix(".")
+    if argument := _argument_typed_as_an_option(error):
+        hint = f"{argument} is given without a flag: {command} {argument}"
+    elif run := _run_typed_as_an_argument(error):
+        hint = f"a run is given by a flag: {command} --run {run}"
+    else:
+        hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
+    console.fail(message[:1].lower() + message[1:], hint)
+    return 2
+
+
+def _command_of(error: Any) -> str:
+    """`attnlm eval`, also where an option of it lacks its value, which names no command."""
+    if error.ctx is not None:
+        return str(error.ctx.command_path)
+    return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])
+
+
+def _argument_typed_as_an_option(error: Any) -> str | None:
+    """RUN for `attnlm eval --run`, as the command's help calls it."""
+    typed = getattr(error, "option_name", "").removeprefix("--")
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    arguments = [p.name for p in parameters if p.param_type_name == "argument"]
+    return typed.upper() if typed in arguments else None
+
+
+def _run_typed_as_an_argument(error: Any) -> str | None:
+    """X for `attnlm heads X`: the command has no arguments, but a run is one of its options."""
+    extra = re.search(r"unexpected extra argument\S* \((\S+)\)$", error.message)
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    kinds = {parameter.name: parameter.param_type_name for parameter in parameters}
+    is_meant = kinds.get("run") == "option" and "argument" not in kinds.values()
+    return extra[1] if extra and is_meant else None
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("out of memory" in text or "can't allocate memory" in text)
+    )

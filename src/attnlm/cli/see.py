@@ -1,0 +1,263 @@
+"""The commands that show what a run learned: options → one library call → what one sees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.cli import console
+from attnlm.cli.options import (
+    Checkpoint,
+    CheckpointDir,
+    DataDir,
+    DeviceOption,
+    JsonOption,
+    RunOption,
+    typed,
+)
+
+if TYPE_CHECKING:
+    from attnlm.see.attend import Attention
+
+app = typer.Typer()
+
+
+@app.command()
+def attend(
+    text: Annotated[str, typer.Argument(show_default=False, help="what the heads look at")],
+    run: RunOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
+        ),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Show what each head looks at in a text."""
+    drawn = _drawing(output) if output is not None else None
+
+    from attnlm.runs.run import open_run
+    from attnlm.see import attend as see
+
+    text = typed(text, "the text")
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    attention = see.attend(opened, text, checkpoint=checkpoint)
+    layers, heads, length, _ = attention.weights.shape
+    console.say(
+        f"{opened.name} ({checkpoint}): {attention.model}, layers {layers}, heads {heads}; "
+        f"{length} tokens"
+    )
+    if output is not None and drawn is not None:
+        files.write_bytes(output, drawn(attention))
+    if json:
+        console.result_json(attention.facts() | ({"output": str(output)} if output else {}))
+    elif output is not None:
+        console.result(str(output))
+    else:
+        _show(attention)
+    console.say(see.CAUTION)
+
+
+def _drawing(output: Path) -> Callable[[Attention], bytes]:
+    """What draws a file of that name's kind.
+
+    Raises UsageError for kinds that we do not draw, AttnlmError where the folder is not there.
+    """
+    kind = _check_output(output, "html", "png", "svg")
+    if kind == "html":
+        from attnlm.see.attend_page import attention_page
+
+        return attention_page
+    from attnlm.see.picture import picture
+
+    return lambda attention: picture(attention, kind)
+
+
+def _check_output(output: Path, *kinds: str) -> str:
+    """The kind of file that `output` is to be, by its name.
+
+    Raises UsageError for other kinds, AttnlmError where it can't be written or is no plain file.
+    """
+    kind = output.suffix.lower().removeprefix(".")
+    if kind not in kinds:
+        dotted = [f".{name}" for name in kinds]
+        ends = " or ".join(filter(None, [", ".join(dotted[:-1]), dotted[-1]]))
+        raise UsageError(f"--output can't be {str(output)!r}", f"give a name that ends in {ends}")
+    if not output.parent.is_dir():
+        raise AttnlmError(f"there is no folder {output.parent}", "make it, or name another")
+    if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
+        raise AttnlmError(f"{output} is no plain file, and is left as it is", "give another name")
+    return kind
+
+
+def _show(attention: Attention) -> None:
+    from attnlm.see import blocks
+
+    if console.has_colour():
+        console.result_in_colour(lambda width: blocks.in_colour(attention, width))
+    else:
+        for line in blocks.in_words(attention):
+            console.result(line)
+    for line in blocks.next_in_words(attention.next_tokens()):
+        console.result(line)
+
+
+@app.command()
+def trace(
+    text: Annotated[str, typer.Argument(show_default=False, help="what goes through the model")],
+    run: RunOption = None,
+    as_code: Annotated[
+        bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Follow one forward pass step by step, with shapes and numbers."""
+    if as_code and json:
+        raise UsageError("--as-code and --json exclude each other", "give one of them")
+
+    from attnlm.runs.run import open_run
+    from attnlm.see import code
+    from attnlm.see import trace as see
+
+    text = typed(text, "the text")
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
+    if as_code:
+        console.write(code.as_code(opened, text, checkpoint=checkpoint))
+        return
+    traced = see.trace(opened, text, checkpoint=checkpoint)
+    if json:
+        console.result_json(traced.facts())
+    else:
+        for line in see.in_words(traced):
+            console.result(line)
+
+
+@app.command()
+def heads(
+    run: RunOption = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
+    ] = False,
+    windows: Annotated[
+        int, typer.Option(help="windows of block_size, spread over the validation split")
+    ] = 64,
+    text: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="measure on this file, not on the validation split"),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = "auto",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+) -> None:
+    """Name each head by what it looks at, and measure what it is worth."""
+    from attnlm.runs.run import open_run
+    from attnlm.see import heads as see
+
+    display = console.PreparationDisplay()
+    with contextlib.closing(display):
+        report = see.study_heads(
+            open_run(run, checkpoint_dir=checkpoint_dir),
+            windows=windows,
+            ablate=ablate,
+            text=text,
+            checkpoint=checkpoint,
+            device=device,
+            data_dir=data_dir,
+            on_event=display,
+        )
+    loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
+    console.say(
+        f"{report.run} ({checkpoint}), measured over {report.windows} windows of "
+        f"{report.window} tokens{loss}"
+    )
+    if json:
+        console.result_json(report.facts())
+    else:
+        for line in see.in_words(report):
+            console.result(line)
+
+
+@app.command()
+def report(
+    run: Annotated[
+        str | None,
+        typer.Argument(show_default=False, help="name or path; the one trained last unless given"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            show_default=False,
+            help="where to write the page; report.html in the run's folder unless given",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="what the model looks at; the validation split's beginning unless given",
+        ),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(help="windows of block_size of the validation split, to score heads by")
+    ] = 16,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    device: DeviceOption = "auto",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+) -> None:
+    """Write all that a run has to show as one page that opens anywhere."""
+    if output is not None:
+        _check_output(output, "html")
+    text = None if text is None else typed(text, "--text")
+
+    from attnlm.runs.run import open_run
+    from attnlm.see.report import report as gather
+    from attnlm.see.report_page import report_page
+
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    display = console.PreparationDisplay()
+    with contextlib.closing(display):
+        gathered = gather(
+            opened,
+            text=text,
+            windows=windows,
+            ablate=ablate,
+            checkpoint=checkpoint,
+            device=device,
+            data_dir=data_dir,
+            on_event=display,
+        )
+    page = output or opened.path / "report.html"
+    files.write_bytes(page, report_page(gathered))
+    best = gathered.best
+    console.say(
+        f"{opened.name} ({checkpoint}): {best['val_loss']:.4f} nats per token, "
+        f"{best['bits_per_byte']:.3f} bits per byte; {gathered.verdict}"
+    )
+    if gathered.data_gone and opened.config.model.model != "bigram":
+        console.say(f"heads are not measured on validation text: {gathered.data_gone}")
+    if json:
+        console.result_json(gathered.facts() | {"output": str(page)})
+    else:
+        console.result(str(page))

@@ -1,0 +1,1 @@
+"""Where and how fast: devices, threads, native code."""

@@ -1,0 +1,81 @@
+"""Where to compute, and how precisely: chosen by trying."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from attnlm.base.errors import AttnlmError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that works, the precision of its products, and why it was chosen."""
+
+    name: str
+    dtype: str
+    reason: str
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.name)
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Products in bfloat16 over float32 weights where that was chosen; else nothing."""
+        if self.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.name, dtype=torch.bfloat16)
+
+
+def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
+    """The device asked for, or the first of cuda, mps and cpu that can train.
+
+    Raises AttnlmError when the device asked for is not there, or fails at a small trial.
+    """
+    if device != "auto":
+        problem = _problem(device)
+        if problem:
+            raise AttnlmError(
+                f"--device {device} can't be used: {problem}", "leave --device out, or give cpu"
+            )
+        return Device(device, _choose_dtype(device, dtype), "as asked for")
+    failures = []
+    for candidate in ("cuda", "mps"):
+        problem = _problem(candidate)
+        if problem is None:
+            return Device(candidate, _choose_dtype(candidate, dtype), _describe(candidate))
+        failures.append(f"{candidate}: {problem}")
+    return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
+
+
+def _describe(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "Apple GPU"
+
+
+def _problem(device: str) -> str | None:
+    """Why a device can't train, in a few words; None when a small trial went well."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return "not there"
+    if device == "mps" and not torch.backends.mps.is_available():
+        return "not there"
+    try:
+        weight = torch.ones(8, 8, device=device, requires_grad=True)
+        tokens = torch.arange(8, device=device)
+        F.cross_entropy(F.embedding(tokens, weight) @ weight, tokens).backward()
+        gradient = weight.grad
+        if gradient is None or not bool(gradient.isfinite().all()):
+            return "a small trial gave wrong numbers"
+    except (RuntimeError, AssertionError) as error:
+        return f"a small trial failed ({str(error).splitlines()[0]})"
+    return None
+
+
+def _choose_dtype(device: str, dtype: str) -> str:
+    if dtype != "auto":
+        return dtype
+    # Emulated bfloat16 is slower than float32; before Ampere there is no hardware for it.
+    hardware = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+    return "bfloat16" if hardware else "float32"

@@ -1,0 +1,1 @@
+"""Settings, their checks, and recipes."""

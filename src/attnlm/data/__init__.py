@@ -1,0 +1,1 @@
+"""Data sets: prepared, opened, cut into batches."""

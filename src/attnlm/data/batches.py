@@ -1,0 +1,128 @@
+"""Which windows of the text a step trains on: a pure function of (seed, step).
+
+Nothing is drawn from a stream, so that resuming, or splitting a batch among processes, sees the
+same data as one uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.errors import AttnlmError
+from attnlm.data.dataset import Ids, check_ids
+
+# The windows of several steps are looked up at once: NumPy's cost per call is spread.
+_MOST_STEPS_AT_ONCE = 128
+_TOKENS_AT_ONCE = 2**16
+
+
+class Batches:
+    """Training windows of block_size tokens and, one token further on, their targets.
+
+    With `stride`, each epoch is a pass over windows that start `stride` tokens apart, in a new
+    order and from a new phase below `stride`. Without, starts are drawn uniformly.
+    Raises AttnlmError when the text is too short for one window, and where it has ids that are
+    not below `vocab_size`: of a large file not all were looked at when it was opened.
+    """
+
+    def __init__(
+        self,
+        tokens: Ids,
+        *,
+        block_size: int,
+        batch_size: int,
+        stride: int | None,
+        seed: int,
+        vocab_size: int = 2**32,
+    ) -> None:
+        check_length(len(tokens), block_size, "training")
+        # Seen as a plain array, since indexing a np.memmap runs a method of its own each time.
+        self.tokens = tokens.view(np.ndarray)
+        self.block_size, self.batch_size = block_size, batch_size
+        self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
+        self._possible = len(tokens) - block_size
+        at_once = _TOKENS_AT_ONCE // (batch_size * block_size)
+        self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
+        self._block = functools.lru_cache(maxsize=2)(self._windows_of_block)
+
+    def __call__(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets of a step, each (batch_size, block_size)."""
+        block, place = divmod(step, self._steps_at_once)
+        windows = self._block(block)[place * self.batch_size : (place + 1) * self.batch_size]
+        return windows[:, :-1], windows[:, 1:]
+
+    def _windows_of_block(self, block: int) -> NDArray[np.int64]:
+        count = self._steps_at_once * self.batch_size
+        starts = self.starts(np.arange(block * count, (block + 1) * count, dtype=np.uint64))
+        places = starts[:, None] + np.arange(self.block_size + 1)
+        windows: NDArray[np.int64] = self.tokens[places].astype(np.int64)
+        check_ids(windows, self.vocab_size, "train.bin")
+        return windows
+
+    def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Where windows number 0, 1, … of the training begin; step s has the next batch_size."""
+        if self.stride is None:
+            return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
+        phases = min(self.stride, self._possible)
+        per_epoch = (self._possible - phases) // self.stride + 1
+        epoch, place = np.divmod(windows, np.uint64(per_epoch))
+        phase = _hash(self.seed, epoch) % np.uint64(phases)
+        order = _shuffled(self.seed, epoch, place, per_epoch)
+        return (phase + order * np.uint64(self.stride)).astype(np.int64)
+
+
+def check_length(length: int, block_size: int, split: str) -> None:
+    """Refuses a split without room for one window and its targets."""
+    if length < block_size + 1:
+        raise AttnlmError(
+            f"the {split} split has {length} tokens, and a window of block_size {block_size} "
+            f"with its targets needs {block_size + 1}",
+            f"give --block-size {max(1, length - 1)} or less, or prepare more text",
+        )
+
+
+def step_seed(seed: int, step: int) -> int:
+    """A seed for what is drawn within a step (dropout)."""
+    return int(_hash(seed, np.array([step], np.uint64))[0] >> np.uint64(1))
+
+
+def _shuffled(
+    seed: int, epoch: NDArray[np.uint64], place: NDArray[np.uint64], count: int
+) -> NDArray[np.uint64]:
+    """Where each place of 0 … count − 1 goes in its epoch's order: a permutation without a table.
+
+    A Feistel network permutes the next power of four; what falls outside `count` goes through it
+    again until it falls inside ("cycle walking": Black and Rogaway, 2002).
+    """
+    half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
+    low = (np.uint64(1) << half_bits) - np.uint64(1)
+
+    def permute(value: NDArray[np.uint64], epoch: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = value >> half_bits, value & low
+        for turn in range(1, 5):
+            key = _hash(seed + turn, epoch)
+            left, right = right, left ^ (_mix(right ^ key) & low)
+        return left << half_bits | right
+
+    result = permute(place, epoch)
+    while (outside := result >= np.uint64(count)).any():
+        result[outside] = permute(result[outside], epoch[outside])
+    return result
+
+
+def _hash(seed: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 random bits for each (seed, counter)."""
+    return _mix(_mix(counter + _GOLDEN) ^ _mix(np.array([seed], np.uint64) + _GOLDEN))
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): bijective, mixes all bits."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)

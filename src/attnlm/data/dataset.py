@@ -1,0 +1,236 @@
+"""A prepared data set: opened, checked, and mapped to memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import file_hash, read_json, unless_replaced
+from attnlm.base.folders import find_folder, is_safe_name
+from attnlm.tokens import tokenizer
+
+FORMAT = 1  # of meta.json and the files beside it
+
+Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
+
+_MAX_META = 2**16  # bytes
+_LARGE = 2**30  # bytes from which a bin is hashed by samples
+_SAMPLES = 64
+_SAMPLE = 2**20  # bytes
+_NONE = "prepare one: attnlm prepare"
+_DAMAGED = "prepare it again with --force, or copy it again from where it came"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What `prepare` made of a text.
+
+    `train` and `val` are read-only arrays of ids on disk, shapes (train_tokens,), (val_tokens,).
+    `val_bytes` is the length of the validation text in UTF-8; `bigram_loss`, of counted bigrams,
+    and `floor`, the least possible, are in nats per token of the validation split, where known.
+    """
+
+    path: Path
+    name: str
+    source: str
+    source_sha256: str
+    val_source: str | None
+    val_source_sha256: str | None
+    encoding: str
+    val_fraction: float | None
+    characters: int
+    train_characters: int
+    val_characters: int
+    train_tokens: int
+    val_tokens: int
+    val_bytes: int
+    train_sha256: str
+    val_sha256: str
+    vocab_size: int
+    bigram_loss: float | None
+    floor: float | None
+    tokenizer: tokenizer.Tokenizer
+    train: Ids
+    val: Ids
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the validation split, in UTF-8: what bits per byte are counted by."""
+        return self.val_bytes / self.val_tokens
+
+
+def open_dataset(
+    path_or_name: str | Path | None = None,
+    *,
+    data_dir: str | Path = "data",
+    verify: bool = False,
+) -> Dataset:
+    """The data set of that name in `data_dir`, or at that path, or the one prepared last.
+
+    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. Raises
+    AttnlmError when there is none, or when one of its files is missing or damaged.
+    """
+    path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
+
+    def open_and_check() -> Dataset:
+        meta = _read_meta(path / "meta.json")
+        opened = _opened(path, meta)
+        for split, ids in (("train", opened.train), ("val", opened.val)):
+            _check_bin(path / f"{split}.bin", split, ids, meta, verify)
+        return opened
+
+    return unless_replaced(path, open_and_check)
+
+
+def open_trusted(path: Path) -> Dataset:
+    """The data set in the folder `path`, the hashes of its bins not checked.
+
+    For whoever computed or checked them a moment ago: it saves reading all of a large text again.
+    """
+    return unless_replaced(path, lambda: _opened(path, _read_meta(path / "meta.json")))
+
+
+def id_dtype(vocab_size: int) -> np.dtype[Any]:
+    """How ids are stored: two bytes where they fit, else four, the low byte first."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def sampled_hash(path: Path) -> str:
+    """The SHA-256 of at most 64 blocks of 1 MiB spread over a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    size = path.stat().st_size
+    count = min(_SAMPLES, math.ceil(size / _SAMPLE))
+    with path.open("rb") as file:
+        for i in range(count):
+            file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= 2**13
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**48
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and 0 <= value < math.inf
+
+
+def _optional(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_valid(value)
+
+
+_META: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: _is_text(value) and is_safe_name(value),
+    "source": _is_text,
+    "source_sha256": _is_hash,
+    "val_source": _optional(_is_text),
+    "val_source_sha256": _optional(_is_hash),
+    "encoding": _is_text,
+    "val_fraction": _optional(_is_number),
+    "characters": _is_count,
+    "train_characters": _is_count,
+    "val_characters": _is_count,
+    "train_tokens": _is_count,
+    "val_tokens": _is_count,
+    "val_bytes": _is_count,
+    "train_sha256": _is_hash,
+    "val_sha256": _is_hash,
+    "train_sampled_sha256": _is_hash,
+    "val_sampled_sha256": _is_hash,
+    "tokenizer": _is_text,
+    "tokenizer_sha256": _is_hash,
+    "vocab_size": _is_count,
+    "dtype": lambda value: value in ("uint16", "uint32"),
+    "bigram_loss": _optional(_is_number),
+    "floor": _optional(_is_number),
+}
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """What meta.json says, every value of the right kind."""
+    if not path.is_file():
+        raise AttnlmError(f"{path.parent} is not a data set: it has no {path.name}", _NONE)
+    meta = read_json(path, _MAX_META)
+    if meta.get("format") != FORMAT:
+        raise AttnlmError(
+            f"{path} has a format that this version of attnlm doesn't know",
+            "prepare the text again with --force, or install a newer attnlm",
+        )
+    for key, is_valid in _META.items():
+        if key not in meta or not is_valid(meta[key]):
+            raise AttnlmError(f"{path} is damaged: its {key!r} is missing or wrong", _DAMAGED)
+    return meta
+
+
+def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
+    bins = {split: _open_bin(path / f"{split}.bin", split, meta) for split in ("train", "val")}
+    fields = {key: meta[key] for key in meta if key in Dataset.__dataclass_fields__}
+    return Dataset(**{**fields, "path": path, "tokenizer": _open_tokenizer(path, meta), **bins})
+
+
+def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
+    dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+    size = meta[f"{split}_tokens"] * dtype.itemsize
+    with _reading(path):
+        if path.stat().st_size != size:
+            raise AttnlmError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", _DAMAGED)
+        return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+
+
+def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
+    by_samples = ids.nbytes > _LARGE and not verify
+    with _reading(path):
+        if by_samples:
+            intact = sampled_hash(path) == meta[f"{split}_sampled_sha256"]
+        else:
+            intact = file_hash(path) == meta[f"{split}_sha256"]
+    if not intact:
+        raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
+    if not by_samples:
+        check_ids(ids, meta["vocab_size"], str(path))
+
+
+def check_ids(ids: NDArray[Any], vocab_size: int, origin: str) -> None:
+    """Raises AttnlmError where an id is none of the vocabulary's: a model has no row for it."""
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise AttnlmError(
+            f"{origin} is damaged: it has ids that its vocabulary of {vocab_size:,} lacks", _DAMAGED
+        )
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AttnlmError(f"can't read {path}: {error.strerror}", _DAMAGED) from None
+
+
+def _open_tokenizer(folder: Path, meta: dict[str, Any]) -> tokenizer.Tokenizer:
+    path = folder / "tokenizer.json"
+    opened = tokenizer.load(path)
+    if (
+        file_hash(path) != meta["tokenizer_sha256"]
+        or opened.name != meta["tokenizer"]
+        or opened.vocab_size != meta["vocab_size"]
+    ):
+        raise AttnlmError(f"{path} is not the tokenizer of this data set", _DAMAGED)
+    return opened

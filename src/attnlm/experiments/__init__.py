@@ -1,0 +1,1 @@
+"""Whole tasks: train, evaluate, ladder."""

@@ -1,0 +1,59 @@
+"""Takes a moment of a run: one line of sample, and every head's map of one short passage."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attnlm.base.errors import AttnlmError
+from attnlm.compute.device import Device
+from attnlm.data.dataset import Dataset
+from attnlm.generation.sampling import Sampler, SamplingConfig
+from attnlm.model.explicit import explicit_pass
+from attnlm.model.models import Bigram, LanguageModel
+from attnlm.runs.ticker import PASSAGE, Moment
+from attnlm.see.text import token_texts
+
+_SAMPLING = SamplingConfig(tokens=80, seed=0)
+
+
+def take_moment(step: int, model: LanguageModel, dataset: Dataset, device: Device) -> Moment:
+    """What the model says and sees now. Nothing is drawn from torch's random state.
+
+    The text is "" where the model's numbers give no probabilities.
+    """
+    training = model.training
+    model.eval()
+    try:
+        # What numbers have gone wrong is found, and named, by whoever trains.
+        with np.errstate(all="ignore"):
+            return Moment(step, _said(model, dataset, device), _maps(model, dataset, device))
+    finally:
+        model.train(training)
+
+
+def passage_texts(model: LanguageModel, dataset: Dataset) -> list[str]:
+    """The tokens that the maps are of."""
+    return token_texts(dataset.tokenizer, _passage(model, dataset))
+
+
+def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
+    length = min(PASSAGE, model.config.block_size)
+    return [int(i) for i in dataset.val[:length]]
+
+
+def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:
+    sampler = Sampler(model, dataset.tokenizer, device)
+    try:
+        return sampler.samples(sampler.prompt_ids(""), _SAMPLING)[0]
+    except AttnlmError:
+        return ""
+
+
+def _maps(model: LanguageModel, dataset: Dataset, device: Device) -> NDArray[np.float32] | None:
+    if isinstance(model, Bigram):
+        return None
+    ids_T = torch.tensor(_passage(model, dataset), device=device.torch)
+    maps_LHTT: NDArray[np.float32] = explicit_pass(model, ids_T).weights.float().cpu().numpy()
+    return maps_LHTT

@@ -1,0 +1,1 @@
+"""The models, and the operations that they are made of."""

@@ -1,0 +1,151 @@
+"""Tensors and what they belong to in one safetensors file: complete or absent, checked on load."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+from attnlm.config.settings import ModelConfig
+from attnlm.model.models import LanguageModel, build_model, model_skeleton
+from attnlm.training.optimizer import Optimizer
+
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+_HEADER_ROOM = 2**16  # bytes
+_HEADER_BYTES_PER_PARAMETER = 2**10  # itself, mean and square: each a name, a shape and a place
+_BYTES_PER_NUMBER = 12  # in float32, with mean and square
+
+
+def save_checkpoint(
+    path: Path,
+    model: LanguageModel,
+    facts: Mapping[str, Any],
+    optimizer: Optimizer | None = None,
+) -> None:
+    """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
+
+    The file replaces an older one in one step. A digest of all that it holds is part of it.
+    """
+    tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
+    if optimizer is not None:
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    described = json.dumps(facts, sort_keys=True)
+    metadata = {"facts": described, "digest": _digest(described, tensors)}
+    files.write_bytes(path, save(tensors, metadata))
+
+
+def load_checkpoint(
+    path: Path, config: ModelConfig, vocab_size: int
+) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+    """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
+
+    Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
+    types of all tensors are compared before any is read, and before the model takes memory.
+    """
+    if not path.exists():
+        raise AttnlmError(
+            f"there is no checkpoint {path}", "the run has not got that far; train it again"
+        )
+    # safetensors opens a file twice, and a trainer may replace it in between.
+    return files.unless_replaced(path, lambda: _load(path, config, vocab_size))
+
+
+def _load(
+    path: Path, config: ModelConfig, vocab_size: int
+) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+    expected = _expected_shapes(config, vocab_size)
+    try:
+        _check_size(path, expected)
+        with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
+            metadata = file.metadata() or {}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if not _are_of_model(slices, expected):
+                raise AttnlmError(
+                    f"{path} does not hold the model that its run describes",
+                    "copy the run's folder again from where it came",
+                )
+            tensors = {name: file.get_tensor(name) for name in slices}
+        described = metadata.get("facts", "")
+        if metadata.get("digest") != _digest(described, tensors):
+            raise _damaged(path)
+        facts = json.loads(described)
+        if not isinstance(facts, dict):
+            raise _damaged(path)
+    except OSError as error:
+        raise AttnlmError(
+            f"can't read {path}: {error.strerror or error}", "check that it may be read"
+        ) from None
+    except (SafetensorError, ValueError, RecursionError):
+        raise _damaged(path) from None
+    model = build_model(config, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[_MODEL + name])
+    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
+    return model, facts, state
+
+
+def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    model = model_skeleton(config, vocab_size)
+    return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def _check_size(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("a pipe or a device")
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
+    numbers = sum(map(math.prod, expected.values()))
+    if header > most or path.stat().st_size > 8 + most + _BYTES_PER_NUMBER * numbers:
+        raise ValueError("too large")
+
+
+@contextlib.contextmanager
+def _path_in_utf8(path: Path) -> Iterator[str]:
+    """The path as safetensors takes it, in any locale; one that is no UTF-8, by an open file."""
+    with path.open("rb") as file:
+        # What a locale can't decode, Python keeps as half surrogate pairs.
+        is_unicode = not any("\ud800" <= character <= "\udfff" for character in str(path))
+        yield str(path) if is_unicode else f"/dev/fd/{file.fileno()}"
+
+
+def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
+    for name, found in slices.items():
+        of = name
+        if name.startswith(_OPTIMIZER):
+            of = _MODEL + name.removeprefix(_OPTIMIZER).rpartition("/")[0]
+        if found.get_dtype() != "F32" or tuple(found.get_shape()) != expected.get(of):
+            return False
+    return expected.keys() <= slices.keys()
+
+
+def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(described.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"{path} is damaged: it does not match its own digest",
+        "the run's other checkpoint may be whole: try --checkpoint last or best",
+    )

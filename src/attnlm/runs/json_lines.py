@@ -1,0 +1,100 @@
+"""A file of JSON lines that grows while a run trains, each line with its own checksum."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """Records one to a line, each with a `step` above that of the one before."""
+
+    path: Path
+    is_valid: Callable[[Record], bool]
+    """Whether these are the values of a record; it may raise what they raise that are not."""
+    hint: str
+    """What to do about a damaged file."""
+    longest_line: int
+    """In bytes."""
+    largest: int
+    """The whole file, in bytes."""
+    keys_without_checksum: frozenset[str] = frozenset()
+    """Those of an older version's lines, which have no checksum."""
+
+    def records(self) -> list[Record]:
+        """All of them, oldest first. A line cut short by a crash is left out.
+
+        Raises AttnlmError where the file is damaged.
+        """
+        if not self.path.exists():
+            return []
+        if not self.path.is_file() or self.path.stat().st_size > self.largest:
+            raise self.damaged()
+        records: list[Record] = []
+        with self.path.open("rb") as file:
+            while (line := file.readline(self.longest_line)).endswith(b"\n"):
+                record = self._record(line)
+                if records and record["step"] <= records[-1]["step"]:
+                    raise self.damaged()
+                records.append(record)
+        if len(line) == self.longest_line:
+            raise self.damaged()
+        return records
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a record; afterwards it is on disk."""
+        with files.naming(self.path), self.path.open("ab") as file:
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def has_room(self, record: Mapping[str, Any]) -> bool:
+        """Whether the file can be read back with that record."""
+        size, more = self.size(), len(_line(record))
+        return more < self.longest_line and size + more <= self.largest
+
+    def size(self) -> int:
+        """In bytes, 0 where there is no file."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def replace(self, records: list[Record]) -> None:
+        """Puts these in the place of all that were there."""
+        files.write_bytes(self.path, b"".join(map(_line, records)))
+
+    def damaged(self) -> AttnlmError:
+        """What is raised where the file is not what was written."""
+        return AttnlmError(f"{self.path} is damaged or not ours", self.hint)
+
+    def _record(self, line: bytes) -> Record:
+        try:
+            record = json.loads(line.decode())
+            checksum = record.pop("crc32", None)
+            if checksum is None:
+                intact = record.keys() <= self.keys_without_checksum
+            else:
+                intact = checksum == _checksum(record)
+            if intact and self.is_valid(record):
+                return dict(record)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        raise self.damaged()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    """A record and its own checksum, which finds every changed bit."""
+    return (json.dumps({**record, "crc32": _checksum(record)}) + "\n").encode()
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())

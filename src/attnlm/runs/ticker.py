@@ -1,0 +1,88 @@
+"""The lines of ticker.jsonl: what a run's model said at each evaluation, and where it looked.
+
+Axes: L layers, H heads, T tokens of a short passage.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.config.settings import ModelConfig
+from attnlm.runs.json_lines import Journal, Record
+
+PASSAGE = 24
+"""The most tokens that are looked at."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A run's model at one of its evaluations."""
+
+    step: int
+    text: str
+    """what it said: always after the same prompt, with the same seed"""
+    maps: NDArray[np.float32] | None
+    """(L, H, T, T), in steps of 1/255: where each head looked in the run's passage, None for a
+    bigram; row t says how token t divides its attention over the tokens up to itself"""
+
+
+def ticker_journal(folder: Path, config: ModelConfig) -> Journal:
+    """The ticker of the run in `folder`."""
+
+    def is_valid(record: Record) -> bool:
+        moment_of(record, config)
+        passage = record.get("passage", [])
+        "".join(passage).encode()  # half of a surrogate pair is no text
+        return type(passage) is list
+
+    return Journal(
+        path=folder / "ticker.jsonl",
+        is_valid=is_valid,
+        hint="remove it: the run is whole without, and goes on with a new one",
+        longest_line=2**22,
+        largest=2**25,
+    )
+
+
+def moment_record(moment: Moment) -> Record:
+    """A moment as JSON values."""
+    maps = None if moment.maps is None else _packed(moment.maps)
+    return {"step": moment.step, "text": moment.text, "maps": maps}
+
+
+def moment_of(record: Record, config: ModelConfig) -> Moment:
+    """The inverse. Raises what Journal.is_valid may where that is no moment of such a model."""
+    step, text, maps = record["step"], record["text"], record["maps"]
+    if type(step) is not int or step < 0:
+        raise ValueError("no step")
+    text.encode()
+    if (maps is None) != (config.model == "bigram"):
+        raise ValueError("maps where there are no heads, or none where there are")
+    if maps is not None:
+        maps = _unpacked(maps, config.layers or 1, config.num_heads)
+    return Moment(step, text, maps)
+
+
+def _packed(maps_LHTT: NDArray[np.float32]) -> str:
+    rows, columns = np.tril_indices(maps_LHTT.shape[-1])
+    weights = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
+    return base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
+
+
+def _unpacked(packed: Any, layers: int, heads: int) -> NDArray[np.float32]:
+    weights = np.frombuffer(base64.b64decode(packed, validate=True), np.uint8)
+    count = len(weights) // (layers * heads)
+    length = (math.isqrt(8 * count + 1) - 1) // 2
+    if not 0 < length <= PASSAGE or len(weights) != layers * heads * length * (length + 1) // 2:
+        raise ValueError("no maps of such a model")
+    maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
+    rows, columns = np.tril_indices(length)
+    maps_LHTT[..., rows, columns] = weights.reshape(layers, heads, -1) / np.float32(255)
+    return maps_LHTT

@@ -1,0 +1,46 @@
+"""The commands that make a run again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from attnlm.config.settings import flag
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
+
+
+def prepare_command(dataset: Dataset) -> str:
+    """What makes the data set again, where its source still is what it was.
+
+    A text that came from stdin is called TEXT.
+    """
+    words = ["attnlm", "prepare", dataset.source, "--tokenizer", dataset.tokenizer.name]
+    if dataset.val_source is not None:
+        words += ["--val-file", dataset.val_source]
+    elif dataset.val_fraction is not None:
+        words += ["--val-fraction", str(dataset.val_fraction)]
+    if dataset.encoding != "utf-8":
+        words += ["--encoding", dataset.encoding]
+    words += ["--name", dataset.name, *_data_dir(dataset.path)]
+    return shlex.join(words) + (" < TEXT" if dataset.source == "-" else "")
+
+
+def train_command(run: Run) -> str:
+    """What makes the run again, with every setting, so that no default matters."""
+    words = ["attnlm", "train", run.dataset["name"]]
+    for name, value in run.config.settings().items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else flag(f"no_{name}"))
+        else:
+            words += [flag(name), str(value)]
+    return shlex.join([*words, *_data_dir(Path(run.dataset["path"]))])
+
+
+def sample_command(tokens: int = 500, seed: int = 1) -> str:
+    """What lets the run speak that was trained last."""
+    return f"attnlm sample --tokens {tokens} --seed {seed}"
+
+
+def _data_dir(dataset: Path) -> list[str]:
+    return [] if dataset.parent == Path("data") else ["--data-dir", str(dataset.parent)]

@@ -1,0 +1,1 @@
+"""Text from names, files, folders, the web, pipes."""

@@ -1,0 +1,175 @@
+"""Byte-pair vocabularies: trained on a text, or published with a language model."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.files import file_hash
+from attnlm.patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
+from attnlm.text.download import cached
+from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
+
+_BLOBS = "https://openaipublic.blob.core.windows.net/"
+
+
+class _Published(NamedTuple):
+    """Where the ranks of a published vocabulary are, and what else makes it."""
+
+    url: str
+    sha256: str
+    pattern: str
+    end_of_text: int
+    vocab_size: int
+
+
+_PUBLISHED = {
+    "gpt2": _Published(
+        _BLOBS + "gpt-2/encodings/main/vocab.bpe",
+        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+        GPT2_PATTERN,
+        50256,
+        50257,
+    ),
+    "cl100k_base": _Published(
+        _BLOBS + "encodings/cl100k_base.tiktoken",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        CL100K_PATTERN,
+        100257,
+        100277,
+    ),
+    "o200k_base": _Published(
+        _BLOBS + "encodings/o200k_base.tiktoken",
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        O200K_PATTERN,
+        199999,
+        200019,
+    ),
+}
+_DEADLINE = 60.0  # seconds for a download of at most 4 MB
+_MAX_DOWNLOAD = 2**24  # bytes
+# Characters. A merge costs the trainer the square of a word's length, and some texts have no
+# spaces.
+_TRAINING_PIECE = 2**10
+_COMPARED = 2**16  # characters
+
+
+def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignore) -> BpeTokenizer:
+    """A vocabulary of `size` ids, the 256 bytes first, then the most frequent merges of `sample`.
+
+    There are fewer ids, and a Note, where the sample has nothing more to merge. Raises AttnlmError
+    when the installed `tokenizers` trains something else than we know.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(safe_pieces(sample, _TRAINING_PIECE), trainer)
+    id_of: dict[str, int] = trained.get_vocab()
+    # The trainer may record two merges that make the same bytes. They share the id of the first,
+    # which is all that ranks can say.
+    merged = [_token_bytes(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
+    try:
+        tokenizer = BpeTokenizer(
+            name, GPT2_PATTERN, [*(bytes([byte]) for byte in range(256)), *merged]
+        )
+    except ValueError:
+        raise AttnlmError(
+            "the installed version of tokenizers trains a vocabulary that is not of bytes",
+            "install the version that attnlm's constraints name",
+        ) from None
+    if tokenizer.vocab_size < size:
+        on_event(Note(f"the text has merges for only {tokenizer.vocab_size:,} of {size:,} ids"))
+
+    head = "".join(sample)[:_COMPARED]
+    theirs = [_token_bytes(token) for token in trained.encode(head).tokens]
+    if theirs != [tokenizer.decode_bytes([token]) for token in tokenizer.encode(head)]:
+        on_event(Note("tokenizers splits some of this text otherwise; tiktoken's way is used"))
+    return tokenizer
+
+
+def published(
+    name: str, *, spool: Path, offline: bool = False, on_event: OnEvent = ignore
+) -> BpeTokenizer:
+    """gpt2, cl100k_base or o200k_base: from tiktoken's cache, ours, or the network.
+
+    A download that can't be kept in our cache is left in the folder `spool`. Raises AttnlmError
+    when the vocabulary can't be had.
+    """
+    vocabulary = _PUBLISHED[name]
+    content = _file(vocabulary, spool, offline, on_event).read_text(encoding="utf-8")
+    return BpeTokenizer(
+        name,
+        vocabulary.pattern,
+        _gpt2_ranks(content) if name == "gpt2" else _tiktoken_ranks(content),
+        vocab_size=vocabulary.vocab_size,
+        end_of_text=vocabulary.end_of_text,
+    )
+
+
+def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent) -> Path:
+    """The file of ranks, its hash checked."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR")
+    if folder:
+        path = Path(folder) / hashlib.sha1(vocabulary.url.encode()).hexdigest()
+        if path.is_file() and file_hash(path) == vocabulary.sha256:
+            return path
+    try:
+        return cached(
+            vocabulary.url,
+            vocabulary.url.rpartition("/")[2],
+            sha256=vocabulary.sha256,
+            max_bytes=_MAX_DOWNLOAD,
+            spool=spool,
+            offline=offline,
+            deadline=_DEADLINE,
+            on_event=on_event,
+        )
+    except AttnlmError as error:
+        raise AttnlmError(
+            error.message,
+            "--tokenizer bpe:1024 needs no network; or set TIKTOKEN_CACHE_DIR to a copy of "
+            "tiktoken's cache",
+        ) from error
+
+
+def _gpt2_ranks(content: str) -> list[bytes]:
+    """From GPT-2's own file: one merge a line, after a line with the version."""
+    merges = content.splitlines()[1:]
+    return [
+        *(bytes([byte]) for byte in _byte_of_character().values()),
+        *(_token_bytes(merge.replace(" ", "")) for merge in merges),
+    ]
+
+
+def _tiktoken_ranks(content: str) -> list[bytes]:
+    """From a file of tiktoken's: a token in base64 and its rank a line, in the order of ranks."""
+    return [base64.b64decode(line.split()[0]) for line in content.splitlines()]
+
+
+def _token_bytes(token: str) -> bytes:
+    """The bytes of a token as GPT-2 and `tokenizers` write it."""
+    byte_of = _byte_of_character()
+    return bytes(byte_of[character] for character in token)
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2 writes each byte as a visible character; its ids are in this order."""
+    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }

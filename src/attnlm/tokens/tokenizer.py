@@ -1,0 +1,290 @@
+"""Text to token ids and back: by characters, by bytes, or by byte pairs."""
+
+from __future__ import annotations
+
+import abc
+import base64
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import read_json, write_json
+from attnlm.patterns import pattern_of
+
+PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
+SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
+END_OF_TEXT = "<|endoftext|>"
+# Characters. tiktoken's regular expressions give up on a run of a million spaces.
+PIECE = 2**18
+
+_T = TypeVar("_T")
+
+_FORMAT = 1
+_COPY_AGAIN = "copy it again from where it came, or prepare the text again"
+_MAX_FILE = 2**24  # bytes: all characters of Unicode, or several times the largest vocabulary
+_MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
+_NO_BYTE = 255  # in a table of bytes: there is no id, or it takes more than a byte
+# No token of any pattern we use reaches over these places, nor looks across them: before a space
+# that follows text; between a line's end that follows text and the text of the next line (a
+# slash belongs to that line's end in o200k_base).
+_CUT = re.compile(r"(?s).+(?:(?<=\S)(?= )|(?<=\S\n)(?=[^\s/]))")
+
+
+class UnknownCharactersError(AttnlmError):
+    """The text has characters that the vocabulary lacks."""
+
+
+class Tokenizer(abc.ABC):
+    """A vocabulary, and how text becomes ids in it.
+
+    `name` is the spec that makes it, as in "bpe:512"; ids are below `vocab_size`; `end_of_text`
+    is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id. `tokens`
+    are the bytes of each id.
+    """
+
+    def __init__(self, name: str, tokens: Sequence[bytes], end_of_text: int | None = None) -> None:
+        self.name = name
+        self.vocab_size = len(tokens)
+        self.end_of_text = end_of_text
+        self.newline = tokens.index(b"\n") if b"\n" in tokens else None
+        self.tokens = tokens
+
+    def encode(self, text: str) -> NDArray[np.uint32]:
+        """The ids of `text`, shape (tokens,); `decode` gives the text back.
+
+        Raises AttnlmError when the vocabulary lacks a character, or the text is not Unicode.
+        """
+        pieces = [self.encode_piece(piece) for piece in safe_pieces([text])]
+        return np.concatenate(pieces, dtype=np.uint32) if pieces else np.empty(0, np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; bytes that never complete a character become U+FFFD."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The UTF-8 bytes of `ids`, which may begin or end within a character."""
+        return b"".join(self.tokens[token] for token in ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of the tokenizer as JSON values, equal for equal tokenizers."""
+        return {"format": _FORMAT, "name": self.name}
+
+    @abc.abstractmethod
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        """The ids of at most `PIECE` characters, in as few bytes as come cheaply."""
+
+
+class CharTokenizer(Tokenizer):
+    """One id for each of `characters`, in their order."""
+
+    def __init__(self, characters: str) -> None:
+        super().__init__("char", [character.encode() for character in characters])
+        self.characters = characters
+        dtype = np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
+        self._id_of: NDArray[np.unsignedinteger[Any]]
+        self._id_of = np.full(0x110000, self.vocab_size, dtype)
+        self._id_of[code_points(characters)] = np.arange(self.vocab_size, dtype=dtype)
+        has_byte = self._id_of[:256] < min(self.vocab_size, _NO_BYTE)
+        self._id_of_ascii = np.where(has_byte, self._id_of[:256], _NO_BYTE).astype("u1").tobytes()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "characters": self.characters}
+
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        if text.isascii():
+            # Many texts are ASCII for long stretches, and nothing is faster than a table of bytes.
+            in_bytes = text.encode().translate(self._id_of_ascii)
+            if _NO_BYTE not in in_bytes:
+                return np.frombuffer(in_bytes, np.uint8)
+        ids: NDArray[np.unsignedinteger[Any]] = self._id_of.take(code_points(text))
+        if ids.max() == self.vocab_size:
+            lacking = dict.fromkeys(text[i] for i in np.flatnonzero(ids == self.vocab_size))
+            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            raise UnknownCharactersError(
+                f"the vocabulary lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
+                "leave them out, or prepare the text with --tokenizer byte, which lacks nothing",
+            )
+        return ids
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes of UTF-8: no text is unknown to it."""
+
+    def __init__(self) -> None:
+        super().__init__("byte", [bytes([byte]) for byte in range(256)])
+
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        return np.frombuffer(encoded(text, "utf-8"), np.uint8)
+
+
+class BpeTokenizer(Tokenizer):
+    """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
+
+    `ranks` are the bytes of each id from 0 up, in the order of their merges; `pattern` splits a
+    text to the words within which bytes are merged. Ids from len(ranks) to `vocab_size` stand for
+    nothing, but for `end_of_text`. Raises ValueError when that makes no tokenizer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pattern: str,
+        ranks: Sequence[bytes],
+        *,
+        vocab_size: int | None = None,
+        end_of_text: int | None = None,
+    ) -> None:
+        import tiktoken
+
+        unused = (vocab_size or len(ranks)) - len(ranks)
+        if unused < 0 or (end_of_text is not None and not 0 <= end_of_text - len(ranks) < unused):
+            raise ValueError("its ids are not below its vocab_size, or stand for two things")
+        rank_of = {token: rank for rank, token in enumerate(ranks)}
+        # tiktoken panics, past any `except Exception`, when it meets a byte without a rank.
+        if (
+            len(rank_of) != len(ranks)
+            or b"" in rank_of
+            or not rank_of.keys() >= {bytes([b]) for b in range(256)}
+        ):
+            raise ValueError("its ranks are not distinct, or lack a byte")
+        tokens = [*ranks, *[b""] * unused]
+        special = {}
+        if end_of_text is not None:
+            tokens[end_of_text] = END_OF_TEXT.encode()
+            special[END_OF_TEXT] = end_of_text
+        super().__init__(name, tokens, end_of_text)
+        self.pattern = pattern
+        self.ranks = ranks
+        self._special = set(special)
+        self._encoding = tiktoken.Encoding(
+            name, pat_str=pattern, mergeable_ranks=rank_of, special_tokens=special
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **super().to_json(),
+            "pattern": self.pattern,
+            "vocab_size": self.vocab_size,
+            "end_of_text": self.end_of_text,
+            "ranks": " ".join(base64.b64encode(token).decode() for token in self.ranks),
+        }
+
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
+        return self._encoding.encode_to_numpy(
+            text, allowed_special=self._special, disallowed_special=()
+        )
+
+
+def bpe_size(spec: str) -> int | None:
+    """N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
+    kind, colon, size = spec.partition(":")
+    if kind == "bpe" and re.fullmatch(r"[1-9][0-9]{2,4}", size) and 257 <= int(size) <= 65536:
+        return int(size)
+    if kind == "bpe" and re.fullmatch(r"[0-9]{1,9}", size):
+        raise UsageError(
+            f"{spec!r} is not a tokenizer: N is too small or too large", f"choose {SPECS}"
+        )
+    if colon or kind not in ("char", "byte", *PUBLISHED):
+        raise UsageError(f"{spec!r} is not a tokenizer", f"choose {SPECS}")
+    return None
+
+
+def safe_pieces(pieces: Iterable[str], limit: int = PIECE) -> Iterator[str]:
+    """The same text in pieces of at most `limit` characters, however it comes in.
+
+    Each piece is as long as it can be and ends where no token reaches across; where a stretch of
+    `limit` characters has no such place, it ends there all the same.
+    """
+    buffer = ""
+    for piece in pieces:
+        buffer += piece
+        start = 0
+        while len(buffer) - start > limit:
+            window = buffer[start : start + limit + 1]  # the last one is only looked at
+            cut = _CUT.match(window)
+            end = cut.end() if cut else limit
+            yield window[:end]
+            start += end
+        buffer = buffer[start:]
+    if buffer:
+        yield buffer
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """The Unicode numbers of the characters, shape (characters,). Raises AttnlmError."""
+    return np.frombuffer(encoded(text, "utf-32-le"), "<u4")
+
+
+def encoded(text: str, codec: str) -> bytes:
+    """`text` in a Unicode codec. Raises AttnlmError for half a surrogate pair."""
+    try:
+        return text.encode(codec)
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise AttnlmError(
+            f"the text has half a surrogate pair ({half}), which is no character",
+            "it was decoded wrongly: name its real --encoding",
+        ) from None
+
+
+def save(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes all of the tokenizer to a JSON file, so that `load` needs nothing else."""
+    write_json(path, tokenizer.to_json())
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer that `save` wrote there.
+
+    Raises AttnlmError when the file is missing, damaged or no tokenizer of ours.
+    """
+    content = read_json(path, _MAX_FILE)
+    if content.get("format") != _FORMAT:
+        raise AttnlmError(
+            f"{path} has a format that this version of attnlm doesn't know",
+            "install a newer attnlm",
+        )
+    try:
+        return _rebuilt(content)
+    except (AttnlmError, ValueError) as error:
+        raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None
+
+
+def _rebuilt(content: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a file's content. Raises ValueError or AttnlmError where it makes none."""
+    name = _field(content, "name", str)
+    bpe_size(name)
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "char":
+        characters = _field(content, "characters", str)
+        if not characters or len(set(characters)) != len(characters):
+            raise ValueError("its characters are not distinct, or there are none")
+        return CharTokenizer(characters)
+    vocab_size = _field(content, "vocab_size", int)
+    if not 256 <= vocab_size <= _MAX_VOCABULARY:
+        raise ValueError("its vocab_size is out of range")
+    # A pattern from elsewhere may take for ever, or stop the process.
+    if _field(content, "pattern", str) != pattern_of(name):
+        raise ValueError(f"its pattern is not that of {name}")
+    ranks = _field(content, "ranks", str).split(" ")
+    end_of_text = content.get("end_of_text")
+    return BpeTokenizer(
+        name,
+        content["pattern"],
+        [base64.b64decode(token, validate=True) for token in ranks],
+        vocab_size=vocab_size,
+        end_of_text=None if end_of_text is None else _field(content, "end_of_text", int),
+    )
+
+
+def _field(content: dict[str, Any], key: str, kind: type[_T]) -> _T:
+    value = content.get(key)
+    if type(value) is not kind:
+        raise ValueError(f"its {key!r} is missing or of the wrong type")
+    return value
