@@ -11,148 +11,90 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from attnlm.base.errors import AttnlmError, UsageError
-
-Setting = bool | int | float | str
-Settings = dict[str, Setting]
-
-RUNGS = (
-    "bigram",
-    "average",
-    "dot-product",
-    "single-head",
-    "multi-head",
-    "wide-head",
-    "transformer",
+from attnlm.base.settings import Setting, Settings, check_setting, fields_of, setting
+from attnlm.model.architecture import (
+    MODELS,
+    PRESETS,
+    RUNGS,
+    Architecture,
+    architecture,
+    settings_of,
+    unused,
 )
 
-
-def _setting(
-    help: str,
-    *,
-    default: Any = None,
-    choices: tuple[str, ...] | None = None,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> Any:
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    known = {words: limit for words, limit in limits.items() if limit is not None}
-    return field(default=default, metadata={"help": help, "choices": choices, "limits": known})
-
-
 _LARGEST = 2**20
-_LARGEST_ROTARY_TABLE = 2**24  # numbers
 _LARGEST_RECIPE = 2**20  # bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The architecture. A setting that the rung does not have is None."""
-
-    model: str = _setting("the rung of the ladder", default="multi-head", choices=RUNGS)
-    embed_dim: int | None = _setting("width of the embeddings", at_least=1, at_most=_LARGEST)
-    heads: int | None = _setting("attention heads per layer", at_least=1, at_most=_LARGEST)
-    head_size: int | None = _setting(
-        "width of one head; embed_dim / heads unless given", at_least=1, at_most=_LARGEST
-    )
-    layers: int | None = _setting("transformer blocks", at_least=1, at_most=4096)
-    block_size: int = _setting(
-        "context: how many tokens the model sees", default=64, at_least=1, at_most=_LARGEST
-    )
-    dropout: float | None = _setting(
-        "probability of dropping an attention weight (transformer: a residual)",
-        at_least=0,
-        below=1,
-    )
-    projection: bool | None = _setting("a linear map after the heads are concatenated")
-    qkv_bias: bool | None = _setting("biases in the query, key and value maps")
-    tie_embeddings: bool | None = _setting("one matrix as token embedding and as LM head")
-
-    @property
-    def num_heads(self) -> int:
-        """Heads per layer, 1 on a rung that has no such setting."""
-        return self.heads or 1
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head: given, or embed_dim / heads, or embed_dim where heads are wide."""
-        width = self.embed_dim or 0
-        if self.head_size is not None:
-            return self.head_size
-        return width if self.model == "wide-head" else width // self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """How the model is trained. None means: decided when the run starts, and then recorded."""
 
-    sampling: str = _setting(
+    sampling: str = setting(
         "windows: a shuffled pass each epoch, or drawn at random",
         default="epoch",
         choices=("epoch", "random"),
     )
-    stride: int | None = _setting(
+    stride: int | None = setting(
         "tokens from one window's start to the next (epoch); block_size unless given",
         at_least=1,
         at_most=2**40,
     )
-    steps: int | None = _setting("updates in all", at_least=1, at_most=2**40)
-    budget: float | None = _setting("seconds to train for, in place of steps", above=0)
-    batch_size: int = _setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
-    learning_rate: float = _setting("highest learning rate", default=0.01, above=0, at_most=100)
-    optimizer: str = _setting(
+    steps: int | None = setting("updates in all", at_least=1, at_most=2**40)
+    budget: float | None = setting("seconds to train for, in place of steps", above=0)
+    batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
+    learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
+    optimizer: str = setting(
         "adamw, or muon for matrices inside the model and adamw for the rest",
         default="adamw",
         choices=("adamw", "muon"),
     )
-    beta1: float = _setting(
+    beta1: float = setting(
         "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
     )
-    beta2: float = _setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
-    schedule: str = _setting(
+    beta2: float = setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
+    schedule: str = setting(
         "learning rate after the warm-up: constant, or falling to 0 in a line or a cosine",
         default="linear",
         choices=("constant", "linear", "cosine"),
     )
-    cooldown: float = _setting(
+    cooldown: float = setting(
         "fraction of the steps in which the learning rate falls", default=1.0, above=0, at_most=1
     )
-    warmup: int = _setting("steps in which the learning rate rises", default=0, at_least=0)
-    weight_decay: float = _setting(
+    warmup: int = setting("steps in which the learning rate rises", default=0, at_least=0)
+    weight_decay: float = setting(
         "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
     )
-    weight_decay_on: str = _setting(
+    weight_decay_on: str = setting(
         "which parameters decay", default="matrices", choices=("matrices", "all")
     )
-    gradient_clip: float | None = _setting("largest norm of the whole gradient", above=0)
-    eval_every: int | None = _setting(
+    gradient_clip: float | None = setting("largest norm of the whole gradient", above=0)
+    eval_every: int | None = setting(
         "steps from one evaluation to the next; a tenth of the steps unless given", at_least=1
     )
-    patience: int | None = _setting(
+    patience: int | None = setting(
         "stop after this many evaluations without a better one", at_least=1
     )
-    seed: int | None = _setting(
+    seed: int | None = setting(
         "of weights, batches and dropout; drawn unless given", at_least=0, at_most=2**63 - 1
     )
-    device: str = _setting(
+    device: str = setting(
         "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
-    dtype: str = _setting(
+    dtype: str = setting(
         "precision of the products", default="auto", choices=("auto", "float32", "bfloat16")
     )
-    compile: str = _setting(
+    compile: str = setting(
         "on: torch.compile; parts: C for parts of a one-layer rung's step (auto: where it pays)",
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
-    threads: int | None = _setting("CPU threads", at_least=1, at_most=1024)
+    threads: int | None = setting("CPU threads", at_least=1, at_most=1024)
 
 
 @dataclass(frozen=True)
@@ -160,77 +102,51 @@ class Config:
     """A resolved configuration, the recipe's keys that its model does not use, and the tokenizer
     that the recipe states it was made for."""
 
-    model: ModelConfig
+    model: Architecture
     training: TrainingConfig
     dropped: tuple[str, ...] = ()
     recipe_tokenizer: str | None = None
 
     def settings(self) -> Settings:
         """All that is decided, as one flat table: what a recipe would have to say."""
-        flat = {**asdict(self.model), **asdict(self.training)}
-        return {name: value for name, value in flat.items() if value is not None}
+        training = {k: v for k, v in asdict(self.training).items() if v is not None}
+        return {**self.model.settings(), **training}
 
 
-_FIELDS = {f.name: f for part in (ModelConfig, TrainingConfig) for f in fields(part)}
-_TYPES = {**get_type_hints(ModelConfig), **get_type_hints(TrainingConfig)}
-_MODEL_FIELDS = {f.name for f in fields(ModelConfig)}
-
-# Which settings each rung has beside `model` and `block_size`.
-_RUNG_SETTINGS: dict[str, tuple[str, ...]] = {
-    "bigram": (),
-    "average": ("embed_dim",),
-    "dot-product": ("embed_dim",),
-    "single-head": ("embed_dim", "head_size", "dropout"),
-    "multi-head": ("embed_dim", "heads", "head_size", "dropout", "projection", "qkv_bias"),
-    "wide-head": ("embed_dim", "heads", "dropout"),
-    "transformer": ("embed_dim", "layers", "heads", "head_size", "dropout", "tie_embeddings"),
+_RECORD_OF: dict[str, type] = {
+    name: record for record in (Architecture, TrainingConfig) for name in fields_of(record)
 }
+del _RECORD_OF["wide_heads"]
 
-# Measured on Tiny Shakespeare's characters, tuned on the last tenth of its training split.
-_DEFAULTS: Settings = {
-    "embed_dim": 64,
-    "heads": 4,
-    "dropout": 0.0,
-    "projection": False,
-    "qkv_bias": False,
-    "tie_embeddings": False,
-    "steps": 2000,
-}
-
+# How each model is trained unless something else is asked for. Measured on Tiny Shakespeare's
+# characters, tuned on the last tenth of its training split.
 _WITH_MATRICES: Settings = {"optimizer": "muon", "learning_rate": 0.03, "steps": 1000}
-
-_RUNG_DEFAULTS: dict[str, Settings] = {
+_DEEP: Settings = {
+    "batch_size": 16,
+    "steps": 800,
+    "optimizer": "muon",
+    "learning_rate": 0.02,
+    "beta2": 0.99,
+}
+_TRAINING_DEFAULTS: dict[str, Settings] = {
     "bigram": {"learning_rate": 0.1, "steps": 1000},
-    "single-head": _WITH_MATRICES,
-    "multi-head": _WITH_MATRICES,
-    "wide-head": _WITH_MATRICES,
-    "transformer": {
-        "embed_dim": 128,
-        "layers": 2,
-        "block_size": 128,
-        "batch_size": 16,
-        "steps": 800,
-        "optimizer": "muon",
-        "learning_rate": 0.02,
-        "beta2": 0.99,
-    },
+    "average": {"steps": 2000},
+    "dot-product": {"steps": 2000},
+    **dict.fromkeys(("single-head", "multi-head", "wide-head"), _WITH_MATRICES),
+    **dict.fromkeys(MODELS[len(RUNGS) - 1 :], _DEEP),
 }
 
 
 def setting_names() -> list[str]:
     """All settings, those of the model first."""
-    return list(_FIELDS)
+    return list(_RECORD_OF)
 
 
 def help_of(name: str) -> str:
     """The line that explains a setting, for `--help` and for documents."""
-    described = _FIELDS[name]
-    choices = described.metadata["choices"]
-    return (
-        f"{described.metadata['help']}: {'|'.join(choices)}"
-        if choices
-        else str(described.metadata["help"])
-    )
+    described = fields_of(_RECORD_OF[name])[name].metadata
+    choices = described["choices"]
+    return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
 
 
 def flag(name: str) -> str:
@@ -254,7 +170,7 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
 
 
 def _stated_tokenizer(stated: object) -> str | None:
-    """What a recipe says in place of a setting: `--tokenizer` of the data that it was made for."""
+    """What a recipe says in place of a setting: the tokenizer of the data that it was made for."""
     if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
         return stated
     raise AttnlmError("in the recipe: tokenizer names none", "it must be a text such as gpt2")
@@ -274,20 +190,19 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
             _check(name, value)
     recipe, dropped = _without_unused(dict(recipe), settings)
     given = {**recipe, **settings}
-    rung = str(given.get("model", _FIELDS["model"].default))
-    _check_applies(rung, given)
-    defaults = _rung_defaults(rung)
+    name = str(given.pop("model", fields_of(Architecture)["model"].default))
+    parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
+    beside = {**PRESETS[name].parts, **parts}
+    useless = [k for k in parts if k not in settings and unused(k, beside) is not None]
+    model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
+    defaults = dict(_TRAINING_DEFAULTS[name])
     if "budget" in given:
         _check_not_both(given, "steps", "budget")
         defaults.pop("steps", None)
-    merged = {**defaults, **given}
-    model = ModelConfig(**{k: v for k, v in merged.items() if k in _MODEL_FIELDS})  # type: ignore[arg-type]
-    _check_shape(model)
-    training = TrainingConfig(
-        **{k: v for k, v in merged.items() if k not in _MODEL_FIELDS}  # type: ignore[arg-type]
-    )
+    trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
+    training = TrainingConfig(**trained)  # type: ignore[arg-type]
     _check_training(model, training, given)
-    return Config(model, with_steps(training, training.steps), dropped)
+    return Config(model, with_steps(training, training.steps), (*dropped, *useless))
 
 
 def with_steps(training: TrainingConfig, steps: int | None) -> TrainingConfig:
@@ -310,110 +225,44 @@ def _without_unused(
         recipe.pop("stride", None)
     if "model" not in settings:
         return recipe, ()
-    usable = _rung_fields(str(settings["model"]))
-    dropped = tuple(name for name in recipe if name in _MODEL_FIELDS and name not in usable)
+    usable = ("model", *settings_of(str(settings["model"])))
+    dropped = tuple(k for k in recipe if _RECORD_OF[k] is Architecture and k not in usable)
     return {name: value for name, value in recipe.items() if name not in dropped}, dropped
-
-
-def _rung_fields(rung: str) -> set[str]:
-    return {"model", "block_size", *_RUNG_SETTINGS[rung]}
-
-
-def _rung_defaults(rung: str) -> Settings:
-    usable = _rung_fields(rung)
-    general = {k: v for k, v in _DEFAULTS.items() if k in usable or k not in _MODEL_FIELDS}
-    return {**general, **_RUNG_DEFAULTS.get(rung, {})}
-
-
-def _check_applies(rung: str, given: Iterable[str]) -> None:
-    for name in given:
-        if name in _MODEL_FIELDS and name not in _rung_fields(rung):
-            users = [r for r in RUNGS if name in _RUNG_SETTINGS[r]]
-            raise UsageError(
-                f"{flag(name)} does not apply to {rung}",
-                f"it applies to {', '.join(users)} (--model)",
-            )
 
 
 def _check_not_both(given: Iterable[str], one: str, other: str) -> None:
     if one in given and other in given:
-        raise UsageError(f"{flag(one)} and {flag(other)} exclude each other", "give one of them")
-
-
-def _check_shape(model: ModelConfig) -> None:
-    """Refuses sizes that do not fit each other."""
-    if model.embed_dim is None:
-        return
-    if model.head_size is None and model.model != "wide-head" and model.embed_dim % model.num_heads:
-        raise UsageError(
-            f"--embed-dim {model.embed_dim} can't be divided into --heads {model.heads}",
-            f"give --embed-dim {model.num_heads * max(1, model.embed_dim // model.num_heads)}, "
-            "or a --head-size",
-        )
-    if model.model == "transformer" and model.head_dim % 2:
-        raise UsageError(
-            f"rotary positions turn pairs of numbers, and a head of {model.head_dim} is odd",
-            f"give --head-size {model.head_dim + 1}",
-        )
-    if model.model == "transformer" and model.block_size * model.head_dim > _LARGEST_ROTARY_TABLE:
-        raise UsageError(
-            f"a table of rotary positions for --block-size {model.block_size} and heads of "
-            f"{model.head_dim} is too large",
-            f"give --block-size {max(1, _LARGEST_ROTARY_TABLE // model.head_dim)} or less",
-        )
+        raise UsageError(f"`{one}` and `{other}` exclude each other", "give one of them")
 
 
 def _check_training(
-    model: ModelConfig, training: TrainingConfig, given: Mapping[str, Setting]
+    model: Architecture, training: TrainingConfig, given: Mapping[str, Setting]
 ) -> None:
     if "stride" in given and training.sampling == "random":
-        raise UsageError("--stride does not apply to --sampling random", "leave one of them out")
-    if training.optimizer == "muon" and model.model in ("bigram", "average", "dot-product"):
+        raise UsageError("`stride` does not apply to `sampling` random", "leave one of them out")
+    if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
-            f"--optimizer muon has no matrices to update inside {model.model}",
-            "give --optimizer adamw",
+            f"`optimizer` muon has no matrices to update inside {model.model}",
+            "give `optimizer` adamw",
         )
     if training.steps is not None and training.warmup > training.steps:
         raise UsageError(
-            f"--warmup {training.warmup} is longer than the run of {training.steps} steps",
+            f"`warmup` {training.warmup} is longer than the run of {training.steps} steps",
             "give fewer steps of warm-up",
         )
 
 
+def _has_matrices(model: Architecture) -> bool:
+    return model.attention == "softmax" or model.mlp != "none"
+
+
 def _check(name: str, value: Setting) -> None:
     """One setting by itself: its name, type and range."""
-    if name not in _FIELDS:
-        near = difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_FIELDS)}"
+    if name not in _RECORD_OF:
+        near = difflib.get_close_matches(name, _RECORD_OF, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_RECORD_OF)}"
         raise UsageError(f"unknown key {name!r}", hint)
-    _check_type(name, value)
-    choices = _FIELDS[name].metadata["choices"]
-    if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
-        raise UsageError(f"{flag(name)} can't be {value!r}", hint)
-    holds = {
-        "at least": lambda limit: value >= limit,
-        "above": lambda limit: value > limit,
-        "at most": lambda limit: value <= limit,
-        "below": lambda limit: value < limit,
-    }
-    for words, limit in _FIELDS[name].metadata["limits"].items():
-        if not holds[words](limit):
-            raise UsageError(f"{flag(name)} {value} is out of range", f"it must be {words} {limit}")
-
-
-def _check_type(name: str, value: Setting) -> None:
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    kind = next(k for k in expected if _TYPES[name] in (k, k | None))
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        # A whole number of a recipe may be too large for any float.
-        fits = isinstance(value, int) or math.isfinite(value)
-    else:
-        fits = type(value) is kind
-    if not fits:
-        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:47]}…"
-        raise UsageError(f"{flag(name)} can't be {shown}", f"it must be {expected[kind]}")
+    check_setting(_RECORD_OF[name], name, value)
 
 
 def load_recipe(name: str) -> Settings:

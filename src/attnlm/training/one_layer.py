@@ -1,18 +1,21 @@
-"""The loss of the one-layer rungs and its gradient, written out.
+"""The loss of one attention layer and its gradient, written out: the one model written by hand.
 
 A model this small spends its time between operations, not in them. So there are few: products for
 all heads at once, into memory that is taken once, and no graph. Since there is one layer, queries,
 keys and values are functions of a token plus functions of a position, W(e + p) = We + Wp; they are
 computed once for each token of the vocabulary, and then looked up.
 
+Measured: operations under autograd, the same C among them, take twice as long a step.
+
 Axes as in attention.py. M counts the tokens of a batch, B·T; N the heads of all its windows,
-B·H; R the rows of the tables, V + T. Features stand before positions, (D, T), as in kernels.py.
+B·H; R the rows of the tables, V + T. Features stand before positions, (D, T), as in ops/attention.
 `d_x` is the gradient of the loss by x.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from ctypes import CDLL
 
 import torch
@@ -20,68 +23,67 @@ from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
-from attnlm.config.settings import Config, ModelConfig
-from attnlm.model import kernels
+from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SHORT, SelfAttention
-from attnlm.model.models import AttentionModel, LanguageModel
+from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.ops import by_hand
+from attnlm.model.ops.attention import causal_mask, softmax_backward_
 
-_RUNGS = ("single-head", "multi-head", "wide-head")
-# Seconds that a number of a batch's queries saves in C, forward and backward; measured with heads
-# of 8 to 32. Larger ones gain nothing.
-_SAVED, _SHARE_SAVED, _LARGEST_HEAD = 1e-8, 0.25, 32
+# Larger heads gain nothing in C.
+_LARGEST_NATIVE_HEAD = 32
 # Beside the logits of a batch, so that rows do not begin at powers of two, which share a few places
 # in a cache, and whole vectors can be read at their ends.
 _PADDING = 16
 
 
-def has_parts(config: Config, vocab_size: int) -> bool:
-    """Whether training has parts, of this form of a step, that can be compiled."""
-    model = config.model
+def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
+    """Whether this form is for such a model, and for batches of so many tokens.
+
+    A vocabulary larger than the batch would make the tables larger than what is looked up.
+    """
+    only_attention = a.layers == 1 and a.attention == "softmax" and a.mlp == "none"
+    bare = a.norm == "none" and not (a.residual or a.tie_embeddings or a.query_key_norm)
     return (
-        model.model in _RUNGS
-        and not model.dropout
-        and model.head_dim <= _LARGEST_HEAD
-        and model.block_size <= SHORT
-        and vocab_size <= config.training.batch_size * model.block_size
+        only_attention
+        and bare
+        and a.positions == "learned"
+        and a.num_kv_heads == a.heads
+        and a.head_bias
+        and not a.dropout
+        and a.block_size <= SHORT
+        and vocab_size <= tokens
     )
 
 
-def saved_by_compiling(config: Config) -> float:
-    """How many seconds of a training, or of its budget, compiled parts are likely to save."""
-    training, model = config.training, config.model
-    if training.steps is None:
-        return _SHARE_SAVED * (training.budget or 0)
-    numbers = training.batch_size * model.block_size * model.num_heads * model.head_dim
-    return training.steps * numbers * _SAVED
+def has_native_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
+    """Whether parts of this form's steps can be compiled."""
+    return is_one_layer(a, vocab_size, tokens) and a.head_dim <= _LARGEST_NATIVE_HEAD
 
 
-def compiled_parts(model: ModelConfig) -> CDLL | None:
+def native_parts(a: Architecture) -> CDLL | None:
     """The parts, compiled; None where there is no compiler, and for too large a head."""
-    return library("one_layer.c", SIZE=model.head_dim)
+    return library("one_layer.c", SIZE=a.head_dim)
 
 
-def written_out(
+def one_layer_form(
     model: LanguageModel, batch_size: int, device: Device, compile: str
 ) -> OneLayer | None:
     """A model in this form, with compiled parts where `compile` is "parts".
 
-    None where it can't be, or had better not be: a vocabulary larger than the batch would make the
-    tables larger than what is looked up.
+    None where the form is not for this model, or not the faster one here.
     """
-    if not (
-        isinstance(model, AttentionModel)
-        and isinstance(model.body, SelfAttention)
-        and model.body.dropout == 0
-        and model.config.block_size <= SHORT
-        and model.vocab_size <= batch_size * model.config.block_size
-        and device.dtype == "float32"
-        and kernels.suits(model.head.weight)
+    a = model.architecture
+    if (
+        not isinstance(model, Transformer)
+        or not is_one_layer(a, model.vocab_size, batch_size * a.block_size)
+        or device.dtype != "float32"
+        or not by_hand(model.head.weight)
     ):
         return None
-    compiled = compiled_parts(model.config) if compile == "parts" else None
+    compiled = native_parts(a) if compile == "parts" else None
     if compiled is None:
         return OneLayer(model, batch_size)
-    return CompiledOneLayer(model, batch_size, compiled)
+    return NativeOneLayer(model, batch_size, compiled)
 
 
 class OneLayer:
@@ -90,13 +92,12 @@ class OneLayer:
     Made when the model's parameters lie where they stay: it holds views of them.
     """
 
-    def __init__(self, model: AttentionModel, batch_size: int) -> None:
-        body = model.body
-        assert isinstance(body, SelfAttention)
-        self._model, self._body = model, body
-        self._parameters = _Parameters(model, body, gradients=False)
-        heads, size, width = body.heads, body.head_size, body.heads * body.head_size
-        length, vocab_size = model.config.block_size, model.vocab_size
+    def __init__(self, model: Transformer, batch_size: int) -> None:
+        self._model = model
+        self._parameters = _Parameters(model, Tensor.detach)
+        a = model.architecture
+        heads, size, width = a.heads, a.head_dim, a.heads * a.head_dim
+        length, vocab_size = a.block_size, model.vocab_size
 
         def memory(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=model.head.weight.dtype)
@@ -114,7 +115,8 @@ class OneLayer:
         self._heads = heads
         self._copied = heads > 1
         self._scale = size**-0.5
-        self._mask_TT = kernels.causal_mask(length, model.head.weight)
+        self._mask_TT = causal_mask(length, model.head.weight)
+        self._qkv_NC = memory(3 * width, model.token_embedding.embedding_dim)
         self._embeddings_RC = memory(vocab_size + length, model.token_embedding.embedding_dim)
         self._tables = memory(vocab_size + length, 3 * width)
         self._positions = self._tables[vocab_size:]
@@ -149,7 +151,7 @@ class OneLayer:
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The mean loss, nats per token; every parameter's `grad` is set to its gradient."""
+        """The mean loss, nats per token; its gradient is added to every parameter's `grad`."""
         tokens = inputs_BT.reshape(-1)
         loss = self._loss(tokens, targets_BT.reshape(1, -1))
         self._predict_backward()
@@ -169,15 +171,16 @@ class OneLayer:
 
     @functools.cached_property
     def _gradients(self) -> _Parameters:
-        return _Parameters(self._model, self._body, gradients=True)
+        return _Parameters(self._model, _gradient)
 
     def _look_up(self, tokens: Tensor) -> None:
         """Tokens → queries, keys and values."""
         p = self._parameters
         torch.cat((p.tokens, p.positions), out=self._embeddings_RC)
-        torch.mm(self._embeddings_RC, p.qkv.T, out=self._tables)
-        if p.qkv_bias is not None:
-            self._positions += p.qkv_bias
+        torch.cat(p.qkv, out=self._qkv_NC)
+        torch.mm(self._embeddings_RC, self._qkv_NC.T, out=self._tables)
+        if p.qkv_bias:
+            self._positions += torch.cat(p.qkv_bias)
         torch.index_select(self._tables, 0, tokens, out=self._packed_MC)
         self._packed_BTC += self._positions
         if self._copied:
@@ -190,11 +193,13 @@ class OneLayer:
             self._d_packed_3BHDT.copy_(self._d_heads_3BHDT)
         self._d_tokens.zero_().index_add_(0, tokens, self._d_packed_MC)
         torch.sum(self._d_packed_BTC, 0, out=self._d_positions)
-        if d.qkv_bias is not None:
-            torch.sum(self._d_positions, 0, out=d.qkv_bias)
-        torch.mm(self._d_tables.T, self._embeddings_RC, out=d.qkv)
-        torch.mm(self._d_tokens, p.qkv, out=d.tokens)
-        torch.mm(self._d_positions, p.qkv, out=d.positions)
+        if d.qkv_bias:
+            for bias, found in zip(d.qkv_bias, self._d_positions.sum(0).chunk(3), strict=True):
+                bias += found
+        for weight, found in zip(d.qkv, self._d_tables.chunk(3, 1), strict=True):
+            weight.addmm_(found.T, self._embeddings_RC)
+        d.tokens.addmm_(self._d_tokens, self._qkv_NC)
+        d.positions.addmm_(self._d_positions, self._qkv_NC)
 
     def _attend(self) -> None:
         """Queries, keys and values → the heads' outputs, side by side."""
@@ -212,7 +217,7 @@ class OneLayer:
             self._d_mixed_heads_1BHDT.copy_(self._d_mixed_1BHDT)
         torch.bmm(self._d_mixed_NDT, self._weights_NTT, out=d_v)
         d_weights = torch.bmm(self._d_mixed_NDT.mT, v_NDT, out=self._scores_NTT)
-        d_scores = kernels.softmax_backward_(d_weights, self._weights_NTT)
+        d_scores = softmax_backward_(d_weights, self._weights_NTT)
         torch.baddbmm(d_q, k_NDT, d_scores.mT, beta=0, alpha=self._scale, out=d_q)
         torch.baddbmm(d_k, q_NDT, d_scores, beta=0, alpha=self._scale, out=d_k)
 
@@ -230,15 +235,15 @@ class OneLayer:
         """The gradients of projection, head, and the heads' outputs."""
         p, d = self._parameters, self._gradients
         x_MC, d_logits_VM = self._projected_MC, self._logits_VM
-        torch.mm(d_logits_VM, x_MC, out=d.head)
-        torch.sum(d_logits_VM, 1, out=d.head_bias)
+        d.head.addmm_(d_logits_VM, x_MC)
+        d.head_bias += d_logits_VM.sum(1)
         if p.projection is None or d.projection is None:
             torch.mm(d_logits_VM.T, p.head, out=self._d_mixed_MC)
             return
         d_x_MC = d_logits_VM.T @ p.head
-        torch.mm(d_x_MC.T, self._mixed_MC, out=d.projection)
+        d.projection.addmm_(d_x_MC.T, self._mixed_MC)
         if d.projection_bias is not None:
-            torch.sum(d_x_MC, 0, out=d.projection_bias)
+            d.projection_bias += d_x_MC.sum(0)
         torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
 
     def _cross_entropy(self, targets_1M: Tensor) -> Tensor:
@@ -253,10 +258,10 @@ class OneLayer:
         return loss
 
 
-class CompiledOneLayer(OneLayer):
+class NativeOneLayer(OneLayer):
     """The same, with attention and the loss in C: heads are read and written where they lie."""
 
-    def __init__(self, model: AttentionModel, batch_size: int, compiled: CDLL) -> None:
+    def __init__(self, model: Transformer, batch_size: int, compiled: CDLL) -> None:
         super().__init__(model, batch_size)
         self._compiled, self._copied = compiled, False
         batch, length, _ = self._packed_BTC.shape
@@ -296,23 +301,25 @@ class CompiledOneLayer(OneLayer):
         return loss
 
 
+def _gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
 class _Parameters:
     """A model's parameters, or the gradients of them, as plain tensors."""
 
-    def __init__(self, model: AttentionModel, body: SelfAttention, *, gradients: bool) -> None:
-        def plain(parameter: Tensor) -> Tensor:
-            tensor = parameter.grad if gradients else parameter.detach()
-            assert tensor is not None
-            return tensor
-
-        def plain_or_none(parameter: Tensor | None) -> Tensor | None:
-            return None if parameter is None else plain(parameter)
-
-        self.tokens = plain(model.token_embedding.weight)
-        self.positions = plain(model.position_embedding.weight)
-        self.qkv = plain(body.qkv).flatten(0, 1)
-        self.qkv_bias = plain_or_none(body.qkv_bias)
-        projection = body.projection
-        self.projection = None if projection is None else plain(projection.weight)
-        self.projection_bias = None if projection is None else plain_or_none(projection.bias)
+    def __init__(self, model: Transformer, plain: Callable[[Tensor], Tensor]) -> None:
+        attention, positions = model.blocks[0].attention, model.position_embedding
+        assert isinstance(attention, SelfAttention) and positions is not None
+        maps = (attention.query, attention.key, attention.value)
+        self.tokens, self.positions = plain(model.token_embedding.weight), plain(positions.weight)
+        self.qkv = [plain(m.weight) for m in maps]
+        self.qkv_bias = [plain(m.bias) for m in maps if m.bias is not None]
+        self.projection = self.projection_bias = None
+        if attention.projection is not None:
+            self.projection = plain(attention.projection.weight)
+            if attention.projection.bias is not None:
+                self.projection_bias = plain(attention.projection.bias)
         self.head, self.head_bias = plain(model.head.weight), plain(model.head.bias)

@@ -1,0 +1,75 @@
+"""Settings: fields of a dataclass that carry their own line of help, choices and limits."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import Field, field, fields
+from typing import Any, get_type_hints
+
+from attnlm.base.errors import UsageError
+
+Setting = bool | int | float | str
+Settings = dict[str, Setting]
+
+
+def setting(
+    help: str,
+    *,
+    default: Any = None,
+    choices: tuple[str, ...] | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field of a dataclass of settings."""
+    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    known = {words: limit for words, limit in limits.items() if limit is not None}
+    return field(default=default, metadata={"help": help, "choices": choices, "limits": known})
+
+
+@functools.cache
+def fields_of(record: type) -> Mapping[str, Field[Any]]:
+    """A record's settings by name."""
+    return {described.name: described for described in fields(record)}
+
+
+@functools.cache
+def _type_of(record: type, name: str) -> type:
+    hint = get_type_hints(record)[name]
+    return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
+
+
+def check_setting(record: type, name: str, value: object) -> None:
+    """Raises UsageError unless a value has the type of a setting and keeps its limits."""
+    described = fields_of(record)[name]
+    _check_type(_type_of(record, name), name, value)
+    choices = described.metadata["choices"]
+    if choices and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
+        raise UsageError(f"`{name}` can't be {value!r}", hint)
+    holds: dict[str, Any] = {
+        "at least": lambda limit: value >= limit,
+        "above": lambda limit: value > limit,
+        "at most": lambda limit: value <= limit,
+        "below": lambda limit: value < limit,
+    }
+    for words, limit in described.metadata["limits"].items():
+        if not holds[words](limit):
+            raise UsageError(f"`{name}` {value} is out of range", f"it must be {words} {limit}")
+
+
+def _check_type(kind: type, name: str, value: object) -> None:
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        # A whole number of a recipe may be too large for any float.
+        fits = isinstance(value, int) or math.isfinite(value)
+    else:
+        fits = type(value) is kind
+    if not fits:
+        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:47]}…"
+        raise UsageError(f"`{name}` can't be {shown}", f"it must be {expected[kind]}")

@@ -1,0 +1,314 @@
+"""What a model is made of: its parts and sizes, and the presets, which are named sets of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+from attnlm.base.errors import UsageError
+from attnlm.base.settings import Setting, Settings, setting
+
+MODELS = (
+    *("bigram", "average", "dot-product", "single-head", "multi-head", "wide-head", "transformer"),
+    *("gpt2", "llama", "qwen3"),
+)
+RUNGS = MODELS[:7]
+"""The rungs of the ladder, each adding one idea to those before; published shapes come after."""
+
+_LARGEST = 2**20
+_LARGEST_ROTARY_TABLE = 2**24  # numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The parts of one model. The defaults of its fields are those of a one-layer rung.
+
+    Raises UsageError where sizes do not fit each other.
+    """
+
+    model: str = setting(
+        "a rung of the ladder, or a published shape", default="multi-head", choices=MODELS
+    )
+    embed_dim: int | None = setting("width of the embeddings", at_least=1, at_most=_LARGEST)
+    layers: int = setting("blocks, one after another", default=1, at_least=1, at_most=4096)
+    block_size: int = setting(
+        "context: how many tokens the model sees", default=64, at_least=1, at_most=_LARGEST
+    )
+    attention: str = setting(
+        "how tokens are mixed: softmax of queries and keys, the mean of the past, "
+        "softmax of the embeddings themselves, or not at all",
+        default="softmax",
+        choices=("softmax", "uniform", "parameter-free", "none"),
+    )
+    heads: int = setting("attention heads per layer", default=1, at_least=1, at_most=_LARGEST)
+    kv_heads: int | None = setting(
+        "key and value heads, each shared by as many query heads; default: heads",
+        at_least=1,
+        at_most=_LARGEST,
+    )
+    head_size: int | None = setting(
+        "width of one head; default: embed_dim / heads", at_least=1, at_most=_LARGEST
+    )
+    wide_heads: bool = setting("heads as wide as the embeddings", default=False)
+    query_key_norm: bool = setting("RMS norm of each head's queries and keys", default=False)
+    qkv_bias: bool = setting("biases in the query, key and value maps", default=False)
+    projection: bool = setting("a linear map after the heads are concatenated", default=False)
+    positions: str = setting(
+        "how the model knows where a token is: learned embeddings, rotary, or not at all",
+        default="learned",
+        choices=("learned", "rotary", "none"),
+    )
+    rotary_base: float = setting(
+        "base of the rotary frequencies", default=10_000.0, above=1, at_most=1e12
+    )
+    norm: str = setting(
+        "before each part of a block: RMS norm, layer norm, or none",
+        default="none",
+        choices=("rms", "layer", "none"),
+    )
+    norm_epsilon: float = setting("added inside a norm's root", default=1e-6, above=0, at_most=1)
+    mlp: str = setting(
+        "after the attention of each block",
+        default="none",
+        choices=("swiglu", "gelu", "relu2", "none"),
+    )
+    mlp_width: int | None = setting(
+        "hidden units of the MLP; default: 8/3 embed_dim for swiglu, else 4 embed_dim",
+        at_least=1,
+        at_most=_LARGEST,
+    )
+    residual: bool = setting("each part adds to its input, not replaces it", default=False)
+    bias: bool = setting("biases in projection, MLP and layer norm", default=False)
+    head_bias: bool = setting("a bias in the LM head", default=False)
+    tie_embeddings: bool = setting("one matrix as token embedding and as LM head", default=False)
+    dropout: float = setting(
+        "probability of dropping what a block adds to the residual stream; "
+        "without a stream, an attention weight",
+        default=0.0,
+        at_least=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        if self.embed_dim is not None:
+            for check in _CHECKS:
+                check(self, self.embed_dim)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head, D: given, or embed_dim / heads, or embed_dim."""
+        width = self.embed_dim or 0
+        if self.head_size is not None:
+            return self.head_size
+        return width if self.wide_heads else width // self.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads, K."""
+        return self.kv_heads or self.heads
+
+    @property
+    def mlp_dim(self) -> int:
+        """Hidden units of the MLP, F."""
+        if self.mlp_width is not None or self.mlp == "none":
+            return self.mlp_width or 0
+        width = self.embed_dim or 0
+        # Three matrices instead of two: as many parameters as a plain MLP of width 4C has.
+        return -(-8 * width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * width
+
+    @property
+    def body_dim(self) -> int:
+        """Width of what the blocks give to the LM head."""
+        joins = self.attention == "softmax" and not self.projection
+        return self.heads * self.head_dim if joins else self.embed_dim or 0
+
+    @property
+    def maps_per_layer(self) -> int:
+        """Attention maps that one layer has: 0 without attention."""
+        return {"none": 0, "softmax": self.heads}.get(self.attention, 1)
+
+    @property
+    def slides(self) -> bool:
+        """Whether a full context moves on by one token: cheap, and exact, for one layer only.
+
+        Others keep the newer half of it and begin again.
+        """
+        return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
+
+    def settings(self) -> Settings:
+        """The preset and what could be changed in it: all that tells this model from others."""
+        names = ("model", *settings_of(self.model))
+        values = {name: getattr(self, name) for name in names}
+        return {k: v for k, v in values.items() if v is not None and unused(k, values) is None}
+
+
+def _check_heads(a: Architecture, width: int) -> None:
+    if a.attention != "softmax":
+        return
+    if a.head_size is None and not a.wide_heads and width % a.heads:
+        raise UsageError(
+            f"`embed_dim` {width} can't be divided into `heads` {a.heads}",
+            f"give `embed_dim` {a.heads * max(1, width // a.heads)}, or a `head_size`",
+        )
+    if a.heads % a.num_kv_heads:
+        raise UsageError(
+            f"`heads` {a.heads} can't share `kv_heads` {a.kv_heads} evenly",
+            f"give a divisor of {a.heads}",
+        )
+    if not a.projection and a.heads * a.head_dim != width:
+        needs = (
+            "a residual stream"
+            if a.residual
+            else "an MLP"
+            if a.mlp != "none"
+            else "a second layer"
+            if a.layers > 1
+            else "a shared embedding matrix"
+            if a.tie_embeddings
+            else "a norm"
+            if a.norm != "none"
+            else None
+        )
+        if needs:
+            raise UsageError(
+                f"{needs} needs `heads` × `head_size` = `embed_dim` where there is no `projection`",
+                f"give `head_size` {max(1, width // a.heads)}, or a `projection`",
+            )
+
+
+def _check_rotary(a: Architecture, width: int) -> None:
+    if a.positions != "rotary":
+        return
+    if a.attention != "softmax":
+        raise UsageError(
+            f"rotary positions turn queries and keys, and `attention` {a.attention} has none",
+            "give `positions` learned or none",
+        )
+    if a.head_dim % 2:
+        raise UsageError(
+            f"rotary positions turn pairs of numbers, and a head of {a.head_dim} is odd",
+            f"give `head_size` {a.head_dim + 1}",
+        )
+    if a.block_size * a.head_dim > _LARGEST_ROTARY_TABLE:
+        raise UsageError(
+            f"a table of rotary positions for `block_size` {a.block_size} and heads of "
+            f"{a.head_dim} is too large",
+            f"give `block_size` {max(1, _LARGEST_ROTARY_TABLE // a.head_dim)} or less",
+        )
+
+
+def _check_blocks(a: Architecture, width: int) -> None:
+    if a.attention == "none" and a.mlp == "none":
+        raise UsageError(
+            "a block without attention and without an MLP does nothing",
+            "give one of `attention` and `mlp`, or `model` bigram",
+        )
+
+
+_CHECKS = (_check_blocks, _check_heads, _check_rotary)
+
+# What a setting is of no use without: it holds for the settings, defaults among them, or not.
+_NEEDS: dict[str, tuple[str, Callable[[Mapping[str, object]], bool]]] = {
+    **dict.fromkeys(
+        ("heads", "kv_heads", "head_size", "query_key_norm", "qkv_bias", "projection"),
+        ("`attention` softmax", lambda s: s.get("attention", "softmax") == "softmax"),
+    ),
+    "rotary_base": ("`positions` rotary", lambda s: s.get("positions") == "rotary"),
+    "norm_epsilon": (
+        "a norm",
+        lambda s: s.get("norm", "none") != "none" or bool(s.get("query_key_norm")),
+    ),
+    "mlp_width": ("an MLP", lambda s: s.get("mlp", "none") != "none"),
+}
+
+
+def unused(name: str, settings: Mapping[str, object]) -> str | None:
+    """What a setting would need to be of use among these others; None where it is of use."""
+    needs, holds = _NEEDS.get(name, ("", lambda s: True))
+    return None if holds(settings) else needs
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of parts, and which settings a user may change in it."""
+
+    parts: Settings
+    settings: tuple[str, ...]
+
+
+_ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in ("model", "wide_heads"))
+_TRANSFORMER: Settings = {
+    "embed_dim": 128,
+    "heads": 4,
+    "layers": 2,
+    "block_size": 128,
+    "projection": True,
+    "positions": "rotary",
+    "norm": "rms",
+    "mlp": "swiglu",
+    "residual": True,
+}
+_QWEN3: Settings = {**_TRANSFORMER, "query_key_norm": True}
+_BIASES: Settings = {"bias": True, "head_bias": True}
+_ONE_LAYER: Settings = {"embed_dim": 64, **_BIASES}
+
+PRESETS: dict[str, Preset] = {
+    "bigram": Preset({"attention": "none", "positions": "none"}, ("block_size",)),
+    "average": Preset({**_ONE_LAYER, "attention": "uniform"}, ("embed_dim", "block_size")),
+    "dot-product": Preset(
+        {**_ONE_LAYER, "attention": "parameter-free"}, ("embed_dim", "block_size")
+    ),
+    "single-head": Preset(_ONE_LAYER, ("embed_dim", "head_size", "block_size", "dropout")),
+    "multi-head": Preset(
+        {**_ONE_LAYER, "heads": 4},
+        ("embed_dim", "heads", "head_size", "block_size", "dropout", "projection", "qkv_bias"),
+    ),
+    "wide-head": Preset(
+        {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
+        ("embed_dim", "heads", "block_size", "dropout"),
+    ),
+    # In its parts and equations, Qwen3.
+    "transformer": Preset(_QWEN3, _ALL_PARTS),
+    "gpt2": Preset(
+        {
+            **_TRANSFORMER,
+            "qkv_bias": True,
+            "bias": True,
+            "positions": "learned",
+            "norm": "layer",
+            "norm_epsilon": 1e-5,
+            "mlp": "gelu",
+            "tie_embeddings": True,
+        },
+        _ALL_PARTS,
+    ),
+    "llama": Preset({**_TRANSFORMER, "norm_epsilon": 1e-5}, _ALL_PARTS),
+    "qwen3": Preset({**_QWEN3, "rotary_base": 1e6, "tie_embeddings": True}, _ALL_PARTS),
+}
+
+
+def settings_of(model: str) -> tuple[str, ...]:
+    """The settings that a preset has, in the order of Architecture's fields."""
+    free = PRESETS[model].settings
+    return tuple(f.name for f in fields(Architecture) if f.name in free)
+
+
+def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
+    """A preset with some of its settings changed.
+
+    Raises UsageError for a setting that the preset does not have, one that is of no use beside the
+    others, and sizes that do not fit.
+    """
+    preset = PRESETS[model]
+    for name in settings:
+        if name not in preset.settings:
+            users = [m for m in PRESETS if name in PRESETS[m].settings]
+            raise UsageError(
+                f"`{name}` does not apply to {model}", f"it applies to {', '.join(users)} (`model`)"
+            )
+    merged = {**preset.parts, **settings}
+    for name in settings:
+        if needs := unused(name, merged):
+            raise UsageError(f"`{name}` is of no use without {needs}", f"leave `{name}` out")
+    used = {name: value for name, value in merged.items() if unused(name, merged) is None}
+    return Architecture(model=model, **used)  # type: ignore[arg-type]

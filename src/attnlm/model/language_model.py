@@ -1,0 +1,284 @@
+"""The models: tokens (B, T) in, logits (B, T, V) out.
+
+An Architecture says which parts a model has; this file, read from top to bottom, puts them
+together. Axes as in attention.py; V is the size of the vocabulary, F the width of an MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from attnlm.model.architecture import Architecture
+from attnlm.model.attention import (
+    LayerCache,
+    ParameterFreeAttention,
+    RMSNorm,
+    Rotation,
+    SelfAttention,
+    UniformAttention,
+    linear,
+)
+from attnlm.model.ops.gated import swiglu
+from attnlm.model.ops.linear import joined_linear
+from attnlm.model.ops.loss import cross_entropy
+from attnlm.model.ops.norms import rotary_angles
+from attnlm.model.recorder import Recorder
+
+
+class Bigram(nn.Module):
+    """A table: its row for a token holds the logits of the next one."""
+
+    def __init__(self, architecture: Architecture, vocab_size: int) -> None:
+        super().__init__()
+        self.architecture, self.vocab_size = architecture, vocab_size
+        self.table = nn.Embedding(
+            vocab_size, vocab_size, _weight=torch.zeros(vocab_size, vocab_size)
+        )
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        caches: list[LayerCache] | None = None,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        """(B, T) → (B, T, V)."""
+        logits: Tensor = self.table(tokens_BT)
+        return logits
+
+    def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean loss, nats per token."""
+        return cross_entropy(self(inputs_BT), targets_BT)
+
+    def new_caches(self) -> list[LayerCache]:
+        """None: nothing but the last token counts."""
+        return []
+
+
+class Transformer(nn.Module):
+    """Embeddings → blocks of attention and MLP → LM head, of the parts that an Architecture names.
+
+    With one block, and neither norm, residual stream nor MLP, it is a one-layer rung of the ladder.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, architecture: Architecture, vocab_size: int) -> None:
+        super().__init__()
+        a = architecture
+        assert a.embed_dim is not None
+        self.architecture, self.vocab_size = architecture, vocab_size
+        self.token_embedding = nn.Embedding(vocab_size, a.embed_dim)
+        # Small beside what the blocks add to the stream: measured, it learns faster so.
+        std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
+        if std != 1:
+            nn.init.normal_(self.token_embedding.weight, std=std)
+        self.position_embedding = None
+        if a.positions == "learned":
+            self.position_embedding = nn.Embedding(a.block_size, a.embed_dim)
+            if std != 1:
+                nn.init.normal_(self.position_embedding.weight, std=std)
+        self.dropout = nn.Dropout(a.dropout if a.residual else 0.0)
+        self.blocks = nn.ModuleList(Block(a) for _ in range(a.layers))
+        self.norm = _norm(a, a.body_dim)
+        self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
+        # Equal logits to begin with: the first loss is ln V.
+        if a.tie_embeddings:
+            self.head.weight = self.token_embedding.weight
+        else:
+            nn.init.zeros_(self.head.weight)
+        if a.head_bias:
+            nn.init.zeros_(self.head.bias)
+        if a.positions == "rotary":
+            cosines, sines = rotary_angles(a.block_size, a.head_dim, a.rotary_base)
+            self.register_buffer("cosines", cosines, persistent=False)
+            self.register_buffer("sines", sines, persistent=False)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        caches: list[LayerCache] | None = None,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        """(B, T) → (B, T, V). With caches, T counts the tokens that they do not hold yet."""
+        return self.read_out(self._body(tokens_BT, caches, recorder))
+
+    def read_out(self, x_BTC: Tensor) -> Tensor:
+        """What norm and LM head make of a stream: (B, T, V)."""
+        logits: Tensor = self.head(x_BTC if self.norm is None else self.norm(x_BTC))
+        return logits
+
+    def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean loss, nats per token."""
+        return cross_entropy(self(inputs_BT), targets_BT)
+
+    def _body(
+        self, tokens_BT: Tensor, caches: list[LayerCache] | None, recorder: Recorder | None
+    ) -> Tensor:
+        start = caches[0].length if caches else 0
+        end = start + tokens_BT.size(1)
+        x_BTC: Tensor = self.token_embedding(tokens_BT)
+        if self.position_embedding is not None:
+            x_BTC = x_BTC + self.position_embedding.weight[start:end]
+        if recorder is not None:
+            recorder.embedded = x_BTC
+        x_BTC = self.dropout(x_BTC)
+        rotation = None
+        if self.architecture.positions == "rotary":
+            rotation = self.cosines[start:end], self.sines[start:end]
+        for layer, block in enumerate(self.blocks):
+            x_BTC = block(x_BTC, rotation, caches[layer] if caches else None, recorder)
+        return x_BTC
+
+    def new_caches(self) -> list[LayerCache]:
+        """Empty caches, one per block, for sampling."""
+        return [LayerCache(self.architecture.block_size) for _ in self.blocks]
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), or as much of it as the model has."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        assert a.embed_dim is not None
+        self.residual = a.residual
+        self.attention = _ATTENTION[a.attention](a)
+        self.attention_norm = _norm(a, a.embed_dim) if self.attention is not None else None
+        self.mlp = MLP(a) if a.mlp != "none" else None
+        self.mlp_norm = _norm(a, a.embed_dim) if self.mlp is not None else None
+        self.dropout = nn.Dropout(a.dropout if a.residual else 0.0)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        """(B, T, C) → (B, T, C); a one-layer rung without a projection gives (B, T, H·D)."""
+        record = None if recorder is None else recorder.begin_layer()
+        if self.attention is not None:
+            read = self.attention_norm(x) if self.attention_norm is not None else x
+            attended = self.attention(read, rotation, cache, recorder)
+            if record is not None:
+                record.read, record.attended = read, attended
+            x = self._passed_on(x, attended)
+        elif cache is not None:
+            cache.length += x.size(1)  # nothing is kept of the tokens, but their positions count
+        if self.mlp is not None:
+            read = self.mlp_norm(x) if self.mlp_norm is not None else x
+            hidden = self.mlp(read)
+            if record is not None:
+                record.mlp_read, record.mlp = read, hidden
+            x = self._passed_on(x, hidden)
+        if record is not None:
+            record.stream = x
+        return x
+
+    def _passed_on(self, x: Tensor, computed: Tensor) -> Tensor:
+        return x + self.dropout(computed) if self.residual else computed
+
+
+_ATTENTION: dict[str, Callable[[Architecture], nn.Module | None]] = {
+    "softmax": SelfAttention,
+    "uniform": lambda a: UniformAttention(),
+    "parameter-free": lambda a: ParameterFreeAttention(),
+    "none": lambda a: None,
+}
+
+
+class MLP(nn.Module):
+    """down(f(up(x))): f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
+
+    SwiGLU (Shazeer, 2020) multiplies instead: down(silu(gate(x)) · up(x)).
+    """
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        assert a.embed_dim is not None
+        self.kind = a.mlp
+        std = a.embed_dim**-0.5
+        self.gate = None
+        if a.mlp == "swiglu":
+            self.gate = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+        self.up = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+        self.down = nn.Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
+        if a.residual:
+            nn.init.zeros_(self.down.weight)
+        if a.residual and a.bias:
+            nn.init.zeros_(self.down.bias)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """(B, T, C) → (B, T, C)."""
+        if self.gate is not None:
+            hidden_BTF = swiglu(joined_linear(x_BTC, (self.gate, self.up)))
+        elif self.kind == "gelu":
+            hidden_BTF = F.gelu(self.up(x_BTC), approximate="tanh")
+        else:
+            hidden_BTF = F.relu(self.up(x_BTC)).square()
+        down: Tensor = self.down(hidden_BTF)
+        return down
+
+
+class LayerNorm(nn.Module):
+    """(x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
+
+    def __init__(self, size: int, epsilon: float, *, bias: bool) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.gain = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.epsilon)
+
+
+def _norm(a: Architecture, size: int) -> nn.Module | None:
+    if a.norm == "rms":
+        return RMSNorm(size, a.norm_epsilon)
+    if a.norm == "layer":
+        return LayerNorm(size, a.norm_epsilon, bias=a.bias)
+    return None
+
+
+LanguageModel = Bigram | Transformer
+
+
+def build_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
+    """A model, initialised from torch's global random state."""
+    if architecture.embed_dim is None:
+        return Bigram(architecture, vocab_size)
+    return Transformer(architecture, vocab_size)
+
+
+def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
+    """The model without memory and numbers: names and shapes, on torch's meta device."""
+    with torch.device("meta"), _WithoutInitialisation():
+        return build_model(architecture, vocab_size)
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """Skips torch.nn.init: for a meta tensor it would import torch's compiler, 1.5 seconds long."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trained numbers; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

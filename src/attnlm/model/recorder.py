@@ -1,0 +1,94 @@
+"""Watches a model's own forward pass: what each head looks at, and what each part computes.
+
+Given to a model's `forward`, a Recorder is told what is computed on the way; the numbers are those
+of the model, since it is the model that computes them. It can also silence one head.
+
+Axes as in attention.py; L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attnlm.base.errors import AttnlmError
+
+Head = tuple[int, int]
+"""A head's place: layer and number in it, both from 0."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What the heads of one layer did; queries (B, H, T, D), keys and values one for each head."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor
+    """scale · q kᵀ before the mask, (B, H, T, S)"""
+    weights: Tensor
+    """softmax of the masked scores, (B, H, T, S)"""
+    mixed: Tensor
+    """weights · v, (B, H, T, E)"""
+
+
+@dataclass
+class Layer:
+    """What one block read, did and passed on; all but `heads` (B, T, C), None where it has none."""
+
+    read: Tensor | None = None
+    """the input of the attention, after the norm"""
+    heads: Heads | None = None
+    attended: Tensor | None = None
+    """the heads' outputs side by side, mapped back where there is a projection"""
+    mlp_read: Tensor | None = None
+    """the input of the MLP, after the norm"""
+    mlp: Tensor | None = None
+    """the output of the MLP"""
+    stream: Tensor | None = None
+    """what comes out of the block"""
+
+
+@dataclass
+class Recorder:
+    """One forward pass. The output of the head `silenced`, if any, is set to zero."""
+
+    silenced: Head | None = None
+    embedded: Tensor | None = None
+    """token embeddings and, where they are added, positions, (B, T, C); None for a bigram"""
+    layers: list[Layer] = field(default_factory=list)
+
+    def begin_layer(self) -> Layer:
+        """A new block is about to compute; its parts are to be written into what is returned."""
+        self.layers.append(Layer())
+        return self.layers[-1]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """What `attention` computes, in textbook form, with everything on the way kept."""
+        group = query.size(-3) // key.size(-3)
+        key, value = (x.repeat_interleave(group, dim=-3) for x in (key, value))
+        new, total = query.size(-2), key.size(-2)
+        scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+        later = torch.ones(new, total, dtype=torch.bool, device=query.device).triu(total - new + 1)
+        weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+        mixed = weights @ value
+        if self.silenced is not None and self.silenced[0] == len(self.layers) - 1:
+            mixed[..., self.silenced[1], :, :] = 0
+        self.layers[-1].heads = Heads(query, key, value, scores, weights, mixed)
+        return mixed
+
+    @property
+    def weights(self) -> Tensor:
+        """Every head's attention weights, (L, B, H, T, S).
+
+        Raises AttnlmError for a model without attention.
+        """
+        found = [layer.heads.weights for layer in self.layers if layer.heads is not None]
+        if not found:
+            raise AttnlmError(
+                "this model has no attention: there are no maps to look at",
+                "look at another model: attnlm train --model single-head",
+            )
+        return torch.stack(found)

@@ -1,0 +1,109 @@
+"""The forward pass of every model in plain textbook form: a function of the weights alone.
+
+Nothing here is fast or shared with the modules: it is what tests hold them to, and what
+`attnlm trace --as-code` prints, with the branches that a model does not take left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlm.model.architecture import Architecture
+
+Weights = Mapping[str, Tensor]
+
+
+def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
+    """Ids (T,) → logits (T, V), without dropout, from the weights by their names."""
+    if a.embed_dim is None:
+        return weights["table.weight"][ids]  # each token's row of the table
+    x = weights["token_embedding.weight"][ids]
+    if a.positions == "learned":
+        x = x + weights["position_embedding.weight"][: len(ids)]
+    for layer in range(a.layers):
+        block = part(weights, f"blocks.{layer}.")
+        if a.attention != "none":
+            y = attend(a, part(block, "attention."), norm(a, part(block, "attention_norm."), x))
+            x = x + y if a.residual else y
+        if a.mlp != "none":
+            y = mlp(a, part(block, "mlp."), norm(a, part(block, "mlp_norm."), x))
+            x = x + y if a.residual else y
+    x = norm(a, part(weights, "norm."), x)
+    head = "token_embedding." if a.tie_embeddings else "head."
+    logits = x @ weights[head + "weight"].T
+    return logits + weights["head.bias"] if a.head_bias else logits
+
+
+def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The weights whose names begin so, under what is left of their names."""
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """x Wᵀ, plus a bias where there is one."""
+    y = x @ weights[f"{name}.weight"].T
+    return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
+
+
+def norm(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
+    """RMS norm or layer norm over the last axis."""
+    if a.norm == "none":
+        return x
+    if a.norm == "rms":
+        return x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt() * weights["gain"]
+    x = x - x.mean(-1, keepdim=True)
+    x = x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt() * weights["gain"]
+    return x + weights["bias"] if a.bias else x
+
+
+def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
+    """Causal attention, (T, C) → (T, C), or (T, H·D) without a projection."""
+    T = len(x)
+    later = torch.ones(T, T, dtype=torch.bool).triu(1)  # keys after the query
+    if a.attention == "uniform":
+        return torch.softmax(x.new_zeros(T, T).masked_fill(later, -torch.inf), dim=-1) @ x
+    if a.attention == "parameter-free":
+        scores = x @ x.T / x.size(-1) ** 0.5
+        return torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1) @ x
+    H, K, D = a.heads, a.num_kv_heads, a.head_dim  # heads, key and value heads, their width
+    q = linear(weights, "query", x).view(T, H, D).transpose(0, 1)  # (H, T, D)
+    k = linear(weights, "key", x).view(T, K, D).transpose(0, 1)
+    v = linear(weights, "value", x).view(T, K, D).transpose(0, 1)
+    if a.query_key_norm:
+        q = q / (q.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
+        k = k / (k.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
+        q, k = q * weights["query_norm.gain"], k * weights["key_norm.gain"]
+    if a.positions == "rotary":
+        q, k = rotate(q, a.rotary_base), rotate(k, a.rotary_base)
+    if a.num_kv_heads != a.heads:
+        k, v = (y.repeat_interleave(H // K, dim=0) for y in (k, v))  # each serves H/K queries
+    scores = q @ k.mT / D**0.5  # (H, T, T)
+    attention = torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1)
+    mixed = (attention @ v).transpose(0, 1).reshape(T, H * D)
+    return linear(weights, "projection", mixed) if a.projection else mixed
+
+
+def rotate(x: Tensor, base: float) -> Tensor:
+    """Rotary positions: each pair of a head's numbers is turned by its angle."""
+    T, D = x.shape[-2:]
+    frequencies = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angles = torch.outer(torch.arange(T), frequencies).repeat(1, 2)
+    first, second = x.chunk(2, dim=-1)
+    cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def mlp(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
+    """The part of a block that looks at one token at a time."""
+    hidden = linear(weights, "up", x)
+    if a.mlp == "swiglu":
+        hidden = F.silu(linear(weights, "gate", x)) * hidden
+    elif a.mlp == "gelu":
+        hidden = F.gelu(hidden, approximate="tanh")
+    else:
+        hidden = F.relu(hidden) ** 2
+    return linear(weights, "down", hidden)
