@@ -14,9 +14,9 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, check_ids, open_dataset
-from attnlm.model.models import LanguageModel, cross_entropy
-from attnlm.model.one_layer import written_out
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.run import Run, load_model, open_dataset_of, open_run
+from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import lay_side_by_side
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
@@ -58,7 +58,7 @@ def validation_loss(
     """
     tokens = tokens[:MOST_TOKENS]
     check_ids(tokens, model.vocab_size, "val.bin")
-    block_size = model.config.block_size
+    block_size = model.architecture.block_size
     check_length(len(tokens), block_size, "validation")
     whole = (len(tokens) - 1) // block_size
     inputs = tokens[: whole * block_size].reshape(whole, block_size)
@@ -66,7 +66,7 @@ def validation_loss(
     at_once = max(
         1, min(_TOKENS_AT_ONCE[device.name], _LOGITS_AT_ONCE // model.vocab_size) // block_size
     )
-    form = written_out(model, at_once, device, compile) if whole >= at_once else None
+    form = one_layer_form(model, at_once, device, compile) if whole >= at_once else None
     training = model.training
     model.eval()
     total = 0.0
@@ -88,7 +88,7 @@ def validation_loss(
 def _summed_loss(model: LanguageModel, inputs: Ids, targets: Ids, device: Device) -> float:
     inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
     with device.autocast():
-        loss = cross_entropy(model(inputs_BT), targets_BT)
+        loss = model.loss(inputs_BT, targets_BT)
     return float(loss) * targets.size
 
 

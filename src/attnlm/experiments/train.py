@@ -21,7 +21,6 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device, choose_device
-from attnlm.compute.native import COMPILATION
 from attnlm.compute.threads import choose_threads
 from attnlm.config.settings import (
     Config,
@@ -36,8 +35,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.evaluate import validation_loss
 from attnlm.experiments.snapshot import take_moment
-from attnlm.model.models import count_parameters, model_skeleton
-from attnlm.model.one_layer import compiled_parts, has_parts, saved_by_compiling
+from attnlm.model.language_model import count_parameters, model_skeleton
 from attnlm.runs.run import Run, create_run, open_dataset_of, open_run
 from attnlm.see.curves import CurveDrawer
 from attnlm.training.loop import (
@@ -49,6 +47,7 @@ from attnlm.training.loop import (
     saved_state,
 )
 from attnlm.training.memory import check_memory
+from attnlm.training.one_layer import has_native_parts, native_parts
 
 # Where PyTorch's compiler keeps what it makes, and loads it again: by itself, in a folder of the
 # temporary one that anybody could have made.
@@ -71,7 +70,7 @@ def train(
     """Trains a model on a prepared data set, and returns the run.
 
     `dataset` is a name or path, by default the one prepared last; `settings` are the fields of
-    ModelConfig and TrainingConfig. With `resume` the named run goes on; beside it only steps,
+    Architecture and TrainingConfig. With `resume` the named run goes on; beside it only steps,
     eval_every, patience, device and threads are taken. `verify` reads all of the data's bins
     where `open_dataset` would read samples. `on_event` is called with what happens: Note, and the
     events of training.py. The run's curve.png is kept beside them.
@@ -218,16 +217,20 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
         os.environ[_COMPILED] = str(code_folder())
     if asked in ("on", "off"):
         return asked
-    possible = on_cpu and device.dtype == "float32" and has_parts(config, dataset.vocab_size)
+    tokens = config.training.batch_size * config.model.block_size
+    possible = (
+        on_cpu
+        and device.dtype == "float32"
+        and has_native_parts(config.model, dataset.vocab_size, tokens)
+    )
     if asked == "auto":
-        worth = possible and saved_by_compiling(config) > COMPILATION
-        return "parts" if worth and compiled_parts(config.model) else "off"
+        return "parts" if possible and native_parts(config.model) else "off"
     if not possible:
         raise UsageError(
             "--compile parts is for one-layer rungs with small heads, in float32 on a CPU",
             "give --compile off",
         )
-    if not compiled_parts(config.model):
+    if not native_parts(config.model):
         raise AttnlmError(
             "--compile parts needs a C compiler that works, and there is none",
             "install gcc or clang, let TMPDIR name a folder that programs may be loaded from, "

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoding import PlainDecoder, new_decoder
-from attnlm.generation.decoding_numpy import Array, Ids
-from attnlm.model.models import LanguageModel
+from attnlm.generation.decoding import Array, Ids, PlainDecoder, new_decoder
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.run import Run, load_model, open_run
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -154,10 +153,10 @@ def window_start(model: LanguageModel, length: int, start: int) -> int:
     A full context slides by one token; the transformer's keeps its newer half, so that its cache
     can be filled again and then serves for many tokens.
     """
-    block_size = model.config.block_size
+    block_size = model.architecture.block_size
     if length - start <= block_size:
         return start
-    kept = max(1, block_size // 2) if model.config.model == "transformer" else block_size
+    kept = block_size if model.architecture.slides else max(1, block_size // 2)
     return length - kept
 
 
@@ -189,7 +188,7 @@ def _drawn_tokens(
     that the others are tested against.
     """
     assert prompt, "there is always a first token"
-    block_size, count = model.config.block_size, config.num_samples
+    block_size, count = model.architecture.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
     decoder = (
         new_decoder(model, device, config.tokens, count) if cached else PlainDecoder(model, device)

@@ -204,11 +204,12 @@ class MLP(nn.Module):
         assert a.embed_dim is not None
         self.kind = a.mlp
         std = a.embed_dim**-0.5
+        down = nn.Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
         self.gate = None
         if a.mlp == "swiglu":
             self.gate = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
         self.up = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
-        self.down = nn.Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
+        self.down = down
         if a.residual:
             nn.init.zeros_(self.down.weight)
         if a.residual and a.bias:

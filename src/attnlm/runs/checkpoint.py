@@ -18,8 +18,9 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.config.settings import ModelConfig
-from attnlm.model.models import LanguageModel, build_model, model_skeleton
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import LanguageModel, build_model, model_skeleton
+from attnlm.runs.older_files import Shape, from_older, older_shapes
 from attnlm.training.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -48,7 +49,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, config: ModelConfig, vocab_size: int
+    path: Path, architecture: Architecture, vocab_size: int
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
@@ -60,19 +61,21 @@ def load_checkpoint(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
     # safetensors opens a file twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _load(path, config, vocab_size))
+    return files.unless_replaced(path, lambda: _load(path, architecture, vocab_size))
 
 
 def _load(
-    path: Path, config: ModelConfig, vocab_size: int
+    path: Path, architecture: Architecture, vocab_size: int
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
-    expected = _expected_shapes(config, vocab_size)
+    shapes = _shapes(architecture, vocab_size)
+    older = older_shapes(shapes)
     try:
-        _check_size(path, expected)
+        _check_size(path, shapes)
         with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if not _are_of_model(slices, expected):
+            is_older = _are_of_model(slices, _named(older))
+            if not is_older and not _are_of_model(slices, _named(shapes)):
                 raise AttnlmError(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
@@ -90,20 +93,30 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    model = build_model(config, vocab_size)
+    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
+    if is_older:
+        weights, state = from_older(weights, shapes), from_older(state, shapes)
+    model = build_model(architecture, vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[_MODEL + name])
-    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
+            parameter.copy_(weights[name])
     return model, facts, state
 
 
-def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    model = model_skeleton(config, vocab_size)
-    return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
+def _shapes(architecture: Architecture, vocab_size: int) -> dict[str, Shape]:
+    skeleton = model_skeleton(architecture, vocab_size)
+    return {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
 
 
-def _check_size(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+def _named(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    return {_MODEL + name: shape for name, shape in shapes.items()}
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _check_size(path: Path, expected: Mapping[str, Shape]) -> None:
     """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("a pipe or a device")
@@ -124,7 +137,7 @@ def _path_in_utf8(path: Path) -> Iterator[str]:
         yield str(path) if is_unicode else f"/dev/fd/{file.fileno()}"
 
 
-def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:
+def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> bool:
     """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
     for name, found in slices.items():
         of = name

@@ -28,7 +28,7 @@ from attnlm.base.folders import (
 from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.models import LanguageModel
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.ticker import Moment, moment_of, moment_record, ticker_journal

@@ -23,12 +23,12 @@ from attnlm.data.batches import Batches, step_seed
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.evaluate import validation_loss
 from attnlm.experiments.snapshot import passage_texts, take_moment
-from attnlm.model.models import LanguageModel, build_model, cross_entropy
-from attnlm.model.one_layer import written_out
+from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Moment
 from attnlm.training.memory import estimate_memory
+from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import Optimizer, learning_rate_factor
 
 _SECONDS_BETWEEN_REPORTS = 0.1
@@ -211,7 +211,7 @@ def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropag
     """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
     model = state.model
     if config.compile != "on":
-        form = written_out(model, config.batch_size, state.device, config.compile)
+        form = one_layer_form(model, config.batch_size, state.device, config.compile)
         if form is not None:
             return form
     compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
@@ -226,7 +226,7 @@ def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropag
 
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    return cross_entropy(model(inputs_BT), targets_BT)
+    return model.loss(inputs_BT, targets_BT)
 
 
 def _on(array: NDArray[np.int64], device: Device) -> Tensor:

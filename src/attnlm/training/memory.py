@@ -46,22 +46,21 @@ def estimate_memory(config: Config, vocab_size: int, parameters: int) -> MemoryE
 
 def _floats_per_token(config: Config) -> int:
     """Of the body's activations, kept for the way back or alive at its widest place."""
-    model = config.model
-    width, length = model.embed_dim or 0, model.block_size
-    if model.model == "bigram":
+    a = config.model
+    if a.embed_dim is None:
         return 0
-    if model.model in ("average", "dot-product"):
-        return 4 * width + 3 * length
-    heads = model.num_heads * model.head_dim
+    width, length = a.embed_dim, a.block_size
+    heads = a.heads * a.head_dim
     # Long contexts without dropout on the weights go through a kernel that keeps no scores.
-    has_dropout = bool(model.dropout) and model.model != "transformer"
-    keeps_scores = length <= SHORT or has_dropout
-    scores = model.num_heads * length * (2 + 2 * has_dropout) if keeps_scores else 0
-    if model.model != "transformer":
-        return 4 * width + 10 * heads + scores
-    # Two norms, queries, keys and values before and after rotation, and an MLP of 8/3 the width.
-    per_block = 18 * width + 8 * heads + scores
-    return 4 * width + (model.layers or 0) * per_block
+    has_dropout = bool(a.dropout) and not a.residual
+    keeps_scores = length <= SHORT or has_dropout or a.attention != "softmax"
+    scores = a.maps_per_layer * length * (2 + 2 * has_dropout) if keeps_scores else 0
+    # Queries, keys and values before and after rotation; what an MLP multiplies.
+    mixed = 8 * heads if a.attention == "softmax" else 2 * width
+    norms = 4 * width if a.norm != "none" else 0
+    mlp = {"none": 0, "swiglu": 5, "gelu": 3, "relu2": 4}[a.mlp] * a.mlp_dim
+    per_block = 2 * width + mixed + scores + norms + mlp
+    return 4 * width + a.layers * per_block
 
 
 def check_memory(config: Config, vocab_size: int, parameters: int, device: Device) -> None:
@@ -70,11 +69,11 @@ def check_memory(config: Config, vocab_size: int, parameters: int, device: Devic
     if there is None or estimate.total <= FACTOR * there:
         return
     if estimate.activations > estimate.parameters:
-        hint = "lower --batch-size or --block-size"
-    elif config.model.model == "bigram":
-        hint = "prepare the text with fewer ids, such as --tokenizer bpe:1024"
+        hint = "lower `batch_size` or `block_size`"
+    elif config.model.embed_dim is None:
+        hint = "prepare the text with fewer ids, such as tokenizer bpe:1024"
     else:
-        hint = "lower --embed-dim, --heads or --layers"
+        hint = "lower `embed_dim`, `heads` or `layers`"
     raise AttnlmError(
         f"this run takes about {shown(estimate.total)} of memory, and {device.name} has "
         f"{shown(there)}",

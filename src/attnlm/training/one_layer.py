@@ -188,7 +188,7 @@ class OneLayer:
 
     def _look_up_backward(self, tokens: Tensor) -> None:
         """Gradients of the embeddings and of the query, key and value maps."""
-        p, d = self._parameters, self._gradients
+        d = self._gradients
         if self._copied:
             self._d_packed_3BHDT.copy_(self._d_heads_3BHDT)
         self._d_tokens.zero_().index_add_(0, tokens, self._d_packed_MC)
