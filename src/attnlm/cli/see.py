@@ -128,14 +128,14 @@ def trace(
         raise UsageError("--as-code and --json exclude each other", "give one of them")
 
     from attnlm.runs.run import open_run
-    from attnlm.see import code
     from attnlm.see import trace as see
+    from attnlm.see.script import as_script
 
     text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
     if as_code:
-        console.write(code.as_code(opened, text, checkpoint=checkpoint))
+        console.write(as_script(opened, text, checkpoint=checkpoint))
         return
     traced = see.trace(opened, text, checkpoint=checkpoint)
     if json:

@@ -31,8 +31,9 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
-from attnlm.model.explicit import Head, explicit_pass
-from attnlm.model.models import LanguageModel, cross_entropy
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.ops.loss import cross_entropy
+from attnlm.model.recorder import Head, record
 from attnlm.runs.run import Run, load_model, open_dataset_of
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -246,7 +247,7 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
     sums: Any = 0
     counts: Any = 0
     for part in _parts(ids_NT):
-        weights_LNHTT = explicit_pass(model, ids_NT[part]).weights
+        weights_LNHTT = record(model, ids_NT[part]).weights
         equal_NHTT = equal_TT.expand(weights_LNHTT.shape[1:])
         found = [
             pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part])
@@ -271,7 +272,7 @@ def _ablate(
 
 def _loss(model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, silenced: Head | None) -> float:
     losses = [
-        float(cross_entropy(explicit_pass(model, ids_NT[part], silenced=silenced).logits, targets))
+        float(cross_entropy(record(model, ids_NT[part], silenced).logits, targets))
         * targets.numel()
         for part in _parts(ids_NT)
         for targets in [next_NT[part]]

@@ -16,8 +16,8 @@ from attnlm.base.events import OnEvent
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset
 from attnlm.generation.sampling import Sampler, SamplingConfig
-from attnlm.model.explicit import explicit_pass
-from attnlm.model.models import LanguageModel
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.recorder import record
 from attnlm.runs.run import Run, load_model, open_dataset_of
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.attend import Attention, attention_of
@@ -129,10 +129,9 @@ def report(
             _own_words(run, model),
             "the model's own first words, the data set being gone",
         )
-    seen = explicit_pass(model, torch.tensor(ids))
-    nothing = torch.zeros(0, 0, len(ids), len(ids))
-    heads, heads_over = None, "a bigram has none"
-    if seen.layers:
+    seen = record(model, torch.tensor([ids]))
+    heads, heads_over = None, "the model has none"
+    if run.config.model.maps_per_layer:
         heads, heads_over = _heads(
             run,
             dataset,
@@ -153,7 +152,7 @@ def report(
         passage=passage,
         text_is=text_is,
         ids=ids,
-        attention=attention_of(run, ids, seen.weights if seen.layers else nothing, seen.logits),
+        attention=attention_of(run, ids, seen),
         lens=logit_lens(model, seen),
         heads=heads,
         heads_over=heads_over,
