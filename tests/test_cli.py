@@ -257,9 +257,10 @@ def test_sample_as_json_and_in_numbers(project: Path) -> None:
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
     facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
+    assert facts["texts"] == [facts["text"]]
     several = json.loads(attnlm("sample", *flags, "--num-samples", "3", cwd=project).stdout)
     assert [len(text) for text in several["texts"]] == [9, 9, 9]
-    assert several["texts"][0] == facts["text"]
+    assert several["texts"][0] == several["text"] == facts["text"]
     assert len(set(several["texts"])) == 3 and several["tokens"] == 27
 
 

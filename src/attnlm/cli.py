@@ -555,9 +555,9 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
+    about: dict[str, object] = {}
     if config.num_samples > 1:
         texts = [prompt + text for text in sampler.samples(ids, config)]
-        shown: dict[str, object] = {"texts": texts}
         if not json:
             console.write("\n---\n".join(texts))
     elif show_probs:
@@ -569,24 +569,24 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
                 choices.append(choice)
             display(choice)
         display.end()
-        shown = {
-            "text": prompt + "".join(choice.text for choice in choices),
-            "choices": [choice.facts() for choice in choices],
-        }
+        texts = [prompt + "".join(choice.text for choice in choices)]
+        about = {"choices": [choice.facts() for choice in choices]}
     else:
         pieces = [prompt]
         console.write("" if json else prompt)
         for piece in sampler.stream(ids, config):
             pieces.append(piece)
             console.write("" if json else piece)
-        shown = {"text": "".join(pieces)}
+        texts = ["".join(pieces)]
     seconds = time.perf_counter() - began
     count = config.tokens * config.num_samples
     speed = round(count / seconds) if seconds else 0
     if json:
         console.result_json(
             {
-                **shown,
+                "text": texts[0],
+                "texts": texts,
+                **about,
                 "tokens": count,
                 "seconds": round(seconds, 3),
                 "tokens_per_second": speed,

@@ -233,6 +233,15 @@ def help_of(name: str) -> str:
     )
 
 
+def described_settings() -> str:
+    """All settings with type, limits and help, for the docstring of `train`."""
+    lines = []
+    for name, described in _FIELDS.items():
+        limits = [f"{words} {limit}" for words, limit in described.metadata["limits"].items()]
+        lines += [f"{name} : {', '.join([_kind(name).__name__, *limits])}", f"    {help_of(name)}"]
+    return "\n".join(lines)
+
+
 def flag(name: str) -> str:
     """A setting as it is typed: `embed_dim` → `--embed-dim`."""
     return "--" + name.replace("_", "-")
@@ -403,9 +412,21 @@ def _check(name: str, value: Setting) -> None:
             raise UsageError(f"{flag(name)} {value} is out of range", f"it must be {words} {limit}")
 
 
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+def _kind(name: str) -> type:
+    """What a setting is when it is not None."""
+    return next(kind for kind in _KINDS if _TYPES[name] in (kind, kind | None))
+
+
 def _check_type(name: str, value: Setting) -> None:
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    kind = next(k for k in expected if _TYPES[name] in (k, k | None))
+    kind = _kind(name)
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         # A whole number of a recipe may be too large for any float.
         fits = isinstance(value, int) or math.isfinite(value)
@@ -413,7 +434,7 @@ def _check_type(name: str, value: Setting) -> None:
         fits = type(value) is kind
     if not fits:
         shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:47]}…"
-        raise UsageError(f"{flag(name)} can't be {shown}", f"it must be {expected[kind]}")
+        raise UsageError(f"{flag(name)} can't be {shown}", f"it must be {_KINDS[kind]}")
 
 
 def load_recipe(name: str) -> Settings:

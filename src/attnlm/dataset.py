@@ -63,6 +63,12 @@ class Dataset:
     train: Ids
     val: Ids
 
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {self.name!r}: {self.vocab_size:,} ids ({self.tokenizer.name}), "
+            f"{self.train_tokens:,} training and {self.val_tokens:,} validation tokens>"
+        )
+
     @property
     def bytes_per_token(self) -> float:
         """Of the validation split, in UTF-8: what bits per byte are counted by."""
@@ -70,17 +76,23 @@ class Dataset:
 
 
 def open_dataset(
-    path_or_name: str | Path | None = None,
+    path_or_name: str | Path | Dataset | None = None,
     *,
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Dataset:
     """The data set of that name in `data_dir`, or at that path, or the one prepared last.
 
-    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. Raises
-    AttnlmError when there is none, or when one of its files is missing or damaged.
+    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. One that
+    is open already is returned as it is, but with `verify` opened again. Raises AttnlmError when
+    there is none, or when one of its files is missing or damaged.
     """
-    path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
+    if not isinstance(path_or_name, Dataset):
+        path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
+    elif verify:
+        path = path_or_name.path
+    else:
+        return path_or_name
 
     def open_and_check() -> Dataset:
         meta = _read_meta(path / "meta.json")

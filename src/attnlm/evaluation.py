@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnlm.batches import check_length
-from attnlm.dataset import Ids, check_ids, open_dataset
+from attnlm.dataset import Dataset, Ids, check_ids, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy
@@ -100,7 +100,7 @@ def evaluate(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "best",
-    data: str | Path | None = None,
+    data: str | Path | Dataset | None = None,
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -113,8 +113,7 @@ def evaluate(
     AttnlmError when something is missing or damaged, or when `data` was encoded by another
     tokenizer.
     """
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
         dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     else:

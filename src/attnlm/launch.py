@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import secrets
@@ -17,7 +18,16 @@ import torch
 
 from attnlm.batches import check_length
 from attnlm.caches import code_folder
-from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
+from attnlm.config import (
+    Config,
+    Setting,
+    TrainingConfig,
+    described_settings,
+    flag,
+    load_recipe,
+    resolve,
+    with_steps,
+)
 from attnlm.curves import CurveDrawer
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
@@ -49,10 +59,10 @@ _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", 
 
 
 def train(
-    dataset: str | Path | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
     recipe: str | Path | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | Run | None = None,
     name: str | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -62,11 +72,13 @@ def train(
 ) -> Run:
     """Trains a model on a prepared data set, and returns the run.
 
-    `dataset` is a name or path, by default the one prepared last; `settings` are the fields of
-    ModelConfig and TrainingConfig. With `resume` the named run goes on; beside it only steps,
-    eval_every, patience, device and threads are taken. `verify` reads all of the data's bins
-    where `open_dataset` would read samples. `on_event` is called with what happens: Note, and the
-    events of training.py. The run's curve.png is kept beside them.
+        run = attnlm.train("tales-char", model="transformer", steps=500, seed=1)
+
+    `dataset` is an opened one, a name or a path; default: the one prepared last. `settings` are the
+    fields of ModelConfig and TrainingConfig. With `resume` that run goes on; beside it only steps,
+    eval_every, patience, device, threads and compile are taken. `verify` reads all of the data's
+    bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
+    Started, Stepped, Evaluated and Finished. The run's curve.png is redrawn at each evaluation.
 
     Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
     last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
@@ -91,11 +103,19 @@ def train(
     return run
 
 
+train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
+
+Settings; their defaults depend on the model (`attnlm train --model NAME --print-config`):
+
+{described_settings()}
+"""
+
+
 @contextlib.contextmanager
 def _ready(
-    dataset: str | Path | None,
+    dataset: str | Path | Dataset | None,
     recipe: str | Path | None,
-    resume: str | Path | None,
+    resume: str | Path | Run | None,
     name: str | None,
     checkpoint_dir: Path,
     data_dir: Path,
@@ -115,6 +135,8 @@ def _ready(
         raise UsageError(
             "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
         )
+    if isinstance(resume, Run):
+        resume = resume.path.absolute()  # it may have been trained further since it was opened
     run = open_run(resume, checkpoint_dir=checkpoint_dir)
     with run.alone():
         yield _go_on(run, data_dir, verify, settings, on_event)

@@ -47,6 +47,9 @@ class Run:
     dataset: Mapping[str, Any]
     """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
 
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -190,12 +193,17 @@ def create_run(
     return run
 
 
-def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoints")) -> Run:
-    """The run of that name or path, or the latest one.
+def open_run(
+    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+) -> Run:
+    """The run of that name in `checkpoint_dir`, or at that path, or the one trained last.
 
-    Raises AttnlmError when there is none, or when its configuration is damaged.
+    One that is open already is returned as it is. Raises AttnlmError when there is none, or when
+    its configuration is damaged.
     """
-    path = find_folder(name, checkpoint_dir, kind="run", hint="train one: attnlm train")
+    if isinstance(name, Run):
+        return name
+    path = find_folder(name, Path(checkpoint_dir), kind="run", hint="train one: attnlm train")
     if (path / "ladder.json").exists():
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
@@ -251,17 +259,32 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def load_model(run: Run, *, checkpoint: str, device: str) -> tuple[LanguageModel, Device]:
-    """The model of a run's best or last checkpoint on a device, and that device.
+def load_model(
+    run: str | Path | Run | None = None,
+    *,
+    checkpoint: str = "best",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> tuple[LanguageModel, Device]:
+    """The model of a run (by default the one trained last), ready to be used, and its device.
 
-    Raises AttnlmError when files are missing or damaged, or the device can't be had.
+    The model is a torch.nn.Module in evaluation mode, on `device.torch`: ids (B, T) of at most
+    block_size tokens → logits (B, T, V).
+
+        model, device = attnlm.load_model("multi-head-001")
+        ids = attnlm.open_run("multi-head-001").tokenizer.encode("To be")
+        logits = model(torch.tensor([ids], device=device.torch))
+
+    `checkpoint` is best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when files are
+    missing or damaged, or the device can't be had.
     """
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     path = run.checkpoint(checkpoint)
     # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     chosen = choose_device(device, dtype)
     model, _, _ = load_checkpoint(path, run.config.model, run.vocab_size)
-    return model.to(chosen.torch), chosen
+    return model.to(chosen.torch).eval(), chosen
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:

@@ -251,7 +251,7 @@ class Sampler:
         Raises AttnlmError naming the characters that the vocabulary lacks.
         """
         if prompt:
-            return [int(i) for i in self.tokenizer.encode(prompt)]
+            return self.tokenizer.encode(prompt)
         for first in (self.tokenizer.newline, self.tokenizer.end_of_text):
             if first is not None:
                 return [first]
@@ -308,7 +308,7 @@ def load_sampler(run: Run, *, checkpoint: str = "best", device: str = "auto") ->
     Raises AttnlmError when files are missing or damaged, or the device can't be had.
     """
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return Sampler(model.eval(), run.tokenizer, chosen)
+    return Sampler(model, run.tokenizer, chosen)
 
 
 def sample(
@@ -326,34 +326,82 @@ def sample(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Iterator[str]:
-    """Text from a trained run (by default the one trained last).
+    """One text from a trained run (by default the one trained last), piece by piece.
 
-    Yields the prompt and then its continuation, piece by piece; with num_samples above 1, one
-    whole sample after the other. Raises AttnlmError (UsageError where the arguments are wrong)
-    at the call, before the first piece.
+    Yields the prompt and then its continuation, as it is generated:
+
+        for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
+            print(piece, end="", flush=True)
+
+    `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
+    1. A seed that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError
+    where the arguments are wrong) at the call, before the first piece.
     """
-    drawn = drawn_seed() if seed is None else seed
+    if num_samples != 1:
+        raise UsageError(
+            f"sample gives one text, piece by piece, and num_samples is {num_samples}",
+            "for several texts, call attnlm.samples(run, num_samples=N)",
+        )
+    config = _config(tokens, temperature, top_k, top_p, 1, seed, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return _pieces(sampler, prompt, sampler.prompt_ids(prompt), config)
+
+
+def samples(
+    run: str | Path | Run | None = None,
+    *,
+    num_samples: int,
+    tokens: int = 500,
+    prompt: str = "",
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
+) -> list[str]:
+    """Several whole texts from a trained run (by default the one trained last), side by side.
+
+        for text in attnlm.samples(run, num_samples=3, tokens=100, prompt="Once ", seed=1):
+            print(text, end="\\n---\\n")
+
+    Each begins with the prompt; the first is the text that `sample` gives for the same seed. A seed
+    that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError where the
+    arguments are wrong).
+    """
+    config = _config(tokens, temperature, top_k, top_p, num_samples, seed, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return [prompt + text for text in sampler.samples(sampler.prompt_ids(prompt), config)]
+
+
+def _config(
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    num_samples: int,
+    seed: int | None,
+    on_event: OnEvent | None,
+) -> SamplingConfig:
+    """Checked, with a seed that is drawn and reported where none is given."""
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         num_samples=num_samples,
-        seed=drawn,
+        seed=drawn_seed() if seed is None else seed,
     )
     if seed is None:
-        (on_event or ignore)(Note(f"seed {drawn}"))
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
-    sampler = load_sampler(run, checkpoint=checkpoint, device=device)
-    ids = sampler.prompt_ids(prompt)
-    return _texts(sampler, prompt, ids, config)
+        (on_event or ignore)(Note(f"seed {config.seed}"))
+    return config
 
 
-def _texts(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-    if config.num_samples > 1:
-        yield from (prompt + text for text in sampler.samples(ids, config))
-        return
+def _pieces(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
     if prompt:
         yield prompt
     yield from sampler.stream(ids, config)

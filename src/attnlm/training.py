@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Evaluated:
 
     record: dict[str, Any]
     improved: bool
-    moment: Moment | None = None
+    moment: Moment | None = field(default=None, repr=False)
     """What the model said and saw then."""
 
 

@@ -59,7 +59,7 @@ def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = explicit_pass(model.eval(), torch.tensor(ids))
+    seen = explicit_pass(model, torch.tensor(ids))
     return attention_of(run, ids, seen.weights, seen.logits)
 
 

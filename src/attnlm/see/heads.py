@@ -34,7 +34,7 @@ from attnlm.events import OnEvent, Progress, ignore
 from attnlm.explicit import Head, explicit_pass
 from attnlm.model import LanguageModel, cross_entropy
 from attnlm.run import Run, load_model, open_dataset_of
-from attnlm.tokenizer import Tokenizer
+from attnlm.tokenizer import Tokenizer, safe_pieces
 
 PATTERNS = (
     "previous-token",
@@ -124,7 +124,6 @@ def study_heads(
     if tokens is None:
         tokens = _validation_tokens(run, text, data_dir)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    model.eval()
     inputs_NT, targets_NT = _windows(tokens, run.config.model.block_size, windows)
     ids_NT, next_NT = (torch.from_numpy(x).to(chosen.torch) for x in (inputs_NT, targets_NT))
     starts_NT = torch.from_numpy(word_starts(run.tokenizer, inputs_NT)).to(chosen.torch)
@@ -207,7 +206,11 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
 def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any]:
     if text is not None:
         try:
-            return run.tokenizer.encode(text.read_text(encoding="utf-8-sig"))
+            pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])
+            # An array, since the file may be long.
+            return np.concatenate(
+                [np.empty(0, np.uint32), *map(run.tokenizer.encode_piece, pieces)]
+            )
         except UnicodeDecodeError:
             raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
     try:

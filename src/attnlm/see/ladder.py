@@ -167,7 +167,7 @@ def _differing(facts: Mapping[str, str]) -> str:
 
 
 def climb(
-    dataset: str | Path | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
     rungs: Sequence[str] | None = None,
     budget: float | None = None,
@@ -276,7 +276,7 @@ def _check_unchanged(made: Plan, given: Mapping[str, Any]) -> None:
             )
 
 
-def _same_dataset(made: Plan, named: str | Path | None, data_dir: Path) -> Dataset:
+def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path) -> Dataset:
     recorded = Path(made.dataset_path)
     dataset = open_dataset(
         named or (recorded if recorded.is_dir() else made.dataset), data_dir=data_dir

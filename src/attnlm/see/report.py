@@ -120,7 +120,6 @@ def report(
         )
     given = None if text is None else ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    model.eval()
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()
     ids, text_is = (given, "the text that was asked for") if given else _passage(run, dataset)

@@ -68,7 +68,7 @@ def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = explicit_pass(model.eval(), torch.tensor(ids))
+    seen = explicit_pass(model, torch.tensor(ids))
     probabilities_TV = torch.softmax(seen.logits, -1)
     last_V = probabilities_TV[-1]
     order = torch.argsort(last_V, descending=True, stable=True)[:_LIKELIEST].tolist()
