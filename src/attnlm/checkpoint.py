@@ -36,15 +36,22 @@ def save_checkpoint(
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
-    The file replaces an older one in one step. A digest of all that it holds is part of it.
+    The file replaces an older one in one step, and the same content is the same bytes. A digest of
+    all that it holds is part of it.
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
     if optimizer is not None:
         tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
-    metadata = {"facts": described, "digest": _digest(described, tensors)}
-    files.write_bytes(path, save(tensors, metadata))
+    content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
+    end = 8 + int.from_bytes(content[:8], "little")
+    # safetensors writes the keys of its header in an order that differs from call to call.
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with files.replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(memoryview(content)[end:])
 
 
 def load_checkpoint(

@@ -7,6 +7,7 @@ import errno
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +47,8 @@ class Run:
     parameters: int
     dataset: Mapping[str, Any]
     """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
+    stopped_after: float = 0.0
+    """Seconds of training when it was stopped between evaluations; 0 where it never was."""
 
     @property
     def name(self) -> str:
@@ -155,6 +158,7 @@ class Run:
             "vocab_size": self.vocab_size,
             "parameters": self.parameters,
             "dataset": dict(self.dataset),
+            "stopped_after": self.stopped_after,
         }
         files.write_json(self.path / "config.json", content)
 
@@ -200,7 +204,7 @@ def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoint
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
-    content = files.read_json(path / "config.json")
+    content = {"stopped_after": 0.0, **files.read_json(path / "config.json")}
     if content.get("format") != _FORMAT:
         raise AttnlmError(
             f"{path / 'config.json'} was written by another version of attnlm", "use that version"
@@ -213,11 +217,16 @@ def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoint
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
     if config.training.steps is None:
         raise _damaged(path / "config.json")
-    return Run(path, config, content["vocab_size"], content["parameters"], content["dataset"])
+    facts = {key: content[key] for key in _CONTENT if key != "config"}
+    return Run(path, config, **facts)
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 2**48
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_loss(value: object) -> bool:
@@ -248,6 +257,7 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
     "vocab_size": lambda value: _is_count(value) and value <= 2**21,
     "parameters": _is_count,
     "dataset": _is_dataset,
+    "stopped_after": lambda value: _is_number(value) and value >= 0,
 }
 
 
