@@ -125,6 +125,13 @@ MUTATIONS = (
         "test_dataset.py",
     ),
     _Mutation(
+        "heads are measured on ids that the vocabulary lacks",
+        "see/heads.py",
+        "ids_at(tokens, places_NT, run.vocab_size, origin)",
+        "tokens[places_NT]",
+        "test_dataset.py",
+    ),
+    _Mutation(
         "files are written under their final names",
         "files.py",
         "with naming(path), _temporary_beside(path) as temporary:",

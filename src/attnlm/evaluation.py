@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnlm.batches import check_length
-from attnlm.dataset import Ids, check_ids, open_dataset
+from attnlm.dataset import Ids, ids_at, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError
 from attnlm.model import LanguageModel, cross_entropy
@@ -56,8 +56,7 @@ def validation_loss(
     that of the training. Raises AttnlmError when the split is too short for one window, or has ids
     that the model lacks.
     """
-    tokens = tokens[:MOST_TOKENS]
-    check_ids(tokens, model.vocab_size, "val.bin")
+    tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
     block_size = model.config.block_size
     check_length(len(tokens), block_size, "validation")
     whole = (len(tokens) - 1) // block_size
