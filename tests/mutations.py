@@ -69,6 +69,20 @@ MUTATIONS = (
         "test_checkpoint.py",
     ),
     _Mutation(
+        "a checkpoint's header is left in the order of chance",
+        "checkpoint.py",
+        "json.loads(content[8:end]), sort_keys=True,",
+        "json.loads(content[8:end]),",
+        "test_checkpoint.py",
+    ),
+    _Mutation(
+        "weights that are NaN are taken",
+        "checkpoint.py",
+        "    check_finite(*(tensors[name] for name in expected))\n",
+        "",
+        "test_checkpoint.py",
+    ),
+    _Mutation(
         "a line of metrics is believed",
         "journal.py",
         "intact = checksum == _checksum(record)",
@@ -111,6 +125,13 @@ MUTATIONS = (
         "test_dataset.py",
     ),
     _Mutation(
+        "heads are measured on ids that the vocabulary lacks",
+        "see/heads.py",
+        "ids_at(tokens, places_NT, run.vocab_size, origin)",
+        "tokens[places_NT]",
+        "test_dataset.py",
+    ),
+    _Mutation(
         "any pattern is taken",
         "tokenizer.py",
         "!= pattern_of(name)",
@@ -122,13 +143,6 @@ MUTATIONS = (
         "folders.py",
         "if not is_safe_name(name) or not",
         "if not",
-        "test_dataset.py",
-    ),
-    _Mutation(
-        "heads are measured on ids that the vocabulary lacks",
-        "see/heads.py",
-        "ids_at(tokens, places_NT, run.vocab_size, origin)",
-        "tokens[places_NT]",
         "test_dataset.py",
     ),
     _Mutation(
@@ -455,6 +469,13 @@ MUTATIONS = (
         "sampling.py",
         "logits_BV /= temperature",
         "pass",
+        "test_sampling.py",
+    ),
+    _Mutation(
+        "a token is chosen by logits that are NaN",
+        "sampling.py",
+        "if not math.isfinite(np.add.reduce(logits_BV, None)):",
+        "if False:",
         "test_sampling.py",
     ),
     _Mutation(

@@ -297,6 +297,33 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
         attnlm.train(resume=run.path, steps=20)
 
 
+def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
+    run = trained()
+    (tmp_path / "fruits.txt").write_text(TEXT + "What else? Yes, QUINCES! " * 20)
+    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    assert other.vocab_size > run.vocab_size
+    same = {key: getattr(other, key) for key in ("train_sha256", "val_sha256")}
+    replace(run, dataset={**run.dataset, **same, "path": str(other.path)}).save_config()
+    for read in (
+        lambda: attnlm.train(resume=run.path, steps=20),
+        lambda: attnlm.evaluate(run.path),
+    ):
+        with pytest.raises(AttnlmError, match="is not the data set"):
+            read()
+
+
+@pytest.mark.parametrize("key", ["seconds", "val_loss", "train_loss", "learning_rate"])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 10**400, True, "1"], ids=["nan", "inf", "huge", "true", "text"]
+)
+def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, trained: Any) -> None:
+    run = trained(model="bigram", steps=1)
+    *before, last = run.metrics()
+    run._metrics.replace([*before, {**last, key: value}])
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        run.metrics()
+
+
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
     events: list[object] = []

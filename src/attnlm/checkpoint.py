@@ -19,7 +19,7 @@ from torch import Tensor
 from attnlm import files
 from attnlm.config import ModelConfig
 from attnlm.errors import AttnlmError
-from attnlm.model import LanguageModel, build_model, model_skeleton
+from attnlm.model import LanguageModel, build_model, check_finite, model_skeleton
 from attnlm.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -59,8 +59,9 @@ def load_checkpoint(
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
-    Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
-    types of all tensors are compared before any is read, and before the model takes memory.
+    Raises AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError
+    for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
+    tensors are compared before any is read, and before the model takes memory.
     """
     if not path.exists():
         raise AttnlmError(
@@ -97,6 +98,7 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
+    check_finite(*(tensors[name] for name in expected))
     model = build_model(config, vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlm.batches import check_length
 from attnlm.dataset import Ids, ids_at, open_dataset
 from attnlm.device import Device, choose_device
-from attnlm.errors import AttnlmError
+from attnlm.errors import AttnlmError, NotFiniteError
 from attnlm.model import LanguageModel, cross_entropy
 from attnlm.one_layer import written_out
 from attnlm.optimizer import lay_side_by_side
@@ -109,8 +109,8 @@ def evaluate(
 
     It is the number that training logged, to the bit on the same machine: parameters lie in memory
     as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
-    AttnlmError when something is missing or damaged, or when `data` was encoded by another
-    tokenizer.
+    AttnlmError when something is missing or damaged, when `data` was encoded by another tokenizer,
+    or when the loss is not finite.
     """
     if not isinstance(run, Run):
         run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
@@ -131,7 +131,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(training.threads or threads)
     try:
-        return validation_loss(
+        evaluation = validation_loss(
             model,
             dataset.val,
             chosen,
@@ -140,3 +140,6 @@ def evaluate(
         )
     finally:
         torch.set_num_threads(threads)
+    if not math.isfinite(evaluation.loss):
+        raise NotFiniteError
+    return evaluation

@@ -127,7 +127,7 @@ class Run:
     def _metrics(self) -> Journal:
         return Journal(
             path=self.path / "metrics.jsonl",
-            is_valid=lambda record: all(type(record[key]) in (int, float) for key in _NUMBERS),
+            is_valid=_is_evaluation,
             hint="copy the run's folder again from where it came",
             longest_line=2**12,
             largest=2**28,
@@ -315,8 +315,17 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
     )
 
 
-_NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")
-_KEYS = frozenset({*_NUMBERS, "train_loss", "learning_rate"})
+_NUMBERS = (
+    *("step", "tokens", "seconds", "val_loss"),
+    *("bits_per_byte", "learning_rate", "tokens_per_second"),
+)
+_KEYS = frozenset({*_NUMBERS, "train_loss"})
+
+
+def _is_evaluation(record: dict[str, Any]) -> bool:
+    """Whether these are a line's values: finite numbers; no training loss before the first step."""
+    known = record["train_loss"] is None or _is_number(record["train_loss"])
+    return known and all(_is_number(record[key]) for key in _NUMBERS)
 
 
 def _damaged(path: Path) -> AttnlmError:

@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.dataset import ids_at
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.events import OnEvent, Progress, ignore
 from attnlm.explicit import Head, explicit_pass
-from attnlm.model import LanguageModel, cross_entropy
+from attnlm.model import LanguageModel, check_finite, cross_entropy
 from attnlm.run import Run, load_model, open_dataset_of
 from attnlm.tokenizer import Tokenizer
 
@@ -122,7 +122,7 @@ def study_heads(
     The text is the run's own validation split, or the file `text`, or ids (N,), `tokens`. With
     `ablate` each head is silenced in turn and the loss measured over the same windows. Raises
     AttnlmError when there is no such text, when files are missing or damaged, and for a bigram;
-    TooShortError when the text is too short.
+    TooShortError when the text is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"--windows can't be {windows}", "it must be 1 or more")
@@ -255,7 +255,9 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
     sums: Any = 0
     counts: Any = 0
     for part in _parts(ids_NT):
-        weights_LNHTT = explicit_pass(model, ids_NT[part]).weights
+        seen = explicit_pass(model, ids_NT[part])
+        weights_LNHTT = seen.weights
+        check_finite(weights_LNHTT, seen.logits)
         equal_NHTT = equal_TT.expand(weights_LNHTT.shape[1:])
         found = [
             pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part])
@@ -285,7 +287,10 @@ def _loss(model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, silenced: Head 
         for part in _parts(ids_NT)
         for targets in [next_NT[part]]
     ]
-    return math.fsum(losses) / next_NT.numel()
+    loss = math.fsum(losses) / next_NT.numel()
+    if not math.isfinite(loss):
+        raise NotFiniteError
+    return loss
 
 
 def in_words(report: HeadsReport) -> Iterator[str]:
