@@ -107,6 +107,17 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
     assert "step " not in quiet.stderr.replace("at step", "") and "attnlm sample" in quiet.stderr
 
 
+def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
+    flags = ["--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
+    for number in "012":
+        folder = ["--checkpoint-dir", f"process-{number}"]
+        attnlm("train", *flags, *folder, cwd=project, PYTHONHASHSEED=number)
+    names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
+    runs = [project / f"process-{number}" / "same" for number in "012"]
+    for name in names:
+        assert len({(run / name).read_bytes() for run in runs}) == 1, name
+
+
 def test_train_draws_its_curve_for_a_terminal_only(project: Path) -> None:
     ours, theirs = os.openpty()
     command = [*ATTNLM, "train", *QUICK]

@@ -17,9 +17,10 @@ import torch
 
 import attnlm
 from attnlm import files, training
-from attnlm.checkpoint import load_checkpoint
+from attnlm.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.config import RUNGS, Setting, resolve
 from attnlm.dataset import Dataset, sampled_hash
+from attnlm.device import choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
 from attnlm.interruption import Interrupted
@@ -60,12 +61,6 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     return train
 
 
-def tensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(str(path))
-
-
 def timeless(run: Run) -> list[dict[str, Any]]:
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
@@ -79,10 +74,7 @@ def assert_same_run(one: Run, other: Run) -> None:
     assert timeless(one) == timeless(other)
     assert ticker_bytes(one) == ticker_bytes(other)
     for file in ("last", "best"):
-        ours, theirs = (tensors(run.checkpoint(file)) for run in (one, other))
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            assert torch.equal(tensor, theirs[name]), name
+        assert one.checkpoint(file).read_bytes() == other.checkpoint(file).read_bytes(), file
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -183,7 +175,36 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     assert [record["step"] for record in stopped.metrics()] == [0, 5]
     _, facts, _ = load_checkpoint(stopped.last, stopped.config.model, stopped.vocab_size)
     assert 5 < facts["step"] < 10  # beyond the last evaluation
-    assert_same_run(whole, attnlm.train(resume=stopped.path))
+    # The count of seconds goes on from where it was stopped, though no checkpoint holds it.
+    assert stopped.stopped_after >= stopped.metrics()[-1]["seconds"]
+    replace(stopped, stopped_after=1000.0).save_config()
+    resumed = attnlm.train(resume=stopped.path)
+    assert resumed.metrics()[1]["seconds"] < 1000 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
+
+
+def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Path) -> None:
+    whole = trained()
+    with pytest.raises(Interrupted):
+        trained(name="older", on_event=StopAt(5))
+    older = attnlm.open_run(tmp_path / "checkpoints" / "older")
+    config = files.read_json(older.path / "config.json")
+    del config["stopped_after"]
+    files.write_json(older.path / "config.json", config)
+    state = training.saved_state(older, choose_device("cpu"))
+
+    def save_with(seconds: object) -> None:
+        facts = {**state.facts(), "seconds": seconds}
+        save_checkpoint(older.last, state.model, facts, state.optimizer)
+
+    for wrong in ("long", math.nan):
+        save_with(wrong)
+        with pytest.raises(AttnlmError, match="does not hold the state"):
+            attnlm.train(resume=older.path)
+    save_with(500.0)
+    resumed = attnlm.train(resume=older.path)
+    assert resumed.metrics()[1]["seconds"] < 500 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
 
 
 def test_a_second_signal_within_a_step_saves_nothing(
@@ -274,6 +295,33 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
     changed.save_config()
     with pytest.raises(AttnlmError, match="is not the data set"):
         attnlm.train(resume=run.path, steps=20)
+
+
+def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
+    run = trained()
+    (tmp_path / "fruits.txt").write_text(TEXT + "What else? Yes, QUINCES! " * 20)
+    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    assert other.vocab_size > run.vocab_size
+    same = {key: getattr(other, key) for key in ("train_sha256", "val_sha256")}
+    replace(run, dataset={**run.dataset, **same, "path": str(other.path)}).save_config()
+    for read in (
+        lambda: attnlm.train(resume=run.path, steps=20),
+        lambda: attnlm.evaluate(run.path),
+    ):
+        with pytest.raises(AttnlmError, match="is not the data set"):
+            read()
+
+
+@pytest.mark.parametrize("key", ["seconds", "val_loss", "train_loss", "learning_rate"])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 10**400, True, "1"], ids=["nan", "inf", "huge", "true", "text"]
+)
+def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, trained: Any) -> None:
+    run = trained(model="bigram", steps=1)
+    *before, last = run.metrics()
+    run._metrics.replace([*before, {**last, key: value}])
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        run.metrics()
 
 
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:

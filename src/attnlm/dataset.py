@@ -36,6 +36,7 @@ class Dataset:
     """What `prepare` made of a text.
 
     `train` and `val` are read-only arrays of ids on disk, shapes (train_tokens,), (val_tokens,).
+    Ids in bins over 1 GiB are not all checked on opening: read them with `ids_at`.
     `val_bytes` is the length of the validation text in UTF-8; `bigram_loss`, of counted bigrams,
     and `floor`, the least possible, are in nats per token of the validation split, where known.
     """
@@ -217,15 +218,22 @@ def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: b
     if not intact:
         raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
     if not by_samples:
-        check_ids(ids, meta["vocab_size"], str(path))
+        ids_at(ids, slice(None), meta["vocab_size"], str(path))
 
 
-def check_ids(ids: NDArray[Any], vocab_size: int, origin: str) -> None:
-    """Raises AttnlmError where an id is none of the vocabulary's: a model has no row for it."""
-    if len(ids) and int(ids.max()) >= vocab_size:
+def ids_at(
+    ids: NDArray[Any], places: slice | NDArray[Any], vocab_size: int, origin: str
+) -> NDArray[Any]:
+    """The ids at those places; `origin` is the name of what they come from.
+
+    Raises AttnlmError where one is not below `vocab_size`: neither model nor tokenizer has it.
+    """
+    found: NDArray[Any] = ids[places]
+    if found.size and int(found.max()) >= vocab_size:
         raise AttnlmError(
             f"{origin} is damaged: it has ids that its vocabulary of {vocab_size:,} lacks", _DAMAGED
         )
+    return found
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attnlm.batches import check_length
-from attnlm.dataset import Dataset, Ids, check_ids, open_dataset
+from attnlm.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.device import Device, choose_device
-from attnlm.errors import AttnlmError
+from attnlm.errors import AttnlmError, NotFiniteError
 from attnlm.model import LanguageModel, cross_entropy
 from attnlm.one_layer import written_out
 from attnlm.optimizer import lay_side_by_side
@@ -56,8 +56,7 @@ def validation_loss(
     that of the training. Raises AttnlmError when the split is too short for one window, or has ids
     that the model lacks.
     """
-    tokens = tokens[:MOST_TOKENS]
-    check_ids(tokens, model.vocab_size, "val.bin")
+    tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
     block_size = model.config.block_size
     check_length(len(tokens), block_size, "validation")
     whole = (len(tokens) - 1) // block_size
@@ -110,8 +109,8 @@ def evaluate(
 
     It is the number that training logged, to the bit on the same machine: parameters lie in memory
     as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
-    AttnlmError when something is missing or damaged, or when `data` was encoded by another
-    tokenizer.
+    AttnlmError when something is missing or damaged, when `data` was encoded by another tokenizer,
+    or when the loss is not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
@@ -131,7 +130,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(training.threads or threads)
     try:
-        return validation_loss(
+        evaluation = validation_loss(
             model,
             dataset.val,
             chosen,
@@ -140,3 +139,6 @@ def evaluate(
         )
     finally:
         torch.set_num_threads(threads)
+    if not math.isfinite(evaluation.loss):
+        raise NotFiniteError
+    return evaluation

@@ -23,7 +23,7 @@ from attnlm.attention import (
     rotary_angles,
 )
 from attnlm.config import ModelConfig
-from attnlm.errors import AttnlmError
+from attnlm.errors import AttnlmError, NotFiniteError
 
 
 class Bigram(nn.Module):
@@ -267,6 +267,12 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     if logits_BTV.dtype in (torch.bfloat16, torch.float16):
         logits_BTV = logits_BTV.float()
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+def check_finite(*tensors: Tensor) -> None:
+    """Raises NotFiniteError where a model's weights, or what they compute, are NaN or infinite."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise NotFiniteError
 
 
 def count_parameters(model: nn.Module) -> int:

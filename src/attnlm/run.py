@@ -7,6 +7,7 @@ import errno
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +47,8 @@ class Run:
     parameters: int
     dataset: Mapping[str, Any]
     """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
+    stopped_after: float = 0.0
+    """Seconds of training when it was stopped between evaluations; 0 where it never was."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
@@ -127,7 +130,7 @@ class Run:
     def _metrics(self) -> Journal:
         return Journal(
             path=self.path / "metrics.jsonl",
-            is_valid=lambda record: all(type(record[key]) in (int, float) for key in _NUMBERS),
+            is_valid=_is_evaluation,
             hint="copy the run's folder again from where it came",
             longest_line=2**12,
             largest=2**28,
@@ -158,6 +161,7 @@ class Run:
             "vocab_size": self.vocab_size,
             "parameters": self.parameters,
             "dataset": dict(self.dataset),
+            "stopped_after": self.stopped_after,
         }
         files.write_json(self.path / "config.json", content)
 
@@ -208,7 +212,7 @@ def open_run(
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
-    content = files.read_json(path / "config.json")
+    content = {"stopped_after": 0.0, **files.read_json(path / "config.json")}
     if content.get("format") != _FORMAT:
         raise AttnlmError(
             f"{path / 'config.json'} was written by another version of attnlm", "use that version"
@@ -221,11 +225,16 @@ def open_run(
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
     if config.training.steps is None:
         raise _damaged(path / "config.json")
-    return Run(path, config, content["vocab_size"], content["parameters"], content["dataset"])
+    facts = {key: content[key] for key in _CONTENT if key != "config"}
+    return Run(path, config, **facts)
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 2**48
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_loss(value: object) -> bool:
@@ -256,6 +265,7 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
     "vocab_size": lambda value: _is_count(value) and value <= 2**21,
     "parameters": _is_count,
     "dataset": _is_dataset,
+    "stopped_after": lambda value: _is_number(value) and value >= 0,
 }
 
 
@@ -298,8 +308,9 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
         data_dir=data_dir,
         verify=verify,
     )
-    for key in ("train_sha256", "val_sha256"):
-        if getattr(dataset, key) != run.dataset[key]:
+    recorded_facts = {**run.dataset, "vocab_size": run.vocab_size}
+    for key in ("train_sha256", "val_sha256", "vocab_size"):
+        if getattr(dataset, key) != recorded_facts[key]:
             raise AttnlmError(
                 f"{dataset.path} is not the data set that {run.name} was trained on",
                 f"prepare that one again, or move it to {recorded}",
@@ -327,8 +338,17 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
     )
 
 
-_NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")
-_KEYS = frozenset({*_NUMBERS, "train_loss", "learning_rate"})
+_NUMBERS = (
+    *("step", "tokens", "seconds", "val_loss"),
+    *("bits_per_byte", "learning_rate", "tokens_per_second"),
+)
+_KEYS = frozenset({*_NUMBERS, "train_loss"})
+
+
+def _is_evaluation(record: dict[str, Any]) -> bool:
+    """Whether these are a line's values: finite numbers; no training loss before the first step."""
+    known = record["train_loss"] is None or _is_number(record["train_loss"])
+    return known and all(_is_number(record[key]) for key in _NUMBERS)
 
 
 def _damaged(path: Path) -> AttnlmError:

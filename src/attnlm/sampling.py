@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.decoding import PlainDecoder, new_decoder
+from attnlm.decoding import Decoder, PlainDecoder, new_decoder
 from attnlm.decoding_numpy import Array, Ids
 from attnlm.device import Device
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.errors import NotFiniteError, UsageError
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.model import LanguageModel
 from attnlm.run import Run, load_model, open_run
@@ -75,9 +75,10 @@ def next_token_probabilities(
 
     Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
-    float64, and what is left sums to 1.
+    float64, and what is left sums to 1. Raises NotFiniteError for logits that are NaN or infinite.
     """
-    return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
+    with np.errstate(all="ignore"):
+        return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
 
 
 def _next_token_weights(
@@ -85,6 +86,9 @@ def _next_token_weights(
 ) -> Probabilities:
     """`next_token_probabilities` but for a factor."""
     logits_BV = logits_BV.astype(np.float64)
+    # A sum in float64 of float32 numbers can't overflow: it is finite where all of them are.
+    if not math.isfinite(np.add.reduce(logits_BV, None)):
+        raise NotFiniteError
     if temperature == 0:
         likeliest_BV = np.zeros_like(logits_BV)
         np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
@@ -113,16 +117,10 @@ def _normalised(weights_BV: Probabilities) -> Probabilities:
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
 
-    The weights are probabilities but for a factor; a token of weight 0 is never drawn. Raises
-    AttnlmError where they are none.
+    The weights are probabilities but for a factor; a token of weight 0 is never drawn.
     """
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]
-    if not np.minimum.reduce(totals_B) > 0:
-        raise AttnlmError(
-            "the model's weights give no probabilities: they are not finite, or far too large",
-            "try the run's other checkpoint, --checkpoint last or best",
-        )
     # Rounding must not lift the product to the total itself.
     wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
     drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
@@ -191,9 +189,10 @@ def _drawn_tokens(
     assert prompt, "there is always a first token"
     block_size, count = model.config.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
-    decoder = (
-        new_decoder(model, device, config.tokens, count) if cached else PlainDecoder(model, device)
-    )
+    decoder: Decoder = PlainDecoder(model, device)
+    if cached:
+        with np.errstate(all="ignore"):  # what overflows is found in the logits
+            decoder = new_decoder(model, device, config.tokens, count)
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
@@ -202,7 +201,7 @@ def _drawn_tokens(
     for _ in range(config.tokens):
         if (moved := window_start(model, length, start)) != start:
             start, known = moved, 0
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
             weights_BV = _next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p

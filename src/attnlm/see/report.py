@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlm.dataset import Dataset
+from attnlm.dataset import Dataset, ids_at
 from attnlm.device import choose_device
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.errors import AttnlmError
 from attnlm.events import OnEvent
 from attnlm.explicit import explicit_pass
 from attnlm.model import LanguageModel
@@ -22,7 +22,7 @@ from attnlm.run import Run, load_model, open_dataset_of
 from attnlm.sampling import Sampler, SamplingConfig
 from attnlm.see.again import prepare_command, sample_command, train_command
 from attnlm.see.attend import Attention, attention_of
-from attnlm.see.heads import HeadsReport, study_heads
+from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.text import ids_within_context
 from attnlm.ticker import PASSAGE, Moment
@@ -176,7 +176,7 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     """The beginning of the validation split; None where it can't be had."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
-        ids = np.asarray(dataset.val[:most]).tolist()
+        ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
         return ids, f"the first {len(ids)} tokens of the validation split"
     try:
         ids = ids_within_context(run, "".join(run.ticker_passage()))
@@ -209,8 +209,6 @@ def _heads(
                 "the validation split",
             )
         studied = study_heads(run, tokens=np.array(given), **how)
-    except UsageError:
-        raise
-    except AttnlmError as error:  # too few tokens
+    except TooShortError as error:
         return None, error.message
     return studied, f"the {len(given or [])} tokens of the text above only, as {gone}"
