@@ -220,10 +220,29 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
 def test_every_value_of_meta_is_needed(folder: Path) -> None:
     path = folder / "meta.json"
     whole = files.read_json(path)
-    for key in whole:
+    for key in whole.keys() - {"sources", "newlines"}:
         files.write_json(path, {k: value for k, value in whole.items() if k != key})
         with pytest.raises(AttnlmError, match=r"meta\.json"):
             open_dataset(folder)
+
+
+def test_what_earlier_versions_wrote_still_opens(folder: Path) -> None:
+    path = folder / "meta.json"
+    meta = files.read_json(path)
+    del meta["sources"], meta["newlines"]
+    files.write_json(path, meta)
+    opened = open_dataset(folder)
+    assert (opened.sources, opened.newlines) == ((meta["source"],), "keep")
+
+
+@pytest.mark.parametrize("wrong", [{"sources": "cats"}, {"sources": [1]}, {"newlines": "dos"}])
+def test_sources_and_newlines_that_make_no_sense_are_refused(
+    folder: Path, wrong: dict[str, object]
+) -> None:
+    path = folder / "meta.json"
+    files.write_json(path, {**files.read_json(path), **wrong})
+    with pytest.raises(AttnlmError, match=f"its {next(iter(wrong))!r} is missing or wrong"):
+        open_dataset(folder)
 
 
 def test_a_meta_that_is_huge_deep_or_no_object_is_refused(folder: Path) -> None:

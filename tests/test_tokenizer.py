@@ -30,6 +30,7 @@ from attnlm.tokenizer import (
     CharTokenizer,
     Tokenizer,
     bpe_size,
+    canonical_spec,
     load,
     safe_pieces,
     save,
@@ -168,6 +169,25 @@ def test_specs() -> None:
         with pytest.raises(UsageError, match="is not a tokenizer") as caught:
             bpe_size(spec)
         assert "bpe:N" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "spec"),
+    [
+        *((spec, spec) for spec in ("char", "byte", "gpt2", "cl100k_base", "o200k_base")),
+        *((typed, "gpt2") for typed in ("GPT-2", "gpt-2", "Gpt2", "gpt_2", " GPT 2 ")),
+        ("Char", "char"),
+        ("CL100K-base", "cl100k_base"),
+        *((typed, "bpe:512") for typed in ("bpe:512", "BPE:512", "bpe512", "bpe-512", "bpe 512")),
+        # What means none stays as it is, for the error.
+        *(
+            (typed, typed)
+            for typed in ("", "GPT-3", "bpe", "bpe:-512", "bpe:٣٠٠", "Chars", "bpe:+9")
+        ),
+    ],
+)
+def test_a_spec_is_understood_however_it_is_written(typed: str, spec: str) -> None:
+    assert canonical_spec(typed) == spec
 
 
 # --- Pieces ---------------------------------------------------------------------------------------

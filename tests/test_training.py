@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -522,6 +523,41 @@ def test_verify_reads_all_of_what_is_large(
     ):
         with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
             read()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize(
+    ("size", "fraction"), [(4, 0.5), (20, 0.1), (300, 0.1), (300, 0.9), (1000, 0.05)]
+)
+def test_the_hint_for_data_that_are_too_small_works(
+    rung: str, size: int, fraction: float, tmp_path: Path
+) -> None:
+    """Whichever split is the smaller one; and no larger context would do."""
+    (tmp_path / "fruits.txt").write_text(TEXT[:size])
+    small = attnlm.prepare(
+        tmp_path / "fruits.txt", val_fraction=fraction, data_dir=tmp_path / "data"
+    )
+    settings: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "threads": 1}
+    settings["checkpoint_dir"] = tmp_path / "checkpoints"
+    with pytest.raises(AttnlmError, match="split has") as caught:
+        attnlm.train(small.path, **{**settings, "block_size": 2000})
+    hint = re.fullmatch(r"give --block-size (\d+) or less, or prepare .*", caught.value.hint)
+    assert hint
+    attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
+    with pytest.raises(AttnlmError, match="split has"):
+        attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
+
+
+def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
+    trained: Any, tmp_path: Path
+) -> None:
+    run = trained(model="bigram")
+    (tmp_path / "few.txt").write_text(TEXT)
+    few = attnlm.prepare(tmp_path / "few.txt", val_fraction=0.001, data_dir=tmp_path / "data")
+    assert few.val_tokens < 8
+    with pytest.raises(AttnlmError, match="validation split has") as caught:
+        attnlm.evaluate(run, data=few.path)
+    assert caught.value.hint == "prepare a longer text"
 
 
 def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:

@@ -73,13 +73,15 @@ class Batches:
         return (phase + order * np.uint64(self.stride)).astype(np.int64)
 
 
-def check_length(length: int, block_size: int, split: str) -> None:
+def check_length(
+    length: int, block_size: int, split: str, hint: str = "prepare a longer text"
+) -> None:
     """Refuses a split without room for one window and its targets."""
     if length < block_size + 1:
         raise AttnlmError(
             f"the {split} split has {length} tokens, and a window of block_size {block_size} "
             f"with its targets needs {block_size + 1}",
-            f"give --block-size {max(1, length - 1)} or less, or prepare more text",
+            hint,
         )
 
 

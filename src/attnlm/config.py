@@ -354,10 +354,10 @@ def _check_shape(model: ModelConfig) -> None:
     if model.embed_dim is None:
         return
     if model.head_size is None and model.model != "wide-head" and model.embed_dim % model.num_heads:
+        width = model.num_heads * (2 if model.model == "transformer" else 1)  # of the narrowest
         raise UsageError(
             f"--embed-dim {model.embed_dim} can't be divided into --heads {model.heads}",
-            f"give --embed-dim {model.num_heads * max(1, model.embed_dim // model.num_heads)}, "
-            "or a --head-size",
+            f"give --embed-dim {width * max(1, model.embed_dim // width)}, or a --head-size",
         )
     if model.model == "transformer" and model.head_dim % 2:
         raise UsageError(

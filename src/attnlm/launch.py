@@ -283,8 +283,9 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
 
     Raises AttnlmError where the data are too short for the context, or memory for the training.
     """
-    check_length(dataset.train_tokens, config.model.block_size, "training")
-    check_length(dataset.val_tokens, config.model.block_size, "validation")
+    hint = f"give --block-size {dataset.largest_block_size} or less, or prepare a longer text"
+    check_length(dataset.train_tokens, config.model.block_size, "training", hint)
+    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     check_memory(config, dataset.vocab_size, parameters, device)
     return parameters

@@ -183,6 +183,16 @@ class BpeTokenizer(Tokenizer):
         )
 
 
+def canonical_spec(text: str) -> str:
+    """The spec that is meant by a text such as "GPT-2"; the text itself where it means none."""
+    bare = re.sub("[-_ ]", "", text.lower())
+    for name in ("char", "byte", *PUBLISHED):
+        if bare == name.replace("_", ""):
+            return name
+    pairs = re.fullmatch(r"bpe[-_: ]?([0-9]+)", text.strip().lower())
+    return f"bpe:{pairs[1]}" if pairs else text
+
+
 def bpe_size(spec: str) -> int | None:
     """N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
     kind, colon, size = spec.partition(":")
