@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from attnlm.base.errors import UsageError
+from attnlm.cli.commands import _seconds
 from attnlm.config.settings import RUNGS
 
 ATTNLM = [sys.executable, "-m", "attnlm"]
@@ -107,6 +109,17 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
     assert "step " not in quiet.stderr.replace("at step", "") and "attnlm sample" in quiet.stderr
 
 
+def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
+    flags = ["--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
+    for number in "012":
+        folder = ["--checkpoint-dir", f"process-{number}"]
+        attnlm("train", *flags, *folder, cwd=project, PYTHONHASHSEED=number)
+    names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
+    runs = [project / f"process-{number}" / "same" for number in "012"]
+    for name in names:
+        assert len({(run / name).read_bytes() for run in runs}) == 1, name
+
+
 def test_train_draws_its_curve_for_a_terminal_only(project: Path) -> None:
     ours, theirs = os.openpty()
     command = [*ATTNLM, "train", *QUICK]
@@ -191,6 +204,50 @@ def test_a_budget_becomes_steps(project: Path) -> None:
     assert config["steps"] == facts["steps"] and "budget" not in config
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("90", 90), ("90s", 90), ("90 sec", 90), ("1.5", 1.5), ("0.5 seconds", 0.5)),
+        *(("5m", 300), ("5min", 300), ("5 Minutes", 300), ("1.5m", 90), (" 2 mins ", 120)),
+        *(("2h", 7200), ("1 hour", 3600), ("2hrs", 7200), ("1m30s", 90), ("1 min 30 sec", 90)),
+        *(("1h30m", 5400), ("1h 1m 1s", 3661), ("1h1s", 3601)),
+    ],
+)
+def test_a_time_is_understood_as_people_write_it(text: str, seconds: float) -> None:
+    assert _seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "0", "0m", "-5", "m", "5x", "5 mm", "1h30", "30s1m", "1:30", "1e3", "9" * 400]
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget can't be") as caught:
+        _seconds(text)
+    assert "1h30m" in caught.value.hint
+
+
+def test_several_sources_and_their_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
+    (tmp_path / "b.txt").write_text(TEXT)
+    kept = attnlm("prepare", "b.txt", "notes", cwd=tmp_path)
+    assert kept.stdout == f"{Path('data/b-and-1-more-char')}\n"
+    assert "carriage returns" in kept.stderr and "--newlines unix" in kept.stderr
+    flags = ["--newlines", "unix", "--tokenizer", "Byte", "--json"]
+    unix = attnlm("prepare", "b.txt", *flags, "notes", cwd=tmp_path)
+    assert json.loads(unix.stdout)["characters"] == 2 * len(TEXT)
+    assert "carriage returns" not in unix.stderr
+
+
+def test_what_is_next_after_a_small_text_works(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT[:200])
+    done = attnlm("prepare", "text.txt", cwd=tmp_path)
+    assert "text-char is too small for the default context of 64 tokens" in done.stderr
+    (command,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
+    assert command == "train --block-size 19"
+    attnlm(*command.split(), "--steps", "1", cwd=tmp_path)
+
+
 def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
     flags = [*QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3"]
     done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
@@ -257,9 +314,10 @@ def test_sample_as_json_and_in_numbers(project: Path) -> None:
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
     facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
+    assert facts["texts"] == [facts["text"]]
     several = json.loads(attnlm("sample", *flags, "--num-samples", "3", cwd=project).stdout)
     assert [len(text) for text in several["texts"]] == [9, 9, 9]
-    assert several["texts"][0] == facts["text"]
+    assert several["texts"][0] == several["text"] == facts["text"]
     assert len(set(several["texts"])) == 3 and several["tokens"] == 27
 
 

@@ -61,6 +61,17 @@ def test_what_is_wrong_is_named(settings: dict[str, object], message: str, hint:
     assert caught.value.hint is not None and hint in caught.value.hint
 
 
+@pytest.mark.parametrize("model", ["multi-head", "transformer"])
+@pytest.mark.parametrize(("heads", "embed_dim"), [(3, 32), (4, 15), (4, 3), (5, 64)])
+def test_the_width_that_is_suggested_works(model: str, heads: int, embed_dim: int) -> None:
+    """Also where rotary positions need an even head."""
+    settings: Settings = {"model": model, "heads": heads, "embed_dim": embed_dim}
+    with pytest.raises(UsageError, match="can't be divided") as caught:
+        resolve(settings)
+    suggested = caught.value.hint.removeprefix("give --embed-dim ").partition(",")[0]
+    resolve({**settings, "embed_dim": int(suggested)})
+
+
 def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> None:
     with pytest.raises(AttnlmError) as caught:
         resolve({"batch_size": 4}, {"model": "bigram", "heads": 2})

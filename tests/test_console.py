@@ -121,6 +121,15 @@ def test_elsewhere_the_time_left_is_told_once(
     assert capsys.readouterr().err == says
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_does_not_have_is_never_printed(
+    number: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        console.result_json({"weights": [[0.5, number]]})
+    assert capsys.readouterr().out == ""
+
+
 def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Which no shell can pass on, but a program that starts the command in its own process can."""
     assert exits._run(Path("a\0b").stat) == 1

@@ -176,6 +176,21 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
+def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
+    (tmp_path / "fruits.txt").write_text(TEXT[:23])  # of which 3 tokens are to validate
+    small = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    notes: list[object] = []
+    rungs = ("bigram", "multi-head", "transformer")
+    climbed = climb(
+        small.path,
+        checkpoint_dir=tmp_path / "runs",
+        on_event=notes.append,
+        **{**SMALL, "rungs": rungs},
+    )
+    assert Note("fruits-char is small: the rungs get a context of 2 tokens") in notes
+    assert {rung.run.config.model.block_size for rung in climbed.rungs} == {2}
+
+
 def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine-bigram").mkdir()
     with pytest.raises(AttnlmError, match="mine-bigram is there already"):

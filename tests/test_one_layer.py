@@ -7,6 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnlm.model.models import AttentionModel, build_model, cross_entropy
+from attnlm.model.one_layer import (
+    CompiledOneLayer,
+    OneLayer,
+    compiled_parts,
+    has_parts,
+    saved_by_compiling,
+    written_out,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,15 +26,6 @@ from attnlm.experiments import evaluate as evaluation
 from attnlm.experiments.evaluate import validation_loss
 from attnlm.model import kernels
 from attnlm.model.attention import SelfAttention
-from attnlm.model.models import AttentionModel, build_model, cross_entropy
-from attnlm.model.one_layer import (
-    CompiledOneLayer,
-    OneLayer,
-    compiled_parts,
-    has_parts,
-    saved_by_compiling,
-    written_out,
-)
 
 V, B, T = 11, 4, 5
 CPU = Device("cpu", "float32", "")

@@ -109,10 +109,10 @@ def test_a_name_is_not_given_by_chance() -> None:
 def test_where_words_start() -> None:
     text = "it's a b2b, no?"
     tokenizer = CharTokenizer("".join(sorted(set(text))))
-    starts = word_starts(tokenizer, tokenizer.encode(text).astype(np.int64)[None])[0]
+    starts = word_starts(tokenizer, np.array([tokenizer.encode(text)]))[0]
     assert [i for i, start in enumerate(starts) if start] == [3, 5, 7, 12]
     inside = "é ü"
-    ids = ByteTokenizer().encode(inside).astype(np.int64)[None]
+    ids = np.array([ByteTokenizer().encode(inside)])
     assert word_starts(ByteTokenizer(), ids)[0].tolist() == [False, False, False, True, False]
 
 

@@ -203,9 +203,23 @@ def test_the_data_set_is_prepared_as_it_was(
     capsys.readouterr()
 
 
+def test_several_sources_are_prepared_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b c.txt").write_bytes(b"the second\r\n" * 9)
+    Path("a.txt").write_bytes(b"the first\r" * 9)
+    dataset = attnlm.prepare(["b c.txt", "a.txt"], newlines="unix")
+    shutil.rmtree("data")
+    typed(prepare_command(dataset), monkeypatch)
+    again = attnlm.open_dataset(dataset.name)
+    assert again.train_sha256 == dataset.train_sha256 and again.newlines == "unix"
+    capsys.readouterr()
+
+
 def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
     dataset = attnlm.data.dataset.open_dataset(trained / "data" / "foxes")
-    piped = prepare_command(replace(dataset, source="-"))
+    piped = prepare_command(replace(dataset, source="-", sources=("-",)))
     assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
 
 

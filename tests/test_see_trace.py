@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from attnlm.see.code import as_code
 
 from attnlm.runs.run import load_model, open_run
-from attnlm.see.code import as_code
 from attnlm.see.trace import in_words, trace
 from tests.in_process import refused
 from tests.test_cli import attnlm, fails
@@ -34,7 +34,7 @@ TEXT = "the lazy\n"
 def logits_of(trained: Path, name: str, text: str) -> torch.Tensor:
     run = open_run(name, checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
-    ids = torch.from_numpy(run.tokenizer.encode(text).astype("int64"))
+    ids = torch.tensor(run.tokenizer.encode(text))
     with torch.inference_mode():
         logits: torch.Tensor = model.eval()(ids[None])[0]
     return logits
@@ -64,7 +64,7 @@ def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -
     traced = trace(run, TEXT)
     steps = {step.name: step for step in traced.steps}
     torch.testing.assert_close(steps["logits"].values, logits_of(trained, name, TEXT))
-    assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT).tolist()
+    assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
     for step in traced.steps:
         sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))
         assert sizes["T"] == len(TEXT) and sizes.get("V", run.vocab_size) == run.vocab_size

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnlm.model.explicit import explicit_pass
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import RUNGS
 from attnlm.experiments.snapshot import take_moment
-from attnlm.model.explicit import explicit_pass
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal

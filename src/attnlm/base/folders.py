@@ -50,10 +50,16 @@ def check_name(name: str, flag: str) -> None:
 def find_folder(name: str | Path | None, parent: Path, *, kind: str, hint: str) -> Path:
     """The folder of a data set or run by its name below `parent`, by its path, or the latest.
 
-    Raises AttnlmError, with the names that there are, when there is none.
+    Raises AttnlmError, with the names that there are, when there is none, and UsageError where
+    `name` is neither a name nor a path.
     """
     if name is None:
         return _latest(parent, kind, hint)
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(
+            f"a {kind} can't be of type {type(name).__name__}",
+            f"give a name, a path or an opened {kind}",
+        )
     below = parent / name
     if is_safe_name(str(name)) and is_folder(below):
         return below

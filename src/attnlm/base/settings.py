@@ -38,7 +38,8 @@ def fields_of(record: type) -> Mapping[str, Field[Any]]:
 
 
 @functools.cache
-def _type_of(record: type, name: str) -> type:
+def type_of(record: type, name: str) -> type:
+    """What a setting is when it is not None: bool, int, float or str."""
     hint = get_type_hints(record)[name]
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
@@ -46,7 +47,7 @@ def _type_of(record: type, name: str) -> type:
 def check_setting(record: type, name: str, value: object) -> None:
     """Raises UsageError unless a value has the type of a setting and keeps its limits."""
     described = fields_of(record)[name]
-    _check_type(_type_of(record, name), name, value)
+    _check_type(type_of(record, name), name, value)
     choices = described.metadata["choices"]
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)

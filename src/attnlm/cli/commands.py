@@ -60,11 +60,11 @@ def _root(
 @app.command()
 def prepare(
     source: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
             show_default=False,
-            help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin); "
-            "tinyshakespeare unless given, and tales where that can't be had",
+            help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin), or several, "
+            "joined in their order; default: tinyshakespeare, or tales where that can't be had",
         ),
     ] = None,
     tokenizer: Annotated[
@@ -81,6 +81,9 @@ def prepare(
     ] = None,
     data_dir: DataDir = Path("data"),
     encoding: Annotated[str, typer.Option(help="of the text")] = "utf-8",
+    newlines: Annotated[
+        str, typer.Option(help="keep|unix: line ends as they are, or CR LF and CR become LF")
+    ] = "keep",
     offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="replace another data set of the same name")
@@ -93,13 +96,14 @@ def prepare(
     display = console.PreparationDisplay()
     with contextlib.closing(display):
         dataset = run_prepare(
-            source,
+            source or None,
             tokenizer=tokenizer,
             val_fraction=val_fraction,
             val_file=val_file,
             name=name,
             data_dir=data_dir,
             encoding=encoding,
+            newlines=newlines,
             offline=offline,
             force=force,
             on_event=display,
@@ -115,6 +119,8 @@ def prepare(
         }
     )
     command = "attnlm train" + (f" --data-dir {data_dir}" if data_dir != Path("data") else "")
+    if dataset.largest_block_size < resolve({}).model.block_size:
+        command += f" --block-size {dataset.largest_block_size}"
     console.say_next(command)
     if json:
         console.result_json(
@@ -157,7 +163,9 @@ def train(
     steps: Annotated[int | None, _setting("steps")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(show_default=False, help="time to train for, in place of steps: 90s|5m|2h"),
+        typer.Option(
+            show_default=False, help="time to train for, in place of steps: 90s|5min|1h30m"
+        ),
     ] = None,
     batch_size: Annotated[int | None, _setting("batch_size")] = None,
     learning_rate: Annotated[float | None, _setting("learning_rate")] = None,
@@ -237,12 +245,20 @@ def train(
     _report_training(run, checkpoint_dir, json, quiet)
 
 
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_TIME = re.compile(
+    rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
+    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?"
+)
+
+
 def _seconds(text: str) -> float:
-    """90s, 5m, 2h or plain seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    """90s, 5min, 1h30m or plain seconds."""
+    match = _TIME.fullmatch(text.strip().lower())
+    parts = match.groups("0") if match else ()
+    seconds = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--budget can't be {text!r}", "give a time such as 90s, 5m or 2h")
+        raise UsageError(f"--budget can't be {text!r}", "give a time such as 90s, 5m or 1h30m")
     return seconds
 
 
@@ -327,7 +343,9 @@ def ladder(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(show_default=False, help="time for all rungs: 90s|5m|2h; 2m unless given"),
+        typer.Option(
+            show_default=False, help="time for all rungs: 90s|5min|1h30m; 2m unless given"
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -556,9 +574,9 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
+    about: dict[str, object] = {}
     if config.num_samples > 1:
         texts = [prompt + text for text in sampler.samples(ids, config)]
-        shown: dict[str, object] = {"texts": texts}
         if not json:
             console.write("\n---\n".join(texts))
     elif show_probs:
@@ -570,24 +588,24 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
                 choices.append(choice)
             display(choice)
         display.end()
-        shown = {
-            "text": prompt + "".join(choice.text for choice in choices),
-            "choices": [choice.facts() for choice in choices],
-        }
+        texts = [prompt + "".join(choice.text for choice in choices)]
+        about = {"choices": [choice.facts() for choice in choices]}
     else:
         pieces = [prompt]
         console.write("" if json else prompt)
         for piece in sampler.stream(ids, config):
             pieces.append(piece)
             console.write("" if json else piece)
-        shown = {"text": "".join(pieces)}
+        texts = ["".join(pieces)]
     seconds = time.perf_counter() - began
     count = config.tokens * config.num_samples
     speed = round(count / seconds) if seconds else 0
     if json:
         console.result_json(
             {
-                **shown,
+                "text": texts[0],
+                "texts": texts,
+                **about,
                 "tokens": count,
                 "seconds": round(seconds, 3),
                 "tokens_per_second": speed,

@@ -45,8 +45,8 @@ def result(text: str) -> None:
 
 
 def result_json(content: Mapping[str, Any]) -> None:
-    """One object on one line."""
-    result(json.dumps(content))
+    """One object on one line. Raises ValueError for NaN and infinity, which JSON does not have."""
+    result(json.dumps(content, allow_nan=False))
 
 
 def has_colour() -> bool:

@@ -16,7 +16,14 @@ from importlib import resources
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, Settings, check_setting, fields_of, setting
+from attnlm.base.settings import (
+    Setting,
+    Settings,
+    check_setting,
+    fields_of,
+    setting,
+    type_of,
+)
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -147,6 +154,17 @@ def help_of(name: str) -> str:
     described = fields_of(_RECORD_OF[name])[name].metadata
     choices = described["choices"]
     return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
+
+
+def described_settings() -> str:
+    """All settings with type, limits and help, for the docstring of `train`."""
+    lines = []
+    for name, record in _RECORD_OF.items():
+        described = fields_of(record)[name].metadata["limits"]
+        limits = [f"{words} {limit}" for words, limit in described.items()]
+        kind = type_of(record, name).__name__
+        lines += [f"{name} : {', '.join([kind, *limits])}", f"    {help_of(name)}"]
+    return "\n".join(lines)
 
 
 def flag(name: str) -> str:

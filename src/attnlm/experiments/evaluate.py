@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.batches import check_length
-from attnlm.data.dataset import Ids, check_ids, open_dataset
+from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.run import Run, load_model, open_dataset_of, open_run
 from attnlm.training.one_layer import one_layer_form
@@ -56,8 +56,7 @@ def validation_loss(
     that of the training. Raises AttnlmError when the split is too short for one window, or has ids
     that the model lacks.
     """
-    tokens = tokens[:MOST_TOKENS]
-    check_ids(tokens, model.vocab_size, "val.bin")
+    tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
     block_size = model.architecture.block_size
     check_length(len(tokens), block_size, "validation")
     whole = (len(tokens) - 1) // block_size
@@ -100,7 +99,7 @@ def evaluate(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "best",
-    data: str | Path | None = None,
+    data: str | Path | Dataset | None = None,
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -110,11 +109,10 @@ def evaluate(
 
     It is the number that training logged, to the bit on the same machine: parameters lie in memory
     as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
-    AttnlmError when something is missing or damaged, or when `data` was encoded by another
-    tokenizer.
+    AttnlmError when something is missing or damaged, when `data` was encoded by another tokenizer,
+    or when the loss is not finite.
     """
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
         dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     else:
@@ -132,7 +130,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(training.threads or threads)
     try:
-        return validation_loss(
+        evaluation = validation_loss(
             model,
             dataset.val,
             chosen,
@@ -141,3 +139,6 @@ def evaluate(
         )
     finally:
         torch.set_num_threads(threads)
+    if not math.isfinite(evaluation.loss):
+        raise NotFiniteError
+    return evaluation

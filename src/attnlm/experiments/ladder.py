@@ -167,7 +167,7 @@ def _differing(facts: Mapping[str, str]) -> str:
 
 
 def climb(
-    dataset: str | Path | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
     rungs: Sequence[str] | None = None,
     budget: float | None = None,
@@ -276,7 +276,7 @@ def _check_unchanged(made: Plan, given: Mapping[str, Any]) -> None:
             )
 
 
-def _same_dataset(made: Plan, named: str | Path | None, data_dir: Path) -> Dataset:
+def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path) -> Dataset:
     recorded = Path(made.dataset_path)
     dataset = open_dataset(
         named or (recorded if recorded.is_dir() else made.dataset), data_dir=data_dir
@@ -302,9 +302,12 @@ def _begin(
     seed = given.get("seed", drawn_seed())
     SamplingConfig(tokens=tokens)
     dataset.tokenizer.encode(prompt)  # a prompt that it can't read is told before hours of training
+    block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
+    if block_size < _BLOCK_SIZE:
+        on_event(Note(f"{dataset.name} is small: the rungs get a context of {block_size} tokens"))
     alike: dict[str, Setting] = {
         "seed": seed,
-        "block_size": _BLOCK_SIZE,
+        "block_size": block_size,
         "batch_size": _BATCH_SIZE,
         **{key: given[key] for key in ("steps", "budget", "eval_every") if key in given},
     }
@@ -320,7 +323,7 @@ def _begin(
         seed=seed,
         steps=steps,
         eval_every=eval_every,
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
         batch_size=_BATCH_SIZE,
         prompt=prompt,
         tokens=tokens,

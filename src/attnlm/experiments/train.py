@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import secrets
@@ -26,6 +27,7 @@ from attnlm.config.settings import (
     Config,
     Setting,
     TrainingConfig,
+    described_settings,
     flag,
     load_recipe,
     resolve,
@@ -56,10 +58,10 @@ _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", 
 
 
 def train(
-    dataset: str | Path | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
     recipe: str | Path | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | Run | None = None,
     name: str | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -69,11 +71,13 @@ def train(
 ) -> Run:
     """Trains a model on a prepared data set, and returns the run.
 
-    `dataset` is a name or path, by default the one prepared last; `settings` are the fields of
-    Architecture and TrainingConfig. With `resume` the named run goes on; beside it only steps,
-    eval_every, patience, device and threads are taken. `verify` reads all of the data's bins
-    where `open_dataset` would read samples. `on_event` is called with what happens: Note, and the
-    events of training.py. The run's curve.png is kept beside them.
+        run = attnlm.train("tales-char", model="transformer", steps=500, seed=1)
+
+    `dataset` is an opened one, a name or a path; default: the one prepared last. `settings` are the
+    fields of Architecture and TrainingConfig. With `resume` that run goes on; beside it only steps,
+    eval_every, patience, device, threads and compile are taken. `verify` reads all of the data's
+    bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
+    Started, Stepped, Evaluated and Finished. The run's curve.png is redrawn at each evaluation.
 
     Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
     last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
@@ -98,11 +102,19 @@ def train(
     return run
 
 
+train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
+
+Settings; their defaults depend on the model (`attnlm train --model NAME --print-config`):
+
+{described_settings()}
+"""
+
+
 @contextlib.contextmanager
 def _ready(
-    dataset: str | Path | None,
+    dataset: str | Path | Dataset | None,
     recipe: str | Path | None,
-    resume: str | Path | None,
+    resume: str | Path | Run | None,
     name: str | None,
     checkpoint_dir: Path,
     data_dir: Path,
@@ -122,6 +134,8 @@ def _ready(
         raise UsageError(
             "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
         )
+    if isinstance(resume, Run):
+        resume = resume.path.absolute()  # it may have been trained further since it was opened
     run = open_run(resume, checkpoint_dir=checkpoint_dir)
     with run.alone():
         yield _go_on(run, data_dir, verify, settings, on_event)
@@ -272,8 +286,9 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
 
     Raises AttnlmError where the data are too short for the context, or memory for the training.
     """
-    check_length(dataset.train_tokens, config.model.block_size, "training")
-    check_length(dataset.val_tokens, config.model.block_size, "validation")
+    hint = f"give --block-size {dataset.largest_block_size} or less, or prepare a longer text"
+    check_length(dataset.train_tokens, config.model.block_size, "training", hint)
+    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     check_memory(config, dataset.vocab_size, parameters, device)
     return parameters

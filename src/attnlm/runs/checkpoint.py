@@ -19,7 +19,12 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import LanguageModel, build_model, model_skeleton
+from attnlm.model.language_model import (
+    LanguageModel,
+    build_model,
+    check_finite,
+    model_skeleton,
+)
 from attnlm.runs.older_files import Shape, from_older, older_shapes
 from attnlm.training.optimizer import Optimizer
 
@@ -37,15 +42,22 @@ def save_checkpoint(
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
-    The file replaces an older one in one step. A digest of all that it holds is part of it.
+    The file replaces an older one in one step, and the same content is the same bytes. A digest of
+    all that it holds is part of it.
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
     if optimizer is not None:
         tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
-    metadata = {"facts": described, "digest": _digest(described, tensors)}
-    files.write_bytes(path, save(tensors, metadata))
+    content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
+    end = 8 + int.from_bytes(content[:8], "little")
+    # safetensors writes the keys of its header in an order that differs from call to call.
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with files.replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(memoryview(content)[end:])
 
 
 def load_checkpoint(
@@ -53,8 +65,9 @@ def load_checkpoint(
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
-    Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
-    types of all tensors are compared before any is read, and before the model takes memory.
+    Raises AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError
+    for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
+    tensors are compared before any is read, and before the model takes memory.
     """
     if not path.exists():
         raise AttnlmError(
@@ -96,6 +109,7 @@ def _load(
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
     if is_older:
         weights, state = from_older(weights, shapes), from_older(state, shapes)
+    check_finite(*weights.values())
     model = build_model(architecture, vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnlm.model.language_model import check_finite
 from attnlm.model.recorder import Recorder, record
 from attnlm.runs.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts
@@ -54,18 +55,22 @@ def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
     """The attention of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
-    missing or damaged, and for a bigram, which has no attention.
+    missing or damaged, for numbers that are not finite, and for a bigram, which has no attention.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = record(model.eval(), torch.tensor([ids]))
+    seen = record(model, torch.tensor([ids]))
     return attention_of(run, ids, seen)
 
 
 def attention_of(run: Run, ids: list[int], seen: Recorder) -> Attention:
-    """What a forward pass over `ids` found; no maps of a model without attention."""
+    """What a forward pass over `ids` found; no maps of a model without attention.
+
+    Raises NotFiniteError for NaN and infinity.
+    """
     has_maps = run.config.model.maps_per_layer > 0
     weights_LHTT = seen.weights[:, 0] if has_maps else torch.zeros(0, 0, len(ids), len(ids))
+    check_finite(weights_LHTT, seen.logits)
     return Attention(
         run=run.name,
         model=run.config.model.model,

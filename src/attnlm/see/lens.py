@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.language_model import LanguageModel, Transformer, check_finite
 from attnlm.model.recorder import Recorder
 
 
@@ -29,7 +29,7 @@ def logit_lens(model: LanguageModel, seen: Recorder) -> list[LensRow]:
     """A row for the embeddings and one for each layer; the last is the model's own prediction.
 
     None at all for a bigram, which has no layers; and none for embeddings of another width than the
-    head reads, which a one-layer rung may have.
+    head reads, which a one-layer rung may have. Raises NotFiniteError for NaN and infinity.
     """
     if not isinstance(model, Transformer):
         return []
@@ -43,5 +43,6 @@ def logit_lens(model: LanguageModel, seen: Recorder) -> list[LensRow]:
 
 
 def _row(name: str, logits_TV: Tensor) -> LensRow:
+    check_finite(logits_TV)
     probabilities_T, ids_T = torch.softmax(logits_TV, -1).max(-1)
     return LensRow(name, ids_T.tolist(), probabilities_T.tolist())

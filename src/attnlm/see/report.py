@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.compute.device import choose_device
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.runs.run import Run, load_model, open_dataset_of
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.attend import Attention, attention_of
-from attnlm.see.heads import HeadsReport, study_heads
+from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
@@ -120,7 +120,6 @@ def report(
         )
     given = None if text is None else ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    model.eval()
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()
     ids, text_is = (given, "the text that was asked for") if given else _passage(run, dataset)
@@ -176,7 +175,7 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     """The beginning of the validation split; None where it can't be had."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
-        ids = np.asarray(dataset.val[:most]).tolist()
+        ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
         return ids, f"the first {len(ids)} tokens of the validation split"
     try:
         ids = ids_within_context(run, "".join(run.ticker_passage()))
@@ -209,8 +208,6 @@ def _heads(
                 "the validation split",
             )
         studied = study_heads(run, tokens=np.array(given), **how)
-    except UsageError:
-        raise
-    except AttnlmError as error:  # too few tokens
+    except TooShortError as error:
         return None, error.message
     return studied, f"the {len(given or [])} tokens of the text above only, as {gone}"

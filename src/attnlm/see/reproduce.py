@@ -11,19 +11,21 @@ from attnlm.runs.run import Run
 
 
 def prepare_command(dataset: Dataset) -> str:
-    """What makes the data set again, where its source still is what it was.
+    """What makes the data set again, where its sources still are what they were.
 
     A text that came from stdin is called TEXT.
     """
-    words = ["attnlm", "prepare", dataset.source, "--tokenizer", dataset.tokenizer.name]
+    words = ["attnlm", "prepare", *dataset.sources, "--tokenizer", dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
     elif dataset.val_fraction is not None:
         words += ["--val-fraction", str(dataset.val_fraction)]
     if dataset.encoding != "utf-8":
         words += ["--encoding", dataset.encoding]
+    if dataset.newlines != "keep":
+        words += ["--newlines", dataset.newlines]
     words += ["--name", dataset.name, *_data_dir(dataset.path)]
-    return shlex.join(words) + (" < TEXT" if dataset.source == "-" else "")
+    return shlex.join(words) + (" < TEXT" if "-" in dataset.sources else "")
 
 
 def train_command(run: Run) -> str:

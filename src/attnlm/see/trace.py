@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts, visible
@@ -63,12 +64,14 @@ class Trace:
 def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
     """The forward pass of a run's checkpoint over `text`, computed on the CPU.
 
-    Raises AttnlmError when the text does not fit the context or the vocabulary, and when files
-    are missing or damaged.
+    Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
+    missing or damaged, and for numbers that are not finite.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = record(model.eval(), torch.tensor([ids]))
+    seen = record(model, torch.tensor([ids]))
+    steps = list(_steps(run.config.model, seen))
+    check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(seen.logits[0], -1)
     last_V = probabilities_TV[-1]
     order = torch.argsort(last_V, descending=True, stable=True)[:_LIKELIEST].tolist()
@@ -78,7 +81,7 @@ def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
         tokens=token_texts(run.tokenizer, ids),
         steps=[
             Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
-            *_steps(run.config.model, seen),
+            *steps,
             Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
         ],
         likeliest=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),

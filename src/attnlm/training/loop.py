@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Evaluated:
 
     record: dict[str, Any]
     improved: bool
-    moment: Moment | None = None
+    moment: Moment | None = field(default=None, repr=False)
     """What the model said and saw then."""
 
 
@@ -94,7 +94,7 @@ class TrainingState:
     loss_sum: float = 0.0
     """Of the training losses since the newest evaluation."""
     seconds: float = 0.0
-    """Wall time of the run, evaluations and saving included."""
+    """Wall time of the run, evaluations and saving included. Not saved with the weights."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
@@ -103,7 +103,7 @@ class TrainingState:
         return {name: getattr(self, name) for name in _FACTS}
 
 
-_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum", "seconds")
+_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum")
 
 
 def keeping_random_state(device: Device) -> contextlib.AbstractContextManager[None]:
@@ -121,12 +121,14 @@ def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingSt
 
 
 def saved_state(run: Run, device: Device) -> TrainingState:
-    """The state that the run's last checkpoint holds. Raises AttnlmError as loading does."""
+    """The state that the run's last checkpoint holds. Raises AttnlmError as reading it does."""
     model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
     model.to(device.torch)
     optimizer = Optimizer(model, run.config.training)
     state = TrainingState(model, optimizer, device)
     known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
+    older = facts.get("seconds", 0.0)  # which is where older versions kept them
+    known = known and type(older) is float and older < math.inf
     if not known or facts["step"] < 0 or optimizer.state().keys() != tensors.keys():
         raise AttnlmError(
             f"{run.last} does not hold the state that its run describes",
@@ -134,7 +136,9 @@ def saved_state(run: Run, device: Device) -> TrainingState:
         )
     optimizer.load_state(tensors)
     saved = {name: facts[name] for name in _FACTS}
-    return replace(state, **saved, saved_step=facts["step"])
+    records = run.metrics_until(facts["evaluated_step"])
+    seconds = max([older, run.stopped_after, *(record["seconds"] for record in records)])
+    return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
 
 
 def training_batches(config: Config, dataset: Dataset) -> Batches:
@@ -256,6 +260,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
             with _explaining(run, state):
                 state.loss_sum = stepper.read_loss_sum()
                 _save_last(run, stepper)
+                replace(run, stopped_after=round(state.seconds, 3)).save_config()
             raise
 
 
