@@ -5,7 +5,6 @@ Every setting is one field below; its one line of help is also the help of the f
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.suggestions import suggestion
 
 Setting = bool | int | float | str
 Settings = dict[str, Setting]
@@ -280,7 +280,7 @@ def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
 def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
     for given in (settings, recipe):
         for name, value in given.items():
-            _check(name, value)
+            check_setting(name, value)
     recipe, dropped = _without_unused(dict(recipe), settings)
     given = {**recipe, **settings}
     rung = str(given.get("model", _FIELDS["model"].default))
@@ -389,17 +389,15 @@ def _check_training(
         )
 
 
-def _check(name: str, value: Setting) -> None:
-    """One setting by itself: its name, type and range."""
+def check_setting(name: str, value: Setting) -> None:
+    """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _FIELDS:
-        near = difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_FIELDS)}"
+        hint = suggestion(name, _FIELDS, f"the keys are {', '.join(_FIELDS)}")
         raise UsageError(f"unknown key {name!r}", hint)
     _check_type(name, value)
     choices = _FIELDS[name].metadata["choices"]
     if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
+        hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
         raise UsageError(f"{flag(name)} can't be {value!r}", hint)
     holds = {
         "at least": lambda limit: value >= limit,
@@ -455,8 +453,7 @@ def load_recipe(name: str) -> Settings:
         text = content.decode("utf-8-sig")
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
-        near = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names())}"
+        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
     except OSError as error:
         raise AttnlmError(

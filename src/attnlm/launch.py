@@ -35,12 +35,14 @@ from attnlm.errors import AttnlmError, UsageError
 from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.files import explaining
+from attnlm.folders import command_for
 from attnlm.interruption import Interruption
 from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.moments import take_moment
 from attnlm.native import COMPILATION
 from attnlm.one_layer import compiled_parts, has_parts, saved_by_compiling
+from attnlm.readable import duration
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.threads import choose_threads
 from attnlm.training import (
@@ -193,7 +195,8 @@ def _go_on(
             f"{run.name} has made {state.step} steps already",
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
-    with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
+    again = command_for("attnlm train --resume", run.path)
+    with explaining(run.path, f"make room, then: {again}"):
         run.keep_until(state.evaluated_step)
         if changed:
             run.save_config()
@@ -316,8 +319,8 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     fit = "one step fits" if planned.steps == 1 else f"{planned.steps:,} steps fit"
     on_event(
         Note(
-            f"{fit} into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
-            f"an evaluation {pace.evaluation:.2g} s"
+            f"{fit} into {duration(budget)}: one takes {duration(pace.step)}, "
+            f"an evaluation {duration(pace.evaluation, 2)}"
         )
     )
     if planned.warmup < config.training.warmup:

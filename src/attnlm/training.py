@@ -22,6 +22,7 @@ from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.evaluation import validation_loss
 from attnlm.events import OnEvent
+from attnlm.folders import command_for
 from attnlm.interruption import Interrupted, Interruption
 from attnlm.memory import estimate_memory
 from attnlm.model import LanguageModel, build_model, cross_entropy
@@ -286,7 +287,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
     except OSError as error:
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"make room, then: attnlm train --resume {run.name}; {left()}",
+            f"make room, then: {command_for('attnlm train --resume', run.path)}; {left()}",
         ) from error
 
 

@@ -16,6 +16,7 @@ from attnlm.device import choose_device
 from attnlm.errors import AttnlmError
 from attnlm.events import OnEvent
 from attnlm.explicit import explicit_pass
+from attnlm.folders import command_for
 from attnlm.model import LanguageModel
 from attnlm.optimizer import learning_rate_factor
 from attnlm.run import Run, load_model, open_dataset_of
@@ -27,6 +28,8 @@ from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.text import ids_within_context
 from attnlm.ticker import PASSAGE, Moment
 from attnlm.verdict import verdict
+
+_TOKENS, _SEED = 500, 1  # of the longer text
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Report:
     """why the data set can't be had, in words; empty where it can"""
     commands: Sequence[str]
     """what makes the run again"""
+    sample: str
+    """a longer text, without a prompt"""
+    sample_command: str
+    """what prints that text, on a CPU"""
 
     @property
     def best(self) -> Mapping[str, Any]:
@@ -89,7 +96,8 @@ class Report:
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
-            "commands": list(self.commands),
+            "sample": self.sample,
+            "commands": [*self.commands, self.sample_command],
         }
 
 
@@ -116,7 +124,8 @@ def report(
     records = run.metrics()
     if not records:
         raise AttnlmError(
-            f"{run.name} has no evaluations yet", f"go on with it: attnlm train --resume {run.name}"
+            f"{run.name} has no evaluations yet",
+            f"go on with it: {command_for('attnlm train --resume', run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
@@ -144,6 +153,7 @@ def report(
             data_dir=data_dir,
             on_event=on_event,
         )
+    sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
     return Report(
         run=run,
         checkpoint=checkpoint,
@@ -160,8 +170,9 @@ def report(
         commands=[
             *([prepare_command(dataset)] if dataset else []),
             train_command(run),
-            sample_command(),
         ],
+        sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
+        sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
 
 
@@ -185,8 +196,12 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
 
+def _sampler(run: Run, model: LanguageModel) -> Sampler:
+    return Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+
+
 def _own_words(run: Run, model: LanguageModel) -> list[int]:
-    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    sampler = _sampler(run, model)
     ids = sampler.prompt_ids("")
     tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
     for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):
