@@ -325,9 +325,50 @@ def test_talking_ends_with_bye_or_the_end_of_input(project: Path) -> None:
     flags = ["sample", "small", "-i", "--tokens", "5", "--seed", "1"]
     bye = attnlm(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
     assert len(bye.stdout) == 6
+    for end in ("quit", "exit", "/quit"):
+        assert attnlm(*flags, cwd=project, stdin=f"the dog\n{end}\nfox\n").stdout == bye.stdout
     ended = attnlm(*flags, cwd=project, stdin="the dog\nÜ\nfox\n")
     assert len(ended.stdout) == 12
     assert "lacks 'Ü'" in ended.stderr
+    prompted = attnlm(*flags, "--prompt", "Ü", cwd=project, stdin="the dog\n")
+    assert "lacks 'Ü'" in prompted.stderr and prompted.stdout == bye.stdout
+
+
+def test_commands_while_talking_are_obeyed_and_are_no_text(project: Path) -> None:
+    flags = ["sample", "small", "-i", "--tokens", "5"]
+    plain = attnlm(*flags, "--seed", "1", "--temperature", "0.5", cwd=project, stdin="the dog\n")
+    lines = ["/help", "/seed x", "/seed 1", "/temperature -1", "/temperature 0.5", "/nothing"]
+    done = attnlm(*flags, cwd=project, stdin="\n".join([*lines, "the dog", ""]))
+    assert done.stdout == plain.stdout
+    for words in (
+        "/temperature X",
+        "error: /seed can't be 'x'\nhint: it must be a number\n",
+        "seed 1\n",
+        "error: /temperature can't be '-1'\nhint: it must be 0 (greedy) or more\n",
+        "error: there is no /nothing\nhint: there is /seed N, /temperature X, ",
+    ):
+        assert words in done.stderr
+    last = attnlm(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
+    assert len(last.stdout) == 12
+
+
+def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
+    attnlm("train", *QUICK, "--name", "older", cwd=project)
+    attnlm("train", *QUICK, "--name", "newer", cwd=project)
+    longer = attnlm("train", "--resume", "older", "--steps", "8", "-q", cwd=project)
+    assert longer.stderr.endswith("next  attnlm sample older --tokens 500\n")
+    sampled = attnlm("sample", "newer", "--tokens", "1", cwd=project)
+    assert sampled.stderr.endswith("next  attnlm report\n")
+    sampled = attnlm("sample", "older", "--tokens", "1", cwd=project)
+    assert sampled.stderr.endswith("next  attnlm report older\n")
+    away = project / "away"
+    away.mkdir()
+    (project / "checkpoints" / "older").rename(away / "older")
+    for arguments in (["away/older"], ["older", "--checkpoint-dir", "away"]):
+        sampled = attnlm("sample", *arguments, "--tokens", "1", cwd=project)
+        assert sampled.stderr.endswith("next  attnlm report older --checkpoint-dir away\n")
+    longer = attnlm("train", "--resume", "away/older", "--steps", "9", "-q", cwd=project)
+    assert longer.stderr.endswith("next  attnlm sample older --tokens 500 --checkpoint-dir away\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
@@ -399,6 +440,7 @@ def test_named_errors(project: Path) -> None:
         (["sample", "--show-probs", "--json", "--tokens=2000000"], 2, "2000000", f"{2**20}"),
         (["sample", "small", "--prompt", "Ünü"], 1, "lacks 'Ü', 'ü'", ""),
         (["sample", "small", "--checkpoint", "newest"], 2, "newest", "best or last"),
+        (["sample", "small", "--device", "gpu"], 2, "gpu", "cuda"),
         (["eval", "small", "--data", "nothing"], 1, "nothing", ""),
     ]:
         if "cuda" in arguments and _has_cuda():

@@ -38,7 +38,7 @@ def test_every_rung_has_complete_defaults(rung: str) -> None:
     [
         ({"model": "bigram", "heads": 4}, "--heads does not apply to bigram", "multi-head"),
         ({"layers": 2}, "--layers does not apply to multi-head", "transformer"),
-        ({"model": "tranformer"}, "--model can't be 'tranformer'", "'transformer'"),
+        ({"model": "tranformer"}, "--model can't be 'tranformer'", "transformer?"),
         ({"heads": 3, "embed_dim": 32}, "can't be divided", "--embed-dim 30"),
         ({"model": "transformer", "head_size": 5}, "odd", "--head-size 6"),
         ({"heads": 0}, "--heads 0 is out of range", "at least 1"),
@@ -48,7 +48,7 @@ def test_every_rung_has_complete_defaults(rung: str) -> None:
         ({"sampling": "random", "stride": 4}, "--stride does not apply", "leave"),
         ({"model": "bigram", "optimizer": "muon"}, "no matrices", "adamw"),
         ({"steps": 5, "warmup": 6}, "longer than the run", "fewer"),
-        ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "'embed_dim'"),
+        ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "embed_dim?"),
         ({"heads": 2.0}, "--heads can't be 2.0", "a whole number"),
         ({"projection": 1}, "--projection can't be 1", "true or false"),
         ({"seed": True}, "--seed can't be True", "a whole number"),

@@ -101,9 +101,9 @@ def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.Monk
     ("seconds_left", "quiet", "says"),
     [
         (59.0, False, ""),
-        (852.0, False, "step     20  about 14 minutes left\n"),
-        (61.0, False, "step     20  about 1 minute left\n"),
-        (9000.0, False, "step     20  about 2.5 hours left\n"),
+        (852.0, False, "step     20  about 14 min left\n"),
+        (61.0, False, "step     20  about 61 s left\n"),
+        (9000.0, False, "step     20  about 2.5 h left\n"),
         (852.0, True, ""),
     ],
 )

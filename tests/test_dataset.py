@@ -292,7 +292,9 @@ def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> Non
         return caught.value.hint
 
     assert "attnlm prepare" in str(hint("psalms"))
-    for there in ("foxes", "geese", "hens", "ibises", "jays", "kites"):
+    for age, there in enumerate(("geese", "foxes", "hens", "ibises", "jays", "kites")):
         (tmp_path / there).mkdir()
+        (tmp_path / there / "meta.json").touch()
+        os.utime(tmp_path / there / "meta.json", (2**30 - age, 2**30 - age))
     assert hint("fox") == "did you mean foxes?"
-    assert hint("psalms") == "there is foxes, geese, hens, ibises, jays and 1 more"
+    assert hint("psalms") == "there is geese, foxes, hens, ibises, jays and 1 more"

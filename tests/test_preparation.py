@@ -194,6 +194,12 @@ def test_the_bigram_loss_is_that_of_counted_pairs(
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_text_of_one_character_has_no_negative_loss(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 100)
+    dataset = prepare(tmp_path / "a.txt", data_dir=tmp_path / "data")
+    assert str(dataset.bigram_loss) == "0.0"
+
+
 MIXED = "\ufeffA cat.\r\nna\u0131\u0308ve \u65e5\u672c, \U0001d11e!\x7f\x80\xff ab" * 3 + "\u732b"
 
 

@@ -159,7 +159,7 @@ def test_what_the_command_shows(trained: Path) -> None:
     facts = json.loads(attnlm(*flags, "--json", cwd=trained).stdout)
     assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
     for line, head in zip(lines[1:-1], facts["heads"], strict=True):
-        assert line.split()[-1] == f"{head['loss_change']:+.4f}" and head["name"] in line
+        assert line.split()[-1] == f"{head['loss_change']:+z.4f}" and head["name"] in line
 
 
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ def test_what_the_command_shows(trained: Path) -> None:
     assert "Infinity" not in text and "NaN" not in text
     masks = [step["values"] for step in json.loads(text)["steps"] if step["name"] == "mask"]
     assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
+
+
+def test_what_rounds_to_nothing_has_no_sign(trained: Path) -> None:
+    traced = trace(open_run("average", checkpoint_dir=trained / "checkpoints"), "the")
+    tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
+    words = "\n".join(in_words(replace(traced, steps=tiny)))
+    assert " 0.000" in words and "-0.000" not in words
 
 
 def test_what_is_refused(trained: Path) -> None:

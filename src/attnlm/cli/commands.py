@@ -15,6 +15,8 @@ import typer
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.folders import command_for
+from attnlm.base.readable import duration
 from attnlm.cli import console
 from attnlm.cli import see as cli_see
 from attnlm.cli.options import (
@@ -118,10 +120,10 @@ def prepare(
             "losses": _reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
         }
     )
-    command = "attnlm train" + (f" --data-dir {data_dir}" if data_dir != Path("data") else "")
+    flags = []
     if dataset.largest_block_size < resolve({}).model.block_size:
-        command += f" --block-size {dataset.largest_block_size}"
-    console.say_next(command)
+        flags = ["--block-size", str(dataset.largest_block_size)]
+    console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     if json:
         console.result_json(
             {
@@ -240,9 +242,9 @@ def train(
         except KeyboardInterrupt:
             display.close()
             if display.run is not None:
-                _say_how_to_resume(display.run, checkpoint_dir)
+                _say_how_to_resume(display.run)
             raise
-    _report_training(run, checkpoint_dir, json, quiet)
+    _report_training(run, json, quiet)
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
@@ -265,23 +267,18 @@ def _seconds(text: str) -> float:
 def _reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
     parts = [f"guessing (ln V) {math.log(vocab_size):.4f}"]
     if bigram is not None:
-        parts.append(f"counted bigram {bigram:.4f}")
+        parts.append(f"counted bigram {bigram:z.4f}")
     if floor is not None:
-        parts.append(f"floor {floor:.4f}")
+        parts.append(f"floor {floor:z.4f}")
     return ", ".join(parts) + " nats per token"
 
 
-def _say_how_to_resume(run: Any, checkpoint_dir: Path) -> None:
+def _say_how_to_resume(run: Any) -> None:
     console.say(f"stopped; the last complete step is saved in {run.path}")
-    console.say_next(f"attnlm train --resume {run.name}{_checkpoint_flag(checkpoint_dir)}")
+    console.say_next(command_for("attnlm train --resume", run.path))
 
 
-def _checkpoint_flag(checkpoint_dir: Path) -> str:
-    default = checkpoint_dir == Path("checkpoints")
-    return "" if default else f" --checkpoint-dir {checkpoint_dir}"
-
-
-def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) -> None:
+def _report_training(run: Any, json: bool, quiet: bool) -> None:
     from attnlm.see.curves import plain_curve, references_of
     from attnlm.see.verdict import verdict
     from attnlm.training.memory import estimate_memory
@@ -290,7 +287,7 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
     if not records:
         raise AttnlmError(
             f"{run.path / 'metrics.jsonl'} has no evaluations",
-            "its checkpoints can be measured again: attnlm eval",
+            f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
         )
     if sys.stderr.isatty() and not quiet:
         console.say(plain_curve(records, references_of(run)))
@@ -302,10 +299,10 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
             f"{best['bits_per_byte']:.3f} bits per byte",
             "beside": _reference_losses(run.vocab_size, bigram, floor),
             "verdict": verdict(records, bigram_loss=bigram, floor=floor),
-            "time": f"{last['seconds']:.1f} s, {last['tokens']:,} tokens",
+            "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )
-    console.say_next(f"attnlm sample --tokens 500{_checkpoint_flag(checkpoint_dir)}")
+    console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
     if json:
         console.result_json(
             {
@@ -414,8 +411,7 @@ def ladder(
             display.close()
             if started:
                 console.say(f"stopped; the rungs so far are beside {started[0]}")
-                flags = _checkpoint_flag(checkpoint_dir)
-                console.say_next(f"attnlm ladder --resume {started[0].name}{flags}")
+                console.say_next(command_for("attnlm ladder --resume", started[0]))
             raise
     _report_ladder(climbed, write_ladder(climbed), json)
 
@@ -433,7 +429,7 @@ def _report_ladder(climbed: Any, page: Path, json: bool) -> None:
             (
                 rung.model,
                 f"{rung.best['val_loss']:.4f}",
-                "–" if gain is None else f"{gain:+.4f}",
+                "–" if gain is None else f"{gain:+z.4f}",
                 f"{rung.best['bits_per_byte']:.3f}",
                 f"{rung.run.parameters:,}",
                 f"{rung.last['seconds']:.1f}",
@@ -509,7 +505,7 @@ def sample(
         typer.Option("--show-probs", help="how likely each token was, and which others were"),
     ] = False,
     interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="talk back and forth, until /bye")
+        bool, typer.Option("--interactive", "-i", help="talk back and forth; /help says how")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -558,7 +554,7 @@ def sample(
         _talk(sampler, text, config)
     else:
         _sample(sampler, text, config, json, show_probs)
-        console.say_next(f"attnlm report{_checkpoint_flag(checkpoint_dir)}")
+        console.say_next(command_for("attnlm report", opened.path))
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -618,29 +614,65 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
         console.write("\n")
     else:
         console.say("")  # where both streams are shown, the text ends on a line of its own
-    console.say(f"{count:,} tokens in {seconds:.2f} s, {speed:,} tokens/s")
+    console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
 
 
 def _talk(sampler: Any, prompt: str, config: Any) -> None:
     """Each line typed is added to the text, and the model continues it."""
-    console.say("type a line and the model continues; /bye or the end of input stops")
-    ids = sampler.prompt_ids(prompt) if prompt else []
-    turn = 0
+    console.say("type a line and the model continues; /help says what else there is, /bye stops")
+    ids: list[int] = []
+    if prompt:
+        _extend(ids, sampler, prompt)
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
         line = sys.stdin.readline()
-        if not line or line.strip() == "/bye":
+        if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
             return
+        if command := re.match(r"/([a-z]+)(?:\s|$)", line):
+            config = _obeyed(command[1], line[command.end() :].strip(), config)
+        elif _extend(ids, sampler, line):
+            for piece in sampler.stream(ids, config):
+                console.write(piece)
+            console.write("\n")
+            config = replace(config, seed=(config.seed + 1) % 2**63)
+
+
+def _extend(ids: list[int], sampler: Any, text: str) -> bool:
+    """Whether `text` could be added to the ids; if not, that was said."""
+    if sampler.tokenizer.newline is None:
+        text = text.rstrip("\n")  # the end of a line is no part of such texts
+    try:
+        ids.extend(sampler.prompt_ids(text) if text or not ids else [])
+    except AttnlmError as error:
+        console.fail(error.message, error.hint)
+        return False
+    return True
+
+
+_TALK_HELP = {
+    "/seed N": "draw from another seed",
+    "/temperature X": "below 1 likely tokens gain, above 1 the others do; 0 is greedy",
+    "/help": "this list",
+    "/bye, quit, exit": "stop, as the end of input does",
+}
+
+
+def _obeyed(command: str, value: str, config: Any) -> Any:
+    """The settings after a command that was typed; what is wrong with it is said."""
+    kinds: dict[str, type] = {"seed": int, "temperature": float}
+    if command == "help":
+        console.say_facts(_TALK_HELP)
+    elif command not in kinds:
+        console.fail(f"there is no /{command}", f"there is {', '.join(_TALK_HELP)}")
+    else:
         try:
-            ids.extend(sampler.prompt_ids(line))
-        except AttnlmError as error:
-            console.fail(error.message, error.hint)
-            continue
-        for piece in sampler.stream(ids, replace(config, seed=config.seed + turn)):
-            console.write(piece)
-        console.write("\n")
-        turn += 1
+            config = replace(config, **{command: kinds[command](value)})
+            console.say(f"{command} {value}")
+        except (ValueError, UsageError) as error:
+            hint = error.hint if isinstance(error, UsageError) else "it must be a number"
+            console.fail(f"/{command} can't be {value!r}", hint)
+    return config
 
 
 @app.command("eval")
@@ -684,9 +716,11 @@ def measure(
             }
         )
     else:
+        perplexity = evaluation.perplexity
+        shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
         console.result(
             f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte, "
-            f"perplexity {evaluation.perplexity:.3f}"
+            f"perplexity {shown}"
         )
 
 

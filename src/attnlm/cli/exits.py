@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import re
@@ -21,6 +20,7 @@ import typer
 from attnlm.base import signals as interruption
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import Interrupted
+from attnlm.base.suggestions import answer, same, suggestion
 from attnlm.cli import console
 
 _PATIENCE = 2.0  # seconds from a signal to the end of the process
@@ -132,20 +132,44 @@ def _explain(error: BaseException) -> int:
 
 
 def _explain_usage(error: Any) -> int:
-    message, _, suggestion = str(error.format_message()).splitlines()[0].partition(" Did you mean ")
-    command = _command_of(error)
-    if near := getattr(error, "possibilities", None):
-        nearest = max(near, key=lambda option: _similarity(option, error.option_name))
-        message, suggestion = message.split(" (")[0], f"{nearest}?"
-    message = message.removesuffix(".")
-    if argument := _argument_typed_as_an_option(error):
-        hint = f"{argument} is given without a flag: {command} {argument}"
-    elif run := _run_typed_as_an_argument(error):
-        hint = f"a run is given by a flag: {command} --run {run}"
-    else:
-        hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
-    console.fail(message[:1].lower() + message[1:], hint)
+    message = str(error.format_message()).splitlines()[0]
+    message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
+    console.fail(message[:1].lower() + message[1:], _usage_hint(error))
     return 2
+
+
+def _usage_hint(error: Any) -> str:
+    command = _command_of(error)
+    otherwise = f"see {command} --help"
+    if hasattr(error, "possibilities"):
+        return _option_hint(error, otherwise)
+    if unknown := re.match(r"No such command '(\S+)'", error.message):
+        commands = error.ctx.command.commands
+        return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
+    if run := _run_typed_as_an_argument(error):
+        return f"a run is given by a flag: {command} --run {run}"
+    return otherwise
+
+
+def _option_hint(error: Any, otherwise: str) -> str:
+    """On an option that the command lacks: it has another name, is an argument, or another's."""
+    typed, command = error.option_name, error.ctx.command
+    ours = _options(command)
+    if same(typed, ours):
+        return suggestion(typed, ours, otherwise)
+    arguments = [p.name for p in command.params if p.param_type_name == "argument"]
+    if argument := same(typed, arguments):
+        argument = argument.upper()  # as the command's help calls it
+        return f"{argument} is given without a flag: {error.ctx.command_path} {argument}"
+    others = getattr(error.ctx.find_root().command, "commands", {})
+    having = {name: option for name in others if (option := same(typed, _options(others[name])))}
+    if having:
+        return f"{next(iter(having.values()))} is an option of attnlm {', '.join(having)}"
+    return suggestion(typed, ours, otherwise)
+
+
+def _options(command: Any) -> list[str]:
+    return [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
 
 
 def _command_of(error: Any) -> str:
@@ -155,14 +179,6 @@ def _command_of(error: Any) -> str:
     return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])
 
 
-def _argument_typed_as_an_option(error: Any) -> str | None:
-    """RUN for `attnlm eval --run`, as the command's help calls it."""
-    typed = getattr(error, "option_name", "").removeprefix("--")
-    parameters = error.ctx.command.params if error.ctx is not None else ()
-    arguments = [p.name for p in parameters if p.param_type_name == "argument"]
-    return typed.upper() if typed in arguments else None
-
-
 def _run_typed_as_an_argument(error: Any) -> str | None:
     """X for `attnlm heads X`: the command has no arguments, but a run is one of its options."""
     extra = re.search(r"unexpected extra argument\S* \((\S+)\)$", error.message)
@@ -170,10 +186,6 @@ def _run_typed_as_an_argument(error: Any) -> str | None:
     kinds = {parameter.name: parameter.param_type_name for parameter in parameters}
     is_meant = kinds.get("run") == "option" and "argument" not in kinds.values()
     return extra[1] if extra and is_meant else None
-
-
-def _similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -5,7 +5,6 @@ Every setting is one field below; its one line of help is also the help of the f
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -16,14 +15,8 @@ from importlib import resources
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import (
-    Setting,
-    Settings,
-    check_setting,
-    fields_of,
-    setting,
-    type_of,
-)
+from attnlm.base.settings import Setting, Settings, check_value, fields_of, setting, type_of
+from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -205,7 +198,7 @@ def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
 def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
     for given in (settings, recipe):
         for name, value in given.items():
-            _check(name, value)
+            check_setting(name, value)
     recipe, dropped = _without_unused(dict(recipe), settings)
     given = {**recipe, **settings}
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
@@ -274,13 +267,12 @@ def _has_matrices(model: Architecture) -> bool:
     return model.attention == "softmax" or model.mlp != "none"
 
 
-def _check(name: str, value: Setting) -> None:
-    """One setting by itself: its name, type and range."""
+def check_setting(name: str, value: Setting) -> None:
+    """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _RECORD_OF:
-        near = difflib.get_close_matches(name, _RECORD_OF, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_RECORD_OF)}"
+        hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
         raise UsageError(f"unknown key {name!r}", hint)
-    check_setting(_RECORD_OF[name], name, value)
+    check_value(_RECORD_OF[name], name, value)
 
 
 def load_recipe(name: str) -> Settings:
@@ -301,8 +293,7 @@ def load_recipe(name: str) -> Settings:
         text = content.decode("utf-8-sig")
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
-        near = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names())}"
+        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
     except OSError as error:
         raise AttnlmError(

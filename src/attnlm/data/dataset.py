@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, read_json, unless_replaced
-from attnlm.base.folders import find_folder, is_safe_name
+from attnlm.base.folders import find_folder, how_to_make, is_safe_name
 from attnlm.tokens import tokenizer
 
 FORMAT = 1  # of meta.json and the files beside it
@@ -28,7 +28,6 @@ _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
 _SAMPLE = 2**20  # bytes
-_NONE = "prepare one: attnlm prepare"
 _DAMAGED = "prepare it again with --force, or copy it again from where it came"
 
 
@@ -98,7 +97,7 @@ def open_dataset(
     there is none, or when one of its files is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
-        path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
+        path = find_folder(path_or_name, Path(data_dir), kind="data set")
     elif verify:
         path = path_or_name.path
     else:
@@ -191,7 +190,10 @@ _META: dict[str, Callable[[Any], bool]] = {
 def _read_meta(path: Path) -> dict[str, Any]:
     """What meta.json says, every value of the right kind."""
     if not path.is_file():
-        raise AttnlmError(f"{path.parent} is not a data set: it has no {path.name}", _NONE)
+        raise AttnlmError(
+            f"{path.parent} is not a data set: it has no {path.name}",
+            how_to_make("data set", path.parent.parent),
+        )
     meta = read_json(path, _MAX_META)
     if meta.get("format") != FORMAT:
         raise AttnlmError(

@@ -438,7 +438,7 @@ def _bigram_loss(train: _Bin, val: _Bin) -> float | None:
         return None
     counts_VV = train.pair_counts + 1
     log_p_VV = np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
-    return float(-(val.pair_counts * log_p_VV).sum() / val.pair_counts.sum())
+    return 0.0 - float((val.pair_counts * log_p_VV).sum() / val.pair_counts.sum())  # never −0
 
 
 # --- Where the folder goes ------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
+from attnlm.base.folders import command_for
+from attnlm.base.readable import duration
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.threads import choose_threads
@@ -192,7 +194,8 @@ def _go_on(
             f"{run.name} has made {state.step} steps already",
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
-    with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
+    again = command_for("attnlm train --resume", run.path)
+    with explaining(run.path, f"make room, then: {again}"):
         run.keep_until(state.evaluated_step)
         if changed:
             run.save_config()
@@ -319,8 +322,8 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     fit = "one step fits" if planned.steps == 1 else f"{planned.steps:,} steps fit"
     on_event(
         Note(
-            f"{fit} into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
-            f"an evaluation {pace.evaluation:.2g} s"
+            f"{fit} into {duration(budget)}: one takes {duration(pace.step)}, "
+            f"an evaluation {duration(pace.evaluation, 2)}"
         )
     )
     if planned.warmup < config.training.warmup:

@@ -19,6 +19,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import (
     check_name,
+    command_for,
     find_folder,
     is_folder,
     remove_leftovers,
@@ -208,7 +209,7 @@ def open_run(
     """
     if isinstance(name, Run):
         return name
-    path = find_folder(name, Path(checkpoint_dir), kind="run", hint="train one: attnlm train")
+    path = find_folder(name, Path(checkpoint_dir), kind="run")
     if (path / "ladder.json").exists():
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
@@ -335,7 +336,7 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
             break
     raise AttnlmError(
         f"there is a run called {name} already, and runs are never overwritten",
-        f"give another --name, or go on with it: attnlm train --resume {name}",
+        f"give another --name, or go on with it: {command_for('attnlm train --resume', path)}",
     )
 
 

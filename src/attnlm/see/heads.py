@@ -304,7 +304,7 @@ def in_words(report: HeadsReport) -> Iterator[str]:
     yield f"layer  head  {'name':<14}{columns}{column('loss change') if report.loss else ''}"
     for head in report.heads:
         scores = "".join(column(f"{head.scores[pattern]:.3f}") for pattern in PATTERNS)
-        change = "" if head.loss_change is None else column(f"{head.loss_change:+.4f}")
+        change = "" if head.loss_change is None else column(f"{head.loss_change:+z.4f}")
         yield f"{head.layer + 1:>5}  {head.head + 1:>4}  {head.name:<14}{scores}{change}"
     chance = "".join(column(f"{report.chance[pattern]:.3f}") for pattern in PATTERNS)
     yield f"{'equal shares score':<27}{chance}"

@@ -13,6 +13,7 @@ import torch
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
+from attnlm.base.folders import command_for
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
@@ -27,6 +28,8 @@ from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
 from attnlm.see.verdict import verdict
 from attnlm.training.optimizer import learning_rate_factor
+
+_TOKENS, _SEED = 500, 1  # of the longer text
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Report:
     """why the data set can't be had, in words; empty where it can"""
     commands: Sequence[str]
     """what makes the run again"""
+    sample: str
+    """a longer text, without a prompt"""
+    sample_command: str
+    """what prints that text, on a CPU"""
 
     @property
     def best(self) -> Mapping[str, Any]:
@@ -89,7 +96,8 @@ class Report:
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
-            "commands": list(self.commands),
+            "sample": self.sample,
+            "commands": [*self.commands, self.sample_command],
         }
 
 
@@ -116,7 +124,8 @@ def report(
     records = run.metrics()
     if not records:
         raise AttnlmError(
-            f"{run.name} has no evaluations yet", f"go on with it: attnlm train --resume {run.name}"
+            f"{run.name} has no evaluations yet",
+            f"go on with it: {command_for('attnlm train --resume', run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
@@ -143,6 +152,7 @@ def report(
             data_dir=data_dir,
             on_event=on_event,
         )
+    sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
     return Report(
         run=run,
         checkpoint=checkpoint,
@@ -159,8 +169,9 @@ def report(
         commands=[
             *([prepare_command(dataset)] if dataset else []),
             train_command(run),
-            sample_command(),
         ],
+        sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
+        sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
 
 
@@ -184,8 +195,12 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
 
+def _sampler(run: Run, model: LanguageModel) -> Sampler:
+    return Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+
+
 def _own_words(run: Run, model: LanguageModel) -> list[int]:
-    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    sampler = _sampler(run, model)
     ids = sampler.prompt_ids("")
     tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
     for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from attnlm.base.folders import command_for, elsewhere
 from attnlm.config.settings import flag
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
@@ -24,7 +25,7 @@ def prepare_command(dataset: Dataset) -> str:
         words += ["--encoding", dataset.encoding]
     if dataset.newlines != "keep":
         words += ["--newlines", dataset.newlines]
-    words += ["--name", dataset.name, *_data_dir(dataset.path)]
+    words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]
     return shlex.join(words) + (" < TEXT" if "-" in dataset.sources else "")
 
 
@@ -36,13 +37,11 @@ def train_command(run: Run) -> str:
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
             words += [flag(name), str(value)]
-    return shlex.join([*words, *_data_dir(Path(run.dataset["path"]))])
+    return shlex.join([*words, *elsewhere(Path(run.dataset["path"]).parent, "data set")])
 
 
-def sample_command(tokens: int = 500, seed: int = 1) -> str:
-    """What lets the run speak that was trained last."""
-    return f"attnlm sample --tokens {tokens} --seed {seed}"
-
-
-def _data_dir(dataset: Path) -> list[str]:
-    return [] if dataset.parent == Path("data") else ["--data-dir", str(dataset.parent)]
+def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
+    """What prints the run's text again."""
+    flags = [] if checkpoint == "best" else ["--checkpoint", checkpoint]
+    flags += ["--tokens", str(tokens), "--seed", str(seed)]
+    return command_for("attnlm sample", run.path, *flags, named=True)

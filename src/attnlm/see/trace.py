@@ -185,7 +185,7 @@ def in_words(trace: Trace) -> Iterator[str]:
 
 
 def _numbers(row: Tensor) -> str:
-    few = "  ".join("     −∞" if x == -torch.inf else f"{x:7.3f}" for x in row[:_FEW].tolist())
+    few = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_FEW].tolist())
     return few + ("  …" if len(row) > _FEW else "")
 
 

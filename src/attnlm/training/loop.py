@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
+from attnlm.base.folders import command_for
 from attnlm.base.signals import Interrupted, Interruption
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config, TrainingConfig
@@ -286,7 +287,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
     except OSError as error:
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"make room, then: attnlm train --resume {run.name}; {left()}",
+            f"make room, then: {command_for('attnlm train --resume', run.path)}; {left()}",
         ) from error
 
 
