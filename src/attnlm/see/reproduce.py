@@ -8,6 +8,7 @@ from pathlib import Path
 from attnlm.base.folders import command_for, elsewhere
 from attnlm.config.settings import flag
 from attnlm.data.dataset import Dataset
+from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run
 
 
@@ -45,3 +46,13 @@ def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
     flags = [] if checkpoint == "best" else ["--checkpoint", checkpoint]
     flags += ["--tokens", str(tokens), "--seed", str(seed)]
     return command_for("attnlm sample", run.path, *flags, named=True)
+
+
+def ladder_command(plan: Plan) -> str:
+    """What makes a ladder again: the steps stand for the budget."""
+    usual = Path(plan.dataset_path) == Path("data") / plan.dataset
+    dataset = plan.dataset if usual else plan.dataset_path
+    words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
+    for name in ("steps", "eval_every", "seed", "tokens"):
+        words += [flag(name), str(getattr(plan, name))]
+    return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
