@@ -17,7 +17,8 @@ import pytest
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.text import corpus
-from attnlm.text.corpus import PIECE, SNIFFED_BYTES, Corpus, Source, get_corpus, safe_name
+from attnlm.text.corpus import Corpus, Source, get_corpus, safe_name
+from attnlm.text.encodings import PIECE, SNIFFED_BYTES
 from tests.web_server import WebServer, body
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"

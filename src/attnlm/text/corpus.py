@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
-import io
 import itertools
 import os
 import re
@@ -23,6 +21,8 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
 from attnlm.text.download import cached, fetch, without_password
+from attnlm.text.encodings import PIECE, decoded, text_encoding, unreadable
+from attnlm.text.text_files import texts_in
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -30,12 +30,6 @@ TINY_SHAKESPEARE_URL = (
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY_SHAKESPEARE_BYTES = 1_115_394
 DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tales` replaces it
-
-# Characters at most in a piece of decoded text, and bytes in a read: what is made of it on the way
-# to ids stays in a processor's cache.
-PIECE = 2**18
-SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
-UTF16_SNIFFED_BYTES = 2**16
 
 NAMES = ("tinyshakespeare", "tales")
 NEWLINES = ("keep", "unix")
@@ -84,7 +78,7 @@ class Corpus:
             yield from part.pieces()
         for path in self.files:
             shown = str(path) if Path(self.source) in path.parents else self.shown
-            texts = filter(None, _decoded(path, self.encoding, self.newlines, shown))
+            texts = filter(None, decoded(path, self.encoding, self.newlines, shown))
             first = next(texts, "").removeprefix("\ufeff")
             for text in itertools.chain([first], texts):
                 # Some encodings hold characters back, then give more of them than were read.
@@ -116,7 +110,7 @@ def get_corpus(
     Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
     no source at all.
     """
-    encoding = _text_encoding(encoding)
+    encoding = text_encoding(encoding)
 
     def one(source: Source | None) -> Corpus:
         corpus = _corpus(source, encoding, offline, spool, on_event, stdin)
@@ -243,7 +237,7 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            files = _texts_in(path, encoding, on_event)
+            files = texts_in(path, encoding, on_event)
             name = (path if path.name not in ("", "..") else path.resolve()).name
         else:
             with path.open("rb") as stream:
@@ -252,7 +246,7 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise _not_found(source) from None
     except OSError as error:
-        raise _unreadable(error.filename or source, error) from error
+        raise unreadable(error.filename or source, error) from error
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
     return Corpus(safe_name(name), readable, files, encoding)
@@ -269,12 +263,6 @@ def _spooled(stream: BinaryIO, shown: str, spool: Path) -> Path:
             "save the text in a file first, and pass that",
         ) from error
     return Path(file.name)
-
-
-def _unreadable(shown: object, error: OSError) -> AttnlmError:
-    return AttnlmError(
-        f"can't read {shown}: {error.strerror}", "check the path and its permissions"
-    )
 
 
 def _not_found(source: str) -> AttnlmError:
@@ -294,122 +282,4 @@ def _not_found(source: str) -> AttnlmError:
 # --- Folders --------------------------------------------------------------------------------------
 
 
-def _texts_in(folder: Path, encoding: str, on_event: OnEvent) -> tuple[Path, ...]:
-    """The text files in `folder`, in the order of their paths; Notes name some of the others."""
-    texts: list[Path] = []
-    others: list[Path] = []
-    empty: list[Path] = []
-    for path in _files_in(folder, frozenset()):
-        start = _start_of(path, encoding)
-        (others if start is None else texts if start else empty).append(path)
-    count = len(texts) + len(others) + len(empty)
-    if not texts:
-        raise AttnlmError(
-            f"no {encoding} text in {folder} ({count} files looked at, {len(empty)} of them empty)",
-            "give a folder with text files in it, or their encoding with `--encoding`",
-        )
-    for paths, what in ((others, f"not {encoding} text"), (empty, "empty")):
-        if paths:
-            named = ", ".join(str(path.relative_to(folder)) for path in paths[:3])
-            more = ", …" if len(paths) > 3 else ""
-            left_out = f"left out {len(paths)} of {count} files, which are {what}"
-            on_event(Note(f"{left_out}: {named}{more}"))
-    return tuple(texts)
-
-
-def _files_in(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    """All but folders below `folder`, by name at each level; `above` are the folders it is in."""
-    status = folder.stat()
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        return  # a link that leads back up
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            yield from _files_in(path, above | {identity})
-        else:
-            yield path
-
-
-def _start_of(path: Path, encoding: str) -> str | None:
-    """The first characters of a text file; None where it is no text.
-
-    A text decodes and holds no NUL, which wide encodings are full of.
-    """
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        start = file.read(SNIFFED_BYTES)
-    if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
-        return None
-    try:
-        decoder = codecs.getincrementaldecoder(encoding)()
-        return decoder.decode(start, final=len(start) < SNIFFED_BYTES).removeprefix("\ufeff")
-    except UnicodeError:
-        return None
-
-
 # --- Bytes to characters --------------------------------------------------------------------------
-
-
-def _text_encoding(name: str) -> str:
-    """Python's own name for a text encoding; raises UsageError for any other."""
-    try:
-        b" ".decode(name, "replace")  # refuses codecs that are not from bytes to text
-        codecs.getincrementaldecoder(name)
-        return codecs.lookup(name).name
-    except (LookupError, ValueError):
-        raise UsageError(
-            f"unknown text encoding: {name!r}",
-            "give one that Python knows, such as utf-8, utf-16, latin-1 or shift_jis",
-        ) from None
-
-
-def _decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[str]:
-    """A file's text, in strings of any length; `shown` is the file's name for the user."""
-    decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
-    decoder = codecs.getincrementaldecoder(encoding)()
-    if newlines == "unix":
-        decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
-    read = 0  # bytes
-    try:
-        with path.open("rb") as file:
-            start = file.read(UTF16_SNIFFED_BYTES)
-            if encoding == "utf-8" and _is_full_of_nuls(start):
-                raise AttnlmError(
-                    f"{shown} looks like UTF-16: many of its bytes are NUL",
-                    f"if it is a text, try `--encoding {_likely_encoding(start, encoding)}`",
-                )
-            file.seek(0)
-            chunk = start
-            while chunk:
-                chunk = file.read(PIECE)
-                read += len(chunk)
-                yield decoder.decode(chunk, final=not chunk)
-    except UnicodeError as error:
-        offset = 0
-        if isinstance(error, UnicodeDecodeError):
-            # What the decoder was given ends where our reading does, and may start a chunk before.
-            offset = read - len(error.object) + error.start
-        raise AttnlmError(
-            f"{shown} is not valid {encoding} at byte {offset}",
-            f"name its encoding, perhaps `--encoding {_likely_encoding(start, encoding)}`",
-        ) from error
-    except OSError as error:
-        raise _unreadable(shown, error) from error
-
-
-def _is_full_of_nuls(start: bytes) -> bool:
-    """Whether a quarter is NUL: text in UTF-16 often is, and would be valid, if odd, UTF-8."""
-    return 4 * start.count(0) >= len(start) > 0
-
-
-def _likely_encoding(start: bytes, refused: str) -> str:
-    """What to try for a file with this start that is not in the encoding `refused`."""
-    has_mark = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if has_mark and refused != "utf-16":
-        return "utf-16"
-    if refused == "utf-16" or _is_full_of_nuls(start):
-        return "utf-16-le" if start[1::2].count(0) >= start[::2].count(0) else "utf-16-be"
-    return "latin-1"
