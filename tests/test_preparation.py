@@ -21,6 +21,7 @@ import pytest
 from attnlm.base import folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, Progress
+from attnlm.data import bins, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
@@ -143,8 +144,8 @@ def test_bpe_is_trained_on_the_training_split_only(tmp_path: Path, data: Path) -
 def test_a_large_text_is_sampled_evenly(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_SAMPLE_BYTES", 2000)
-    monkeypatch.setattr(preparation, "_SAMPLE_BLOCK", 100)
+    monkeypatch.setattr(splits, "_SAMPLE_BYTES", 2000)
+    monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
     (tmp_path / "t.txt").write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
     samples: list[list[str]] = []
     train = bpe.train
@@ -188,7 +189,7 @@ def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
 def test_the_bigram_loss_is_that_of_counted_pairs(
     spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_PIECE", 7)  # pairs lie across the pieces
+    monkeypatch.setattr(bins, "_PIECE", 7)  # pairs lie across the pieces
     dataset = prepare(source, tokenizer=spec, data_dir=data)
     expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
@@ -212,7 +213,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
     (tmp_path / "t.txt").write_bytes(MIXED.encode(encoding))
     whole = prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data).path
     monkeypatch.setattr(corpus, "PIECE", size)
-    monkeypatch.setattr(preparation, "_PIECE", size)
+    monkeypatch.setattr(bins, "_PIECE", size)
     prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
     assert content(data / "chunks" / whole.name) == content(whole)
 
@@ -227,8 +228,8 @@ def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
         folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
     monkeypatch.setattr(corpus, "PIECE", 11)
-    monkeypatch.setattr(preparation, "_PIECE", 20)
-    monkeypatch.setattr(preparation, "cores", lambda: 3)
+    monkeypatch.setattr(bins, "_PIECE", 20)
+    monkeypatch.setattr(bins, "cores", lambda: 3)
     dataset = prepare(source, tokenizer=spec, data_dir=data, offline=True)
     cut = len(TEXT) * 9 // 10
     assert np.array_equal(dataset.train, dataset.tokenizer.encode(TEXT[:cut]))
