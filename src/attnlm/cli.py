@@ -278,6 +278,13 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
     if sys.stderr.isatty() and not quiet:
         console.say(plain_curve(records, references_of(run)))
     last, best = records[-1], min(records, key=lambda record: record["val_loss"])
+    memory = estimate_memory(
+        run.config,
+        run.vocab_size,
+        run.parameters,
+        run.dataset["val_tokens"],
+        run.config.training.device,
+    )
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     console.say_facts(
         {
@@ -301,9 +308,7 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
                 "bits_per_byte": last["bits_per_byte"],
                 "seconds": last["seconds"],
                 "tokens_per_second": last["tokens_per_second"],
-                "estimated_memory": estimate_memory(
-                    run.config, run.vocab_size, run.parameters
-                ).total,
+                "estimated_memory": memory.total,
             }
         )
     else:
