@@ -1,4 +1,8 @@
-"""attnlm: prepare a text, train small attention language models on it, read what they learned."""
+"""attnlm: prepare a text, train small attention language models on it, read what they learned.
+
+The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
+before PyTorch is imported, as the command does: threads that wait for each other then sleep.
+"""
 
 from __future__ import annotations
 

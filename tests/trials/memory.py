@@ -85,9 +85,14 @@ def _growth_of_sampling(run: Path, tokens: int) -> str | None:
 
 _SIZES: dict[str, Any] = {"block_size": 128, "batch_size": 48, "embed_dim": 128}
 _UNUSUAL: dict[str, dict[str, Any]] = {
+    # Evaluated on far more tokens than it is trained on.
     "a wide head": {
-        **{"model": "multi-head", "heads": 1, "head_size": 2**15, "embed_dim": 2},
-        **{"block_size": 8, "batch_size": 1},  # evaluated on far more than it is trained on
+        "model": "multi-head",
+        "heads": 1,
+        "head_size": 2**15,
+        "embed_dim": 2,
+        "block_size": 8,
+        "batch_size": 1,
     },
     "a long context": {"model": "transformer", "heads": 16, "block_size": 1024, "batch_size": 2},
 }
