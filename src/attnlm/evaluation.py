@@ -94,7 +94,7 @@ def _as_tensor(ids: Ids) -> Tensor:
 def evaluate(
     run: str | Path | Run | None = None,
     *,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     data: str | Path | None = None,
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",

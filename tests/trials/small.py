@@ -59,10 +59,10 @@ def same_run(one: Run, other: Run) -> str | None:
     if tickers[0] != tickers[1]:
         return "another ticker"
     for which in ("best", "last"):
-        facts = [facts_of(run.checkpoint(which)) for run in (one, other)]
+        facts = [facts_of(run.checkpoint(which).path) for run in (one, other)]
         if facts[0] | {"seconds": 0} != facts[1] | {"seconds": 0}:
             return f"other facts in {which}"
-        ours, theirs = (load_file(str(run.checkpoint(which))) for run in (one, other))
+        ours, theirs = (load_file(str(run.checkpoint(which).path)) for run in (one, other))
         if ours.keys() != theirs.keys():
             return f"other tensors in {which}"
         for name, tensor in ours.items():

@@ -99,7 +99,7 @@ def report(
     text: str | None = None,
     windows: int = 16,
     ablate: bool = False,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -119,6 +119,7 @@ def report(
             f"{run.name} has no evaluations yet", f"go on with it: attnlm train --resume {run.name}"
         )
     given = None if text is None else ids_within_context(run, text)
+    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     model.eval()
     dataset, gone = _dataset(run, data_dir)
