@@ -63,17 +63,38 @@ def load_checkpoint(
     for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
     tensors are compared before any is read, and before the model takes memory.
     """
+    facts, tensors = _read(path, config, vocab_size)
+    check_finite(*(tensor for name, tensor in tensors.items() if name.startswith(_MODEL)))
+    model = build_model(config, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[_MODEL + name])
+    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
+    return model, facts, state
+
+
+def load_facts(path: Path, config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """The facts alone, at once: the numbers are not read, and the digest is not checked.
+
+    Raises AttnlmError as `load_checkpoint` does.
+    """
+    return _read(path, config, vocab_size, numbers=False)[0]
+
+
+def _read(
+    path: Path, config: ModelConfig, vocab_size: int, *, numbers: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
     # safetensors opens a file twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _load(path, config, vocab_size))
+    return files.unless_replaced(path, lambda: _read_once(path, config, vocab_size, numbers))
 
 
-def _load(
-    path: Path, config: ModelConfig, vocab_size: int
-) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+def _read_once(
+    path: Path, config: ModelConfig, vocab_size: int, numbers: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     expected = _expected_shapes(config, vocab_size)
     try:
         _check_size(path, expected)
@@ -85,9 +106,9 @@ def _load(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
                 )
-            tensors = {name: file.get_tensor(name) for name in slices}
+            tensors = {name: file.get_tensor(name) for name in slices if numbers}
         described = metadata.get("facts", "")
-        if metadata.get("digest") != _digest(described, tensors):
+        if numbers and metadata.get("digest") != _digest(described, tensors):
             raise _damaged(path)
         facts = json.loads(described)
         if not isinstance(facts, dict):
@@ -98,13 +119,7 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    check_finite(*(tensors[name] for name in expected))
-    model = build_model(config, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[_MODEL + name])
-    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
-    return model, facts, state
+    return facts, tensors
 
 
 def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
