@@ -76,7 +76,8 @@ def assert_same_run(one: Run, other: Run) -> None:
     assert timeless(one) == timeless(other)
     assert ticker_bytes(one) == ticker_bytes(other)
     for file in ("last", "best"):
-        assert one.checkpoint(file).read_bytes() == other.checkpoint(file).read_bytes(), file
+        ours, theirs = (run.checkpoint(file).path.read_bytes() for run in (one, other))
+        assert ours == theirs, file
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -207,6 +208,56 @@ def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Pat
     resumed = attnlm.train(resume=older.path)
     assert resumed.metrics()[1]["seconds"] < 500 < resumed.metrics()[2]["seconds"]
     assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "which", "read"),
+    [
+        ({}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({}, 3, "best", "step 0, validation loss {:.4f} (best)"),
+        ({}, 7, "auto", "step 5, validation loss {:.4f} (best)"),
+        ({}, 7, "last", "step 7, no evaluation recorded (last)"),
+        ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({"learning_rate": 100.0}, 7, "auto", "step 0, validation loss {:.4f} (best)"),
+    ],
+)
+def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
+    settings: dict[str, Any],
+    stop: int,
+    which: str,
+    read: str,
+    trained: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best of a training that was stopped early may be of step 0, or not be there."""
+    original = Optimizer.step
+
+    def step(self: Optimizer, number: int) -> None:
+        original(self, number)
+        if number == stop - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(Interrupted):
+        trained(model="bigram", name="stopped", **settings)
+    run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    losses = {record["step"]: record["val_loss"] for record in run.metrics()}
+    chosen = run.checkpoint(which)
+    assert str(chosen) == read.format(losses.get(chosen.step))
+    texts = [
+        "".join(attnlm.sample(run, tokens=20, seed=1, device="cpu", checkpoint=asked))
+        for asked in (which, chosen.which)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_last_checkpoint_that_was_evaluated_says_its_loss(trained: Any) -> None:
+    run = trained(learning_rate=100.0)
+    loss = run.metrics()[-1]["val_loss"]
+    assert str(run.checkpoint("last")) == f"step 12, validation loss {loss:.4f} (last)"
+    (run.path / "metrics.jsonl").write_text("{}\n" * 3)  # damaged: not what is asked for
+    assert str(run.checkpoint("last")) == "step 12, no evaluation recorded (last)"
 
 
 def test_a_second_signal_within_a_step_saves_nothing(

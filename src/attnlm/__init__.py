@@ -25,6 +25,9 @@ Nothing is printed. What happens is reported to `on_event`, a function of one ar
 reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished; `on_event=print`
 shows them. Errors are AttnlmError, with a `message` and a `hint`; UsageError is one whose cause is
 invalid arguments.
+
+The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
+before PyTorch is imported, as the command does: threads that wait for each other then sleep.
 """
 
 from __future__ import annotations

@@ -292,6 +292,13 @@ def _report_training(run: Any, json: bool, quiet: bool) -> None:
     if sys.stderr.isatty() and not quiet:
         console.say(plain_curve(records, references_of(run)))
     last, best = records[-1], min(records, key=lambda record: record["val_loss"])
+    memory = estimate_memory(
+        run.config,
+        run.vocab_size,
+        run.parameters,
+        run.dataset["val_tokens"],
+        run.config.training.device,
+    )
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     console.say_facts(
         {
@@ -315,9 +322,7 @@ def _report_training(run: Any, json: bool, quiet: bool) -> None:
                 "bits_per_byte": last["bits_per_byte"],
                 "seconds": last["seconds"],
                 "tokens_per_second": last["tokens_per_second"],
-                "estimated_memory": estimate_memory(
-                    run.config, run.vocab_size, run.parameters
-                ).total,
+                "estimated_memory": memory.total,
             }
         )
     else:
@@ -497,7 +502,7 @@ def sample(
         int | None, typer.Option(show_default=False, help="of the choices; drawn unless given")
     ] = None,
     num_samples: Annotated[int, typer.Option(help="texts, computed side by side")] = 1,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     show_probs: Annotated[
@@ -545,15 +550,16 @@ def sample(
         seed=drawn_seed() if seed is None else seed,
     )
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    chosen = opened.checkpoint(checkpoint)
+    sampler = load_sampler(opened, checkpoint=chosen.which, device=device)
     console.say(
-        f"{opened.name} ({checkpoint}) on {sampler.device.name}, "
+        f"{opened.name}, {chosen} on {sampler.device.name}, "
         f"temperature {temperature:g}, seed {config.seed}"
     )
     if interactive:
         _talk(sampler, text, config)
     else:
-        _sample(sampler, text, config, json, show_probs)
+        _sample(sampler, text, config, chosen, json, show_probs)
         console.say_next(command_for("attnlm report", opened.path))
 
 
@@ -567,7 +573,9 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     return typed(prompt, "--prompt") if prompt else ""
 
 
-def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:
+def _sample(
+    sampler: Any, prompt: str, config: Any, chosen: Any, json: bool, show_probs: bool
+) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
     about: dict[str, object] = {}
@@ -606,6 +614,8 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
                 "seconds": round(seconds, 3),
                 "tokens_per_second": speed,
                 "seed": config.seed,
+                "checkpoint": chosen.which,
+                "step": chosen.step,
             }
         )
     elif show_probs:
@@ -681,7 +691,7 @@ def measure(
         str | None,
         typer.Argument(show_default=False, help="name or path; the one trained last unless given"),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     data: Annotated[
         str | None,
         typer.Option(show_default=False, help="another data set of the same tokenizer"),
@@ -697,15 +707,19 @@ def measure(
     from attnlm.runs.run import open_run
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     evaluation = evaluate(
         opened,
-        checkpoint=checkpoint,
+        checkpoint=chosen.which,
         data=data,
         device=device,
         data_dir=data_dir,
         verify=verify,
     )
-    console.say(f"{opened.name} ({checkpoint}), {evaluation.tokens:,} tokens predicted")
+    console.say(
+        f"{opened.name}, step {chosen.step} ({chosen.which}), "
+        f"{evaluation.tokens:,} tokens predicted"
+    )
     if json:
         console.result_json(
             {
@@ -713,6 +727,8 @@ def measure(
                 "bits_per_byte": evaluation.bits_per_byte,
                 "perplexity": evaluation.perplexity,
                 "tokens": evaluation.tokens,
+                "checkpoint": chosen.which,
+                "step": chosen.step,
             }
         )
     else:

@@ -16,15 +16,12 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.run import Run, load_model, open_dataset_of, open_run
+from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import lay_side_by_side
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
 MOST_TOKENS = 2**22
-
-# Enough for products to run at full speed; on a CPU, little enough to stay in its caches.
-_LOGITS_AT_ONCE = 2**23
-_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,7 @@ def validation_loss(
     whole = (len(tokens) - 1) // block_size
     inputs = tokens[: whole * block_size].reshape(whole, block_size)
     targets = tokens[1 : whole * block_size + 1].reshape(whole, block_size)
-    at_once = max(
-        1, min(_TOKENS_AT_ONCE[device.name], _LOGITS_AT_ONCE // model.vocab_size) // block_size
-    )
+    at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
     form = one_layer_form(model, at_once, device, compile) if whole >= at_once else None
     training = model.training
     model.eval()
@@ -98,7 +93,7 @@ def _as_tensor(ids: Ids) -> Tensor:
 def evaluate(
     run: str | Path | Run | None = None,
     *,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     data: str | Path | Dataset | None = None,
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",

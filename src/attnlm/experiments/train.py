@@ -81,8 +81,8 @@ def train(
     bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
     Started, Stepped, Evaluated and Finished. The run's curve.png is redrawn at each evaluation.
 
-    Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
-    last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
+    Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT, SIGTERM and
+    SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     on_event = CurveDrawer(on_event or ignore)
     threads = torch.get_num_threads()
@@ -184,7 +184,7 @@ def _go_on(
         on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
-    check_memory(config, run.vocab_size, run.parameters, device)
+    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
@@ -293,7 +293,7 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
     check_length(dataset.train_tokens, config.model.block_size, "training", hint)
     check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    check_memory(config, dataset.vocab_size, parameters, device)
+    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
     return parameters
 
 

@@ -300,8 +300,8 @@ class Sampler:
         return [self.tokenizer.decode(row) for row in rows]
 
 
-def load_sampler(run: Run, *, checkpoint: str = "best", device: str = "auto") -> Sampler:
-    """The model of a run's best or last checkpoint, on a device.
+def load_sampler(run: Run, *, checkpoint: str = "auto", device: str = "auto") -> Sampler:
+    """The model of a run's checkpoint (auto, best or last), on a device.
 
     Raises AttnlmError when files are missing or damaged, or the device can't be had.
     """
@@ -319,7 +319,7 @@ def sample(
     top_p: float | None = None,
     seed: int | None = None,
     num_samples: int = 1,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
@@ -356,7 +356,7 @@ def samples(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,

@@ -69,33 +69,56 @@ def load_checkpoint(
     for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
     tensors are compared before any is read, and before the model takes memory.
     """
+    facts, tensors = _read(path, architecture, vocab_size)
+    shapes = _shapes(architecture, vocab_size)
+    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
+    if not shapes.keys() <= weights.keys():
+        weights, state = from_older(weights, shapes), from_older(state, shapes)
+    check_finite(*weights.values())
+    model = build_model(architecture, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model, facts, state
+
+
+def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+    """The facts alone, at once: the numbers are not read, and the digest is not checked.
+
+    Raises AttnlmError as `load_checkpoint` does.
+    """
+    return _read(path, architecture, vocab_size, numbers=False)[0]
+
+
+def _read(
+    path: Path, architecture: Architecture, vocab_size: int, *, numbers: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
     # safetensors opens a file twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _load(path, architecture, vocab_size))
+    return files.unless_replaced(path, lambda: _read_once(path, architecture, vocab_size, numbers))
 
 
-def _load(
-    path: Path, architecture: Architecture, vocab_size: int
-) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+def _read_once(
+    path: Path, architecture: Architecture, vocab_size: int, numbers: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = _shapes(architecture, vocab_size)
-    older = older_shapes(shapes)
     try:
         _check_size(path, shapes)
         with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            is_older = _are_of_model(slices, _named(older))
-            if not is_older and not _are_of_model(slices, _named(shapes)):
+            layouts = shapes, older_shapes(shapes)
+            if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
                 raise AttnlmError(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
                 )
-            tensors = {name: file.get_tensor(name) for name in slices}
+            tensors = {name: file.get_tensor(name) for name in slices if numbers}
         described = metadata.get("facts", "")
-        if metadata.get("digest") != _digest(described, tensors):
+        if numbers and metadata.get("digest") != _digest(described, tensors):
             raise _damaged(path)
         facts = json.loads(described)
         if not isinstance(facts, dict):
@@ -106,15 +129,7 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    if is_older:
-        weights, state = from_older(weights, shapes), from_older(state, shapes)
-    check_finite(*weights.values())
-    model = build_model(architecture, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model, facts, state
+    return facts, tensors
 
 
 def _shapes(architecture: Architecture, vocab_size: int) -> dict[str, Shape]:

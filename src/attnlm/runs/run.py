@@ -31,12 +31,29 @@ from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.checkpoint import load_checkpoint, load_facts
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.ticker import Moment, moment_of, moment_record, ticker_journal
 from attnlm.tokens import tokenizer
 
 _FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One of a run's two checkpoints, by what it says of itself."""
+
+    which: str
+    """best or last"""
+    path: Path
+    step: int
+    val_loss: float | None
+    """nats per token; None where no evaluation of this step is recorded"""
+
+    def __str__(self) -> str:
+        loss = self.val_loss
+        evaluated = "no evaluation recorded" if loss is None else f"validation loss {loss:.4f}"
+        return f"step {self.step}, {evaluated} ({self.which})"
 
 
 @dataclass(frozen=True)
@@ -67,11 +84,36 @@ class Run:
     def last(self) -> Path:
         return self.path / "last.safetensors"
 
-    def checkpoint(self, which: str) -> Path:
-        """The file of `best` or `last`. Raises UsageError for any other word."""
-        if which not in ("best", "last"):
-            raise UsageError(f"--checkpoint can't be {which!r}", "it is best or last")
-        return self.best if which == "best" else self.last
+    def checkpoint(self, which: str = "auto") -> Checkpoint:
+        """Its `best` or `last` checkpoint; `auto`: best, or last while only step 0 was evaluated.
+
+        Raises UsageError for any other word, AttnlmError where the file is missing or damaged.
+        """
+        if which not in ("auto", "best", "last"):
+            raise UsageError(f"--checkpoint can't be {which!r}", "it is auto, best or last")
+        if which == "auto":
+            which = "last" if self._is_best_untrained() else "best"
+        path = self.best if which == "best" else self.last
+        facts = self._facts(path)
+        loss = facts.get("val_loss")
+        if loss is None:
+            with contextlib.suppress(AttnlmError):  # a damaged record is not what is asked for
+                of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
+                loss = of_steps.get(facts["step"])
+        return Checkpoint(which, path, facts["step"], loss)
+
+    def _is_best_untrained(self) -> bool:
+        """Whether the last checkpoint is trained, and no trained one was evaluated yet."""
+        if not self.last.exists() or (self.best.exists() and self._facts(self.best)["step"] > 0):
+            return False
+        last = self._facts(self.last)
+        return not self.best.exists() or last.get("evaluated_step") == 0 < last["step"]
+
+    def _facts(self, path: Path) -> dict[str, Any]:
+        facts = load_facts(path, self.config.model, self.vocab_size)
+        if type(facts.get("step")) is not int or type(facts.get("val_loss", 0.0)) is not float:
+            raise _damaged(path)
+        return facts
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -274,7 +316,7 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
 def load_model(
     run: str | Path | Run | None = None,
     *,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
 ) -> tuple[LanguageModel, Device]:
@@ -287,11 +329,11 @@ def load_model(
         ids = attnlm.open_run("multi-head-001").tokenizer.encode("To be")
         logits = model(torch.tensor([ids], device=device.torch))
 
-    `checkpoint` is best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when files are
-    missing or damaged, or the device can't be had.
+    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when
+    files are missing or damaged, or the device can't be had.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    path = run.checkpoint(checkpoint)
+    path = run.checkpoint(checkpoint).path
     # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     chosen = choose_device(device, dtype)

@@ -51,7 +51,7 @@ class Attention:
         }
 
 
-def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
+def attend(run: Run, text: str, *, checkpoint: str = "auto") -> Attention:
     """The attention of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are

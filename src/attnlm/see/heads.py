@@ -113,7 +113,7 @@ def study_heads(
     ablate: bool = False,
     text: Path | None = None,
     tokens: NDArray[Any] | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,

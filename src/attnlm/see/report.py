@@ -107,7 +107,7 @@ def report(
     text: str | None = None,
     windows: int = 16,
     ablate: bool = False,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -128,6 +128,7 @@ def report(
             f"go on with it: {command_for('attnlm train --resume', run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
+    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()

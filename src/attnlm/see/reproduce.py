@@ -43,7 +43,7 @@ def train_command(run: Run) -> str:
 
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
     """What prints the run's text again."""
-    flags = [] if checkpoint == "best" else ["--checkpoint", checkpoint]
+    flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
     flags += ["--tokens", str(tokens), "--seed", str(seed)]
     return command_for("attnlm sample", run.path, *flags, named=True)
 

@@ -61,7 +61,7 @@ class Trace:
         }
 
 
-def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
+def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     """The forward pass of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are

@@ -245,8 +245,10 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
     saving, on a signal, and without saving on a second one.
     """
     interruption = Interruption()
-    memory = estimate_memory(run.config, run.vocab_size, run.parameters).total
-    on_event(Started(run, state.device, state.step, memory))
+    memory = estimate_memory(
+        run.config, run.vocab_size, run.parameters, run.dataset["val_tokens"], state.device.name
+    )
+    on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
         began = time.perf_counter() - state.seconds
