@@ -12,7 +12,7 @@ import pytest
 
 from attnlm.cli import console, exits
 from attnlm.runs.ticker import Moment
-from attnlm.training.loop import Evaluated, Stepped
+from attnlm.training.events import Evaluated, Stepped
 
 
 class Terminal(io.StringIO):

@@ -15,7 +15,7 @@ import pytest
 
 import attnlm
 from attnlm.base.signals import Interrupted, Interruption, signals
-from attnlm.training.loop import Evaluated
+from attnlm.training.events import Evaluated
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 

@@ -23,9 +23,9 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import COMPILATION
 from attnlm.config.settings import resolve
 from attnlm.experiments import evaluate as evaluation
-from attnlm.experiments.evaluate import validation_loss
 from attnlm.model import kernels
 from attnlm.model.attention import SelfAttention
+from attnlm.training.validation import validation_loss
 
 V, B, T = 11, 4, 5
 CPU = Device("cpu", "float32", "")

@@ -24,11 +24,11 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import RUNGS, Setting, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.experiments.train import Pace, plan
+from attnlm.experiments.budget import Pace, plan
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
-from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -198,7 +198,7 @@ def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Pat
 
     def save_with(seconds: object) -> None:
         facts = {**state.facts(), "seconds": seconds}
-        save_checkpoint(older.last, state.model, facts, state.optimizer)
+        save_checkpoint(older.last, state.model, facts, state.optimizer.state())
 
     for wrong in ("long", math.nan):
         save_with(wrong)

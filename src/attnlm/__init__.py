@@ -40,25 +40,26 @@ if TYPE_CHECKING:
     from attnlm.base.events import Note, Progress
     from attnlm.data.dataset import Dataset, open_dataset
     from attnlm.data.prepare import prepare
-    from attnlm.experiments.evaluate import Evaluation, evaluate
+    from attnlm.experiments.evaluate import evaluate
     from attnlm.experiments.train import train
     from attnlm.generation.sampling import sample, samples
     from attnlm.runs.run import Run, load_model, open_run
-    from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+    from attnlm.training.events import Evaluated, Finished, Started, Stepped
+    from attnlm.training.validation import Evaluation
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AttnlmError": "base.errors",
     "Dataset": "data.dataset",
-    "Evaluated": "training.loop",
-    "Evaluation": "experiments.evaluate",
-    "Finished": "training.loop",
+    "Evaluated": "training.events",
+    "Evaluation": "training.validation",
+    "Finished": "training.events",
     "Note": "base.events",
     "Progress": "base.events",
     "Run": "runs.run",
-    "Started": "training.loop",
-    "Stepped": "training.loop",
+    "Started": "training.events",
+    "Stepped": "training.events",
     "UsageError": "base.errors",
     "evaluate": "experiments.evaluate",
     "load_model": "runs.run",

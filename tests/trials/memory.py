@@ -13,8 +13,9 @@ from typing import Any
 
 import attnlm
 from attnlm.config.settings import RUNGS
-from attnlm.training.loop import Started, Stepped, Stepper
+from attnlm.training.events import Started, Stepped
 from attnlm.training.memory import FACTOR
+from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import TEXT, prepared, settings_of
 from tests.trials.trial import Tally, Trial

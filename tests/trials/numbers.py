@@ -13,7 +13,7 @@ import torch
 
 import attnlm
 from attnlm.config.settings import RUNGS
-from attnlm.training.loop import Stepper
+from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, settings_of
 from tests.trials.trial import Tally, Trial

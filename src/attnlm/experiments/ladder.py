@@ -23,7 +23,9 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import Setting, flag, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.train import TRIAL_SHARE, check_fits, measure_pace, plan, settle, train
+from attnlm.experiments.budget import TRIAL_SHARE, measure_pace, plan
+from attnlm.experiments.settle import check_fits, settle
+from attnlm.experiments.train import train
 from attnlm.generation.sampling import SamplingConfig, drawn_seed, load_sampler
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.ladder_plan import RECORD, Plan, checked_rungs, read_plan, run_path

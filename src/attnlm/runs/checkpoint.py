@@ -26,7 +26,6 @@ from attnlm.model.language_model import (
     model_skeleton,
 )
 from attnlm.runs.older_files import Shape, from_older, older_shapes
-from attnlm.training.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -38,7 +37,7 @@ def save_checkpoint(
     path: Path,
     model: LanguageModel,
     facts: Mapping[str, Any],
-    optimizer: Optimizer | None = None,
+    optimizer: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
@@ -47,7 +46,7 @@ def save_checkpoint(
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
     if optimizer is not None:
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
     content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})

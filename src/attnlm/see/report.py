@@ -27,7 +27,7 @@ from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
 from attnlm.see.verdict import verdict
-from attnlm.training.optimizer import learning_rate_factor
+from attnlm.training.schedule import learning_rate
 
 _TOKENS, _SEED = 500, 1  # of the longer text
 
@@ -77,11 +77,7 @@ class Report:
         """Whether it was given more steps later, so that the learning rate did not fall once."""
         training = self.run.config.training
         return any(
-            not math.isclose(
-                record["learning_rate"],
-                training.learning_rate
-                * learning_rate_factor(max(0, int(record["step"]) - 1), training),
-            )
+            not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
             for record in self.records
         )
 

@@ -29,7 +29,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    path = run.checkpoint(checkpoint)
+    path = run.checkpoint(checkpoint).path
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
     if not {f"model.{name}" for name, _ in model.named_parameters()} <= names:
