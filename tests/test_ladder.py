@@ -20,7 +20,7 @@ from attnlm.base.signals import Interrupted
 from attnlm.config.settings import RUNGS
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.ladder import Ladder, LadderStarted, Plan, climb, read_plan
-from attnlm.runs.run import open_run
+from attnlm.runs.open_run import open_run
 from attnlm.see.ladder_page import explained, write_ladder
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened

@@ -14,7 +14,7 @@ import pytest
 import torch
 from attnlm.see.code import as_code
 
-from attnlm.runs.run import load_model, open_run
+from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.trace import in_words, trace
 from tests.in_process import refused
 from tests.test_cli import attnlm, fails

@@ -533,7 +533,7 @@ def sample(
         drawn_seed,
         load_sampler,
     )
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
 
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
     if json and tokens > most:
@@ -704,7 +704,7 @@ def measure(
 ) -> None:
     """Measure a run on the whole validation split."""
     from attnlm.experiments.evaluate import evaluate
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)

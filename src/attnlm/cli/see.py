@@ -46,7 +46,7 @@ def attend(
     """Show what each head looks at in a text."""
     drawn = _drawing(output) if output is not None else None
 
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see import attend as see
 
     text = typed(text, "the text")
@@ -128,7 +128,7 @@ def trace(
     if as_code and json:
         raise UsageError("--as-code and --json exclude each other", "give one of them")
 
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see import trace as see
     from attnlm.see.script import as_script
 
@@ -167,7 +167,7 @@ def heads(
     json: JsonOption = False,
 ) -> None:
     """Name each head by what it looks at, and measure what it is worth."""
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see import heads as see
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
@@ -235,7 +235,7 @@ def report(
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
 
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see.report import report as gather
     from attnlm.see.report_page import report_page
 

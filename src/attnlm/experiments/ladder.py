@@ -29,7 +29,8 @@ from attnlm.experiments.train import train
 from attnlm.generation.sampling import SamplingConfig, drawn_seed, load_sampler
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.ladder_plan import RECORD, Plan, checked_rungs, read_plan, run_path
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.open_run import open_run
+from attnlm.runs.run import Run
 from attnlm.see.ladder import Ladder, Rung
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")

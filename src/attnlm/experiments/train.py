@@ -27,7 +27,9 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import planned
 from attnlm.experiments.settle import check_fits, settle
 from attnlm.experiments.snapshot import passage_texts, take_moment
-from attnlm.runs.run import Run, create_run, open_dataset_of, open_run
+from attnlm.runs.create_run import create_run
+from attnlm.runs.open_run import open_dataset_of, open_run
+from attnlm.runs.run import Run
 from attnlm.runs.ticker import Moment
 from attnlm.see.curves import CurveDrawer
 from attnlm.training.loop import fit

@@ -35,7 +35,8 @@ from attnlm.data.dataset import ids_at
 from attnlm.model.language_model import LanguageModel, check_finite
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, record
-from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer, safe_pieces
 
 PATTERNS = (

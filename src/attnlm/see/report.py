@@ -19,7 +19,8 @@ from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
-from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads

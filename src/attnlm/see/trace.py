@@ -12,7 +12,8 @@ from torch import Tensor
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
-from attnlm.runs.run import Run, load_model
+from attnlm.runs.open_run import load_model
+from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
