@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from attnlm.download import cached, fetch, without_password
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
-from attnlm.files import write_bytes
+from attnlm.files import open_regular, write_bytes
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -275,7 +275,7 @@ def _is_text(path: Path, encoding: str) -> bool:
     """Whether the start of a file decodes and holds no NUL, which wide encodings are full of."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(SNIFFED_BYTES)
     if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
         return False
@@ -307,7 +307,7 @@ def _decoded(path: Path, encoding: str, shown: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder(encoding)()
     read = 0  # bytes
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(UTF16_SNIFFED_BYTES)
             if encoding == "utf-8" and _is_full_of_nuls(start):
                 raise AttnlmError(
