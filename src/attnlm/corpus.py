@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from attnlm.download import cached, fetch, without_password
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
-from attnlm.files import write_bytes
+from attnlm.files import open_regular, write_bytes
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -339,7 +339,7 @@ def _start_of(path: Path, encoding: str) -> str | None:
     """
     if not path.is_file():
         return None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(SNIFFED_BYTES)
     if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
         return None
@@ -374,7 +374,7 @@ def _decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[s
         decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     read = 0  # bytes
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(UTF16_SNIFFED_BYTES)
             if encoding == "utf-8" and _is_full_of_nuls(start):
                 raise AttnlmError(
