@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.locks import clear, locked, locked_new
+from attnlm.base.locks import clear, is_ours, locked, locked_new
 from attnlm.base.suggestions import suggestion
 
 _LATEST = "latest"
@@ -168,7 +168,8 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as lock:
         try:
-            lock.enter_context(locked(path))
+            # The user may keep the folder elsewhere, and have a link to it here.
+            lock.enter_context(locked(Path(os.path.realpath(path))))
         except BlockingIOError:
             raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
         yield
@@ -193,10 +194,22 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def _undo(work: Path) -> None:
-    for aside in work.glob(f"{_ASIDE}*/*"):
-        if not os.path.lexists(work.parent / aside.name):
-            aside.rename(work.parent / aside.name)
+    """Brings back the folders that were set aside in `work`, and removes the rest.
+
+    Where one of them is a link, another user's, or not named as we name them, all is left alone.
+    """
+    asides = list(work.glob(f"{_ASIDE}*"))
+    folders = [folder for aside in asides if is_ours(aside) for folder in aside.iterdir()]
+    if not all(map(is_ours, asides)) or not all(map(_is_named_folder_of_ours, folders)):
+        return
+    for folder in folders:
+        if not os.path.lexists(work.parent / folder.name):
+            folder.rename(work.parent / folder.name)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _is_named_folder_of_ours(path: Path) -> bool:
+    return is_safe_name(path.name) and is_ours(path) and path.is_dir()
 
 
 def exchange(new: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import file_hash, read_json, unless_replaced
+from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
 from attnlm.base.folders import find_folder, how_to_make, is_safe_name
 from attnlm.tokens import tokenizer
 
@@ -129,9 +130,9 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 def sampled_hash(path: Path) -> str:
     """The SHA-256 of at most 64 blocks of 1 MiB spread over a file, in hexadecimal."""
     digest = hashlib.sha256()
-    size = path.stat().st_size
-    count = min(_SAMPLES, math.ceil(size / _SAMPLE))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        count = min(_SAMPLES, math.ceil(size / _SAMPLE))
         for i in range(count):
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
             digest.update(file.read(_SAMPLE))
@@ -217,11 +218,11 @@ def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
 
 def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    size = meta[f"{split}_tokens"] * dtype.itemsize
-    with _reading(path):
-        if path.stat().st_size != size:
-            raise AttnlmError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", _DAMAGED)
-        return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+    with _reading(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != meta[f"{split}_tokens"] * dtype.itemsize:
+            raise AttnlmError(f"{path} is damaged: it has {size:,} bytes", _DAMAGED)
+        return np.memmap(file, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
 
 
 def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
@@ -262,11 +263,13 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _open_tokenizer(folder: Path, meta: dict[str, Any]) -> tokenizer.Tokenizer:
     path = folder / "tokenizer.json"
-    opened = tokenizer.load(path)
+    loaded = tokenizer.load(path)
+    with _reading(path):
+        digest = file_hash(path)
     if (
-        file_hash(path) != meta["tokenizer_sha256"]
-        or opened.name != meta["tokenizer"]
-        or opened.vocab_size != meta["vocab_size"]
+        digest != meta["tokenizer_sha256"]
+        or loaded.name != meta["tokenizer"]
+        or loaded.vocab_size != meta["vocab_size"]
     ):
         raise AttnlmError(f"{path} is not the tokenizer of this data set", _DAMAGED)
-    return opened
+    return loaded

@@ -277,9 +277,3 @@ def _not_found(source: str) -> AttnlmError:
     matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"give {SOURCES}"
     return AttnlmError(f"no such file or corpus: {source!r}", hint)
-
-
-# --- Folders --------------------------------------------------------------------------------------
-
-
-# --- Bytes to characters --------------------------------------------------------------------------
