@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attnlm
-from attnlm.base.folders import is_safe_name
+from attnlm.base.names import is_safe_name
 from attnlm.text.corpus import safe_name
 from tests.trials import commands, opening
 from tests.trials.trial import Tally, Trial

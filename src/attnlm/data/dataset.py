@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.base.commands import how_to_make
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
-from attnlm.base.folders import find_folder, how_to_make, is_safe_name
+from attnlm.base.folders import find_folder
+from attnlm.base.names import is_safe_name
 from attnlm.tokens import tokenizer
 
 FORMAT = 1  # of meta.json and the files beside it
@@ -29,7 +31,7 @@ _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
 _SAMPLE = 2**20  # bytes
-_DAMAGED = "prepare it again with --force, or copy it again from where it came"
+_DAMAGED = "prepare it again with `force`, or copy it again from where it came"
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if meta.get("format") != FORMAT:
         raise AttnlmError(
             f"{path} has a format that this version of attnlm doesn't know",
-            "prepare the text again with --force, or install a newer attnlm",
+            "prepare the text again with `force`, or install a newer attnlm",
         )
     # What earlier versions wrote lacks these.
     meta = {"sources": [meta.get("source")], "newlines": "keep", **meta}

@@ -188,5 +188,5 @@ def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
 def _damaged(path: Path) -> AttnlmError:
     return AttnlmError(
         f"{path} is damaged: it does not match its own digest",
-        "the run's other checkpoint may be whole: try --checkpoint last or best",
+        "the run's other checkpoint may be whole: try `checkpoint` last or best",
     )

@@ -214,7 +214,7 @@ def _tales(spool: Path) -> Corpus:
 def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     if offline:
         raise AttnlmError(
-            f"{without_password(url)} needs the network, which --offline forbids",
+            f"{without_password(url)} needs the network, which `offline` forbids",
             "pass a file, or use `attnlm prepare tales`",
         )
     path = Path(tempfile.mkdtemp(dir=spool)) / "download"

@@ -71,7 +71,7 @@ def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[st
             if encoding == "utf-8" and _is_full_of_nuls(start):
                 raise AttnlmError(
                     f"{shown} looks like UTF-16: many of its bytes are NUL",
-                    f"if it is a text, try `--encoding {_likely_encoding(start, encoding)}`",
+                    f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
                 )
             file.seek(0)
             chunk = start
@@ -86,7 +86,7 @@ def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[st
             offset = read - len(error.object) + error.start
         raise AttnlmError(
             f"{shown} is not valid {encoding} at byte {offset}",
-            f"name its encoding, perhaps `--encoding {_likely_encoding(start, encoding)}`",
+            f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
         ) from error
     except OSError as error:
         raise unreadable(shown, error) from error
