@@ -6,15 +6,10 @@ import math
 
 import pytest
 import torch
-from attnlm.model.models import (
-    LanguageModel,
-    Transformer,
-    build_model,
-    count_parameters,
-    cross_entropy,
-)
 
 from attnlm.config.settings import RUNGS, resolve
+from attnlm.model.language_model import LanguageModel, Transformer, build_model, count_parameters
+from attnlm.model.ops.loss import cross_entropy
 
 B, T, V = 3, 13, 67
 SIZES = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnlm.model.models import AttentionModel, build_model, cross_entropy
+from attnlm.model.models import AttentionModel
 from attnlm.model.one_layer import (
     CompiledOneLayer,
     OneLayer,
@@ -25,6 +25,8 @@ from attnlm.config.settings import resolve
 from attnlm.experiments import evaluate as evaluation
 from attnlm.model import kernels
 from attnlm.model.attention import SelfAttention
+from attnlm.model.language_model import build_model
+from attnlm.model.ops.loss import cross_entropy
 from attnlm.training.validation import validation_loss
 
 V, B, T = 11, 4, 5

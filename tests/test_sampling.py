@@ -9,7 +9,7 @@ import pytest
 import torch
 from attnlm.generation.decoding_native import NativeOneLayer, NativeTransformer
 from attnlm.generation.decoding_numpy import TransformerDecoder, table_size
-from attnlm.model.models import AttentionModel, LanguageModel, Transformer, build_model
+from attnlm.model.models import AttentionModel
 
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
@@ -18,6 +18,7 @@ from attnlm.config.settings import RUNGS, Setting, resolve
 from attnlm.generation.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
 from attnlm.generation.next_token import Probabilities, Uniforms, draw, next_token_probabilities
 from attnlm.generation.sampling import SamplingConfig, generate, window_start
+from attnlm.model.language_model import LanguageModel, Transformer, build_model
 
 CPU = Device("cpu", "float32", "tests")
 V, BLOCK = 31, 12

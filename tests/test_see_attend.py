@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnlm.model.explicit import explicit_pass
 
+from attnlm.model.recorder import record
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
@@ -26,13 +26,13 @@ from tests.test_cli import ATTNLM, attnlm, fails
 TEXT = "the dog.\nth"
 
 
-def test_the_numbers_are_those_of_the_explicit_pass(trained: Path) -> None:
+def test_the_numbers_are_those_of_the_model(trained: Path) -> None:
     done = attnlm("attend", TEXT, "--run", "transformer", "--json", cwd=trained)
     facts = json.loads(done.stdout)
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
     ids = torch.tensor(run.tokenizer.encode(TEXT))
-    weights = explicit_pass(model, ids).weights
+    weights = record(model, ids[None]).weights[:, 0]
     np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-6)
     assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))
     assert "".join(facts["tokens"]) == TEXT

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnlm.model.explicit import explicit_pass
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import RUNGS
 from attnlm.experiments.snapshot import take_moment
+from attnlm.model.recorder import record
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal
@@ -62,7 +62,7 @@ def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
         assert last.maps is None
         return
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
-    weights = explicit_pass(model, torch.tensor(passage)).weights.numpy()
+    weights = record(model, torch.tensor([passage])).weights[:, 0].numpy()
     assert last.maps is not None and last.maps.shape == weights.shape
     assert last.maps == pytest.approx(weights, abs=0.5 / 255 + 1e-6)
 

@@ -88,7 +88,7 @@ def train(
 
 train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
 
-Settings; their defaults depend on the model (`attnlm train --model NAME --print-config`):
+Settings; their defaults depend on the model:
 
 {described_settings()}
 """
