@@ -77,6 +77,7 @@ def one_layer_form(
         not isinstance(model, Transformer)
         or not is_one_layer(a, model.vocab_size, batch_size * a.block_size)
         or device.dtype != "float32"
+        or model.head.weight.dtype != torch.float32
         or not by_hand(model.head.weight)
     ):
         return None
@@ -89,7 +90,8 @@ def one_layer_form(
 class OneLayer:
     """Loss and gradients of a model of one attention layer, for batches of one size.
 
-    Made when the model's parameters lie where they stay: it holds views of them.
+    Made when the model's parameters lie where they stay: it holds views of them and, from the first
+    call on, of their gradients.
     """
 
     def __init__(self, model: Transformer, batch_size: int) -> None:
@@ -188,7 +190,7 @@ class OneLayer:
 
     def _look_up_backward(self, tokens: Tensor) -> None:
         """Gradients of the embeddings and of the query, key and value maps."""
-        p, d = self._parameters, self._gradients
+        d = self._gradients
         if self._copied:
             self._d_packed_3BHDT.copy_(self._d_heads_3BHDT)
         self._d_tokens.zero_().index_add_(0, tokens, self._d_packed_MC)
