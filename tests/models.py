@@ -5,14 +5,13 @@ Their sizes differ from each other, so that swapped axes fail.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
 from attnlm.model import attention
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
@@ -24,38 +23,28 @@ SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "bl
 
 VARIANTS = (
     *MODELS,
-    "single-head embed_dim=7 head_size=3",
-    "single-head embed_dim=3 head_size=1",
-    "multi-head projection=true qkv_bias=true",
-    "llama kv_heads=2 tie_embeddings=true",
-    "qwen3 kv_heads=1 mlp_width=5",
-    "gpt2 positions=none heads=3 bias=false",
-    "transformer norm=none norm_epsilon=0.03 rotary_base=7",
-    "transformer residual=false mlp=relu2 bias=true",
-    "transformer mlp=none positions=learned head_bias=true",
-    "transformer projection=false embed_dim=24 mlp=gelu",
-    "transformer attention=uniform positions=learned",
-    "transformer attention=parameter-free positions=none",
-    "transformer attention=none positions=learned",
-    "transformer layers=1 query_key_norm=false mlp=none norm=none residual=false kv_heads=2",
+    "single-head:embed_dim=7:head_size=3",
+    "single-head:embed_dim=3:head_size=1",
+    "multi-head:projection=true:qkv_bias=true",
+    "llama:kv_heads=2:tie_embeddings=true",
+    "qwen3:kv_heads=1:mlp_width=5",
+    "gpt2:positions=none:heads=2:bias=false",
+    "transformer:norm=none:norm_epsilon=0.03:rotary_base=7",
+    "transformer:residual=false:mlp=relu2:bias=true",
+    "transformer:mlp=none:positions=learned:head_bias=true",
+    "transformer:projection=false:embed_dim=24:mlp=gelu",
+    "transformer:attention=uniform:positions=learned",
+    "transformer:attention=parameter-free:positions=none",
+    "transformer:attention=none:positions=learned",
+    "transformer:layers=1:query_key_norm=false:mlp=none:norm=none:residual=false:kv_heads=2",
 )
-"""Every preset, and others of every part, as `written` reads them."""
+"""Every preset, and others of every part."""
 
 
-def written(text: str) -> Settings:
-    """A model and settings of it: `llama kv_heads=2 bias=true`."""
-    model, *parts = text.split()
-    settings: Settings = {"model": model}
-    for name, _, value in (part.partition("=") for part in parts):
-        is_text = value[0].isalpha() and value not in ("true", "false")
-        settings[name] = value if is_text else json.loads(value)
-    return settings
-
-
-def small_model(text: str, **more: Setting) -> LanguageModel:
+def small_model(name: str, **more: Setting) -> LanguageModel:
     """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
     torch.manual_seed(1)
-    config = resolve({**written(text), **more}, SIZES)
+    config = resolve({**variant(name), **more}, SIZES)
     model = build_model(config.model, V).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

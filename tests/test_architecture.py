@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings, fields_of
 from attnlm.config.settings import Config, TrainingConfig, resolve
+from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
 from attnlm.model.language_model import build_model, count_parameters, model_skeleton
-from tests.models import written
 
 V = 7
 
@@ -58,7 +58,7 @@ def followed(settings: Settings, error: UsageError) -> Settings:
         return {**settings, name: json.loads(found[2]) + (1 if found[1] == "above" else -1)}
     if found := re.search(r"must be (true|a whole number|a number)", hint):
         return {**settings, name: {"true": True, "a whole number": 1}.get(found[1], 0.5)}
-    if found := re.search(r"did you mean '(.+)'|choose from ([^,]+)|applies to ([^ ,]+)", hint):
+    if found := re.search(r"did you mean ([\w-]+)\?|choose from ([^,]+)|applies to ([^ ,]+)", hint):
         chosen = next(filter(None, found.groups()))
         return {**settings, "model" if found[3] else name: chosen}
     if found := re.search(r"give `(\w+)` ([^ ,]+)", hint):
@@ -96,26 +96,25 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("name", "message", "hint"),
     [
-        ("bigram heads=4", "`heads` does not apply to bigram", "multi-head"),
-        ("tranformer", "`model` can't be 'tranformer'", "'transformer'"),
-        ("multi-head heads=3 embed_dim=32", "can't be divided", "`embed_dim` 30"),
-        ("transformer head_size=5", "odd", "`head_size` 6"),
-        ("transformer block_size=1048576", "too large", "`block_size` 524288"),
-        ("qwen3 kv_heads=3", "`heads` 4 can't share `kv_heads` 3", "`kv_heads` 1"),
-        ("gpt2 projection=false head_size=3", "a residual stream needs", "`projection`"),
-        ("llama attention=none mlp=none", "does nothing", "`attention` softmax"),
-        ("llama attention=uniform", "rotary positions", "`positions` learned"),
-        ("gpt2 rotary_base=9", "without `positions` rotary", "leave `rotary_base` out"),
-        ("gpt2 norm=none norm_epsilon=0.1", "without a `norm`", "leave `norm_epsilon` out"),
-        ("llama projection=false mlp=none bias=true", "without a `projection`", "leave `bias` out"),
-        ("gpt2 residual=false attention=uniform dropout=0.1", "without `residual`", "leave"),
+        ("bigram:heads=4", "`heads` does not apply to bigram", "multi-head"),
+        ("multi-head:heads=3:embed_dim=32", "can't be divided", "`embed_dim` 30"),
+        ("transformer:head_size=5", "odd", "`head_size` 6"),
+        ("transformer:block_size=1048576", "too large", "`block_size` 524288"),
+        ("qwen3:kv_heads=3", "`heads` 4 can't share `kv_heads` 3", "`kv_heads` 1"),
+        ("gpt2:projection=false:head_size=3", "a residual stream needs", "`projection`"),
+        ("llama:attention=none:mlp=none", "does nothing", "`attention` softmax"),
+        ("llama:attention=uniform", "rotary positions", "`positions` learned"),
+        ("gpt2:rotary_base=9", "without `positions` rotary", "leave `rotary_base` out"),
+        ("gpt2:norm=none:norm_epsilon=0.1", "without a `norm`", "leave `norm_epsilon` out"),
+        ("llama:projection=false:mlp=none:bias=true", "without a `projection`", "leave `bias` out"),
+        ("gpt2:residual=false:attention=uniform:dropout=0.1", "without `residual`", "leave"),
     ],
 )
-def test_what_makes_no_sense_is_refused(text: str, message: str, hint: str) -> None:
+def test_what_makes_no_sense_is_refused(name: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(written(text))
+        resolve(variant(name))
     assert message in caught.value.message
     assert caught.value.hint is not None and hint in caught.value.hint
 
@@ -127,21 +126,21 @@ def test_presets_are_the_models_and_the_largest_take_every_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "vocab_size", "count"),
+    ("name", "vocab_size", "count"),
     [
-        ("gpt2 layers=12 embed_dim=768 heads=12 block_size=1024", 50257, 124_439_808),
-        ("llama layers=32 embed_dim=4096 heads=32 mlp_width=11008", 32000, 6_738_415_616),
+        ("gpt2:layers=12:embed_dim=768:heads=12:block_size=1024", 50257, 124_439_808),
+        ("llama:layers=32:embed_dim=4096:heads=32:mlp_width=11008", 32000, 6_738_415_616),
         (
-            "qwen3 layers=28 embed_dim=1024 heads=16 kv_heads=8 head_size=128 mlp_width=3072",
+            "qwen3:layers=28:embed_dim=1024:heads=16:kv_heads=8:head_size=128:mlp_width=3072",
             151_936,
             596_049_920,
         ),
     ],
 )
 def test_published_shapes_have_their_published_sizes(
-    text: str, vocab_size: int, count: int
+    name: str, vocab_size: int, count: int
 ) -> None:
-    a = resolve(written(text)).model
+    a = resolve(variant(name)).model
     assert count_parameters(model_skeleton(a, vocab_size)) == count
     assert (a.rotary_base, a.norm_epsilon) == ((1e6, 1e-6) if a.model == "qwen3" else (1e4, 1e-5))
 
@@ -149,29 +148,36 @@ def test_published_shapes_have_their_published_sizes(
 @pytest.mark.parametrize(
     ("older", "parts"),
     [
-        ("bigram block_size=8", "attention=none positions=none"),
-        ("average embed_dim=9 block_size=8", "attention=uniform head_bias=true"),
-        ("dot-product embed_dim=9 block_size=8", "attention=parameter-free head_bias=true"),
-        ("single-head embed_dim=9 block_size=8 dropout=0.0", "head_bias=true"),
+        ("bigram", {"attention": "none", "positions": "none"}),
+        ("average:embed_dim=9", {"attention": "uniform", "head_bias": True}),
+        ("dot-product:embed_dim=9", {"attention": "parameter-free", "head_bias": True}),
+        ("single-head:embed_dim=9:dropout=0.0", {"head_bias": True}),
         (
-            "multi-head embed_dim=9 heads=2 head_size=3 block_size=8 dropout=0.1 projection=true "
-            "qkv_bias=false",
-            "bias=true head_bias=true",
+            "multi-head:embed_dim=9:heads=2:head_size=3:dropout=0.1:projection=true:qkv_bias=false",
+            {"bias": True, "head_bias": True},
         ),
         (
-            "wide-head embed_dim=9 heads=2 block_size=8 dropout=0.0",
-            "wide_heads=true projection=true bias=true head_bias=true",
+            "wide-head:embed_dim=9:heads=2:dropout=0.0",
+            {"wide_heads": True, "projection": True, "bias": True, "head_bias": True},
         ),
         (
-            "transformer embed_dim=12 layers=3 heads=3 block_size=8 dropout=0.0 "
-            "tie_embeddings=false",
-            "projection=true positions=rotary rotary_base=10000 norm=rms norm_epsilon=0.000001 "
-            "mlp=swiglu residual=true query_key_norm=true",
+            "transformer:embed_dim=12:layers=3:heads=3:dropout=0.0:tie_embeddings=false",
+            {
+                "projection": True,
+                "residual": True,
+                "query_key_norm": True,
+                "mlp": "swiglu",
+                "positions": "rotary",
+                "rotary_base": 1e4,
+                "norm": "rms",
+                "norm_epsilon": 1e-6,
+            },
         ),
     ],
 )
-def test_configurations_of_older_versions_mean_the_same_models(older: str, parts: str) -> None:
-    config = resolve({}, written(older))
-    assert config.model == Architecture(**written(f"{older} {parts}"))  # type: ignore[arg-type]
-    assert written(older).items() <= config.settings().items() and not config.dropped
-    assert resolve(written("transformer embed_dim=40")).model.mlp_dim == 112  # whole eights
+def test_configurations_of_older_versions_mean_the_same_models(older: str, parts: Settings) -> None:
+    flat = {**variant(older), "block_size": 8}
+    config = resolve({}, flat)
+    assert config.model == Architecture(**{**flat, **parts})  # type: ignore[arg-type]
+    assert flat.items() <= config.settings().items() and not config.dropped
+    assert resolve(variant("transformer:embed_dim=40")).model.mlp_dim == 112  # whole eights

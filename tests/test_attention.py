@@ -6,13 +6,16 @@ Sizes are different primes, so that swapped axes fail.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnlm.model.architecture import architecture
-from attnlm.model.attention import LayerCache, SelfAttention, UniformAttention, attention
+from attnlm.model.attention import SHORT, LayerCache, SelfAttention, UniformAttention, attention
+from attnlm.model.ops.norms import rotary_angles
 from tests.models import use_plain_ops
 
 B, T, H, D = 2, 11, 3, 5
@@ -114,3 +117,20 @@ def test_a_cache_returns_everything_appended_until_cleared() -> None:
     assert torch.equal(found[0], keys[:, :, :6]) and torch.equal(found[1], values[:, :, :6])
     cache.clear()
     assert torch.equal(cache.append(keys[:, :, 7:8], values[:, :, 7:8])[0], keys[:, :, 7:8])
+
+
+def test_long_contexts_go_to_the_kernel_that_holds_no_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes nothing but vectors whose numbers lie side by side; rotary heads' do not."""
+    strides: list[int] = []
+    original: Any = F.scaled_dot_product_attention
+
+    def watched(*tensors: Tensor, **options: Any) -> Any:
+        strides.extend(x.stride(-1) for x in tensors)
+        return original(*tensors, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    module = SelfAttention(architecture("transformer", {"embed_dim": 24}))
+    module(torch.randn(B, SHORT + 1, 24), rotary_angles(SHORT + 1, 6, 1e4))
+    assert strides == [1, 1, 1]

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
@@ -82,6 +83,18 @@ def test_dropout_is_for_training_only(name: str) -> None:
         for module in places:
             module.p = 0.5 if module is place else 0.0
         assert not torch.allclose(dropping(ids_BT), dropping(ids_BT))
+
+
+def test_tokens_of_another_shape_or_beyond_the_context_are_refused() -> None:
+    model = small_model("single-head")
+    with pytest.raises(AttnlmError, match=r"shape \(B, T\), and these have \(13,\)"):
+        model(some_ids(T))
+    caches = model.new_caches()
+    model(some_ids(B, T - 1), caches)
+    model(some_ids(B, 1), caches)
+    for arguments in ((some_ids(B, T + 1),), (some_ids(B, 1), caches)):
+        with pytest.raises(AttnlmError, match="has 14 tokens, and the model sees 13"):
+            model(*arguments)
 
 
 def test_bodies_have_as_many_parameters_as_the_table_says() -> None:

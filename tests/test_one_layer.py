@@ -8,17 +8,18 @@ from torch import Tensor, nn
 
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.training.one_layer import NativeOneLayer, OneLayer, native_parts, one_layer_form
-from tests.models import gradients, small_model, use_plain_ops, written
+from tests.models import gradients, small_model, use_plain_ops
 
 CPU = Device("cpu", "float32", "")
 
 
-def a_model(text: str, vocab_size: int) -> Transformer:
+def a_model(name: str, vocab_size: int) -> Transformer:
     """In float64, with gradients that are there already."""
     torch.manual_seed(0)
-    model = build_model(resolve({"block_size": 5, **written(text)}).model, vocab_size).double()
+    model = build_model(resolve({"block_size": 5, **variant(name)}).model, vocab_size).double()
     assert isinstance(model, Transformer)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -44,33 +45,33 @@ def assert_adds_autograds(
         expected = exact.loss(inputs, targets)
         assert alone == loss
         torch.testing.assert_close(loss.double(), expected.detach(), rtol=tolerance, atol=tolerance)
-        for name, gradient in gradients(exact, expected).items():
-            total = model.get_parameter(name).grad
+        for parameter, gradient in gradients(exact, expected).items():
+            total = model.get_parameter(parameter).grad
             assert total is not None
-            added = (total - before[name]).double()
+            added = (total - before[parameter]).double()
             torch.testing.assert_close(added, gradient, rtol=100 * tolerance, atol=10 * tolerance)
 
 
-PROJECTED = "projection=true qkv_bias=true"
+PROJECTED = "projection=true:qkv_bias=true"
 BARE = (
-    "transformer layers=1 heads=2 embed_dim=8 positions=learned norm=none mlp=none residual=false "
-    "query_key_norm=false head_bias=true"
+    "transformer:layers=1:heads=2:embed_dim=8:positions=learned:norm=none:mlp=none:residual=false:"
+    "query_key_norm=false:head_bias=true"
 )
 
 
 @pytest.mark.parametrize(
-    "text",
+    "name",
     [
-        "single-head embed_dim=7",
-        "single-head embed_dim=7 head_size=3",
-        "multi-head embed_dim=12 heads=3",
-        f"multi-head embed_dim=6 heads=3 head_size=5 {PROJECTED}",
-        "wide-head embed_dim=6 heads=2 block_size=37",
+        "single-head:embed_dim=7",
+        "single-head:embed_dim=7:head_size=3",
+        "multi-head:embed_dim=12:heads=3",
+        f"multi-head:embed_dim=6:heads=3:head_size=5:{PROJECTED}",
+        "wide-head:embed_dim=6:heads=2:block_size=37",
         BARE,
     ],
 )
-def test_loss_and_gradients_are_autograds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = a_model(text, vocab_size=11)
+def test_loss_and_gradients_are_autograds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model(name, vocab_size=11)
     use_plain_ops(monkeypatch)
     assert_adds_autograds(OneLayer(model, 3), model, model, 3, tolerance=1e-10)
 
@@ -82,9 +83,9 @@ def test_loss_and_gradients_are_autograds(text: str, monkeypatch: pytest.MonkeyP
 def test_compiled_loss_and_gradients_are_autograds(
     heads: int, size: int, vocab_size: int, batch_size: int, length: int
 ) -> None:
-    text = f"multi-head heads={heads} head_size={size} embed_dim=7 block_size={length} "
-    text += PROJECTED if heads > 1 else ""
-    model, exact = a_model(text, vocab_size).float(), a_model(text, vocab_size)
+    name = f"multi-head:heads={heads}:head_size={size}:embed_dim=7:block_size={length}"
+    name += f":{PROJECTED}" if heads > 1 else ""
+    model, exact = a_model(name, vocab_size).float(), a_model(name, vocab_size)
     if native_parts(model.architecture) is None:
         pytest.skip("there is no C compiler")
     form = one_layer_form(model, batch_size, CPU, "parts")
@@ -94,7 +95,7 @@ def test_compiled_loss_and_gradients_are_autograds(
 
 @pytest.mark.parametrize("compile", ["off", "parts"])
 def test_a_loss_of_hopeless_logits_is_finite(compile: str) -> None:
-    model = a_model("single-head embed_dim=7", vocab_size=11).float()
+    model = a_model("single-head:embed_dim=7", vocab_size=11).float()
     with torch.no_grad():
         model.head.bias[:] = torch.linspace(-3000, 3000, 11)
     form = one_layer_form(model, 4, CPU, compile)
@@ -105,7 +106,7 @@ def test_a_loss_of_hopeless_logits_is_finite(compile: str) -> None:
 
 def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:
     """A run's configuration may ask for what no training would: C would write past its arrays."""
-    model = a_model("single-head embed_dim=33", vocab_size=11).float()
+    model = a_model("single-head:embed_dim=33", vocab_size=11).float()
     assert native_parts(model.architecture) is None
     assert type(one_layer_form(model, 4, CPU, "parts")) is OneLayer
 
@@ -120,7 +121,7 @@ def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:
 )
 def test_other_parts_are_left_to_autograd(part: str) -> None:
     assert one_layer_form(a_model(BARE, 11).float(), 4, CPU, "parts") is not None
-    model = a_model(f"{BARE} {part}", 11).float()
+    model = a_model(f"{BARE}:{part}", 11).float()
     assert one_layer_form(model, 4, CPU, "parts") is None
 
 

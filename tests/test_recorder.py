@@ -6,19 +6,13 @@ import pytest
 import torch
 
 from attnlm.base.errors import AttnlmError
-from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.recorder import Recorder
+from attnlm.model.language_model import Transformer
+from attnlm.model.recorder import record
 from tests.models import VARIANTS, V, self_attention, small_model, some_ids
 
 B, T = 3, 13
-WITHOUT = ("bigram", "transformer attention=none positions=learned")
+WITHOUT = ("bigram", "transformer:attention=none:positions=learned")
 ATTENDING = [variant for variant in VARIANTS if variant not in WITHOUT]
-
-
-def recorded(model: LanguageModel, silenced: tuple[int, int] | None = None) -> Recorder:
-    recorder = Recorder(silenced)
-    model(some_ids(B, T), recorder=recorder)
-    return recorder
 
 
 @pytest.mark.parametrize("variant", ATTENDING)
@@ -27,7 +21,7 @@ def test_what_is_recorded_fits_together(variant: str) -> None:
     model = small_model(variant)
     assert isinstance(model, Transformer)
     a = model.architecture
-    recorder = recorded(model)
+    recorder = record(model, some_ids(B, T))
     weights = recorder.weights
     assert weights.shape == (a.layers, B, a.maps_per_layer, T, T)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -51,11 +45,11 @@ def test_what_is_recorded_fits_together(variant: str) -> None:
         if layer.mlp is not None:
             stream = stream + layer.mlp if a.residual else layer.mlp
         torch.testing.assert_close(layer.stream, stream)
-    torch.testing.assert_close(model.read_out(stream), model(some_ids(B, T)))
+    torch.testing.assert_close(model.read_out(stream), recorder.logits)
 
 
 def test_average_looks_at_everything_alike() -> None:
-    weights = recorded(small_model("average")).weights[0, 0, 0]
+    weights = record(small_model("average"), some_ids(B, T)).weights[0, 0, 0]
     expected = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
     torch.testing.assert_close(weights, expected.double())
 
@@ -63,7 +57,7 @@ def test_average_looks_at_everything_alike() -> None:
 @pytest.mark.parametrize("variant", WITHOUT)
 def test_without_attention_there_are_no_weights(variant: str) -> None:
     with pytest.raises(AttnlmError, match="no attention"):
-        _ = recorded(small_model(variant)).weights
+        _ = record(small_model(variant), some_ids(B, T)).weights
 
 
 @pytest.mark.parametrize(
@@ -74,14 +68,13 @@ def test_a_silenced_head_is_one_without_values(variant: str) -> None:
     model = small_model(variant)
     a = model.architecture
     layer, head = a.layers - 1, a.heads - 1
-    recorder = Recorder(silenced=(layer, head))
-    found = model(some_ids(B, T), recorder=recorder)
+    recorder = record(model, some_ids(B, T), silenced=(layer, head))
     attention = self_attention(model, layer)
     attention.value.weight[head * a.head_dim :] = 0
     if a.qkv_bias:
         attention.value.bias[head * a.head_dim :] = 0
-    torch.testing.assert_close(found, model(some_ids(B, T)))
-    assert found.shape == (B, T, V)
+    torch.testing.assert_close(recorder.logits, model(some_ids(B, T)))
+    assert recorder.logits.shape == (B, T, V)
     for number, one in enumerate(recorder.layers):
         assert one.heads is not None
         silent = one.heads.mixed.flatten(2).eq(0).all(2).all(0)

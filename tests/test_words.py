@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import attnlm
 from attnlm.compute.native import library
-from attnlm.data import prepare as preparation
+from attnlm.data import bins
 from attnlm.tokens import word_table as words
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
 from attnlm.tokens.word_table import WordTable, piece_encoder
@@ -118,7 +118,7 @@ def test_prepare_writes_the_same_files_either_way(
     made: dict[str, attnlm.Dataset] = {}
     for kind, saved in (("plain", 0.0), ("words", 1.0)):
         monkeypatch.setattr(words, "_SAVED", saved)
-        monkeypatch.setattr(preparation, "_PIECE", PIECE if kind == "plain" else 1000)
+        monkeypatch.setattr(bins, "_PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)
     assert isinstance(made["words"].tokenizer, BpeTokenizer)
     for name in ("train.bin", "val.bin", "meta.json"):

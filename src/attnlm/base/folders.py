@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -14,57 +12,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnlm.base import files
+from attnlm.base.commands import KINDS, how_to_make
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.locks import clear, locked, locked_new
+from attnlm.base.locks import clear, is_ours, locked, locked_new
+from attnlm.base.names import LATEST, is_safe_name, latest_name
+from attnlm.base.suggestions import suggestion
 
-_LATEST = "latest"
 _WORKSPACE, _ASIDE = ".unfinished-", "old-"
-_LONGEST_LATEST = 2**10  # bytes
-_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_NAMED = 5
-_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 
-def is_safe_name(name: str) -> bool:
-    """Whether every system takes this as a file's name, and we do not need it ourselves."""
-    return (
-        0 < len(name.encode(errors="replace")) <= 120
-        and name.lower() != _LATEST
-        and name.isprintable()
-        and not name.startswith((".", "-", " "))
-        and not name.endswith((".", " "))
-        and not _FORBIDDEN.search(name)
-        and not _RESERVED.fullmatch(name)
-    )
-
-
-def check_name(name: str, flag: str) -> None:
-    """Raises UsageError where a name that the user chose can't be a folder's."""
-    if not is_safe_name(name):
-        raise UsageError(
-            f"{flag} {name!r} can't be a folder's name on every system",
-            "use letters, digits, - and _; 'latest' is taken",
-        )
-
-
-def find_folder(name: str | Path | None, parent: Path, *, kind: str, hint: str) -> Path:
+def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     """The folder of a data set or run by its name below `parent`, by its path, or the latest.
 
-    Raises AttnlmError, with the names that there are, when there is none.
+    Raises AttnlmError, with the names that there are, when there is none, and UsageError where
+    `name` is neither a name nor a path.
     """
     if name is None:
-        return _latest(parent, kind, hint)
+        return _latest(parent, kind)
+    if not isinstance(name, str | os.PathLike):
+        raise UsageError(
+            f"a {kind} can't be of type {type(name).__name__}",
+            f"give a name, a path or an opened {kind}",
+        )
     below = parent / name
     if is_safe_name(str(name)) and is_folder(below):
         return below
     if is_folder(Path(name)):
         return Path(name)
-    names = _names(parent)
-    if near := difflib.get_close_matches(str(name), names, n=1):
-        hint = f"did you mean {near[0]}?"
-    elif names:
+    hint = how_to_make(kind, parent)
+    if names := _names(parent, kind):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        hint = f"there is {', '.join(names[:_MOST_NAMED])}{more}"
+        hint = suggestion(str(name), names, f"there is {', '.join(names[:_MOST_NAMED])}{more}")
     raise AttnlmError(f"no {kind} is called {str(name)!r} in {parent}", hint)
 
 
@@ -76,27 +55,28 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def write_latest(parent: Path, name: str) -> None:
-    """Records which folder below `parent` was made last."""
-    files.write_bytes(parent / _LATEST, f"{name}\n".encode())
-
-
-def _latest(parent: Path, kind: str, hint: str) -> Path:
-    if not (parent / _LATEST).exists():
-        raise AttnlmError(f"there is no {kind} in {parent} yet", hint)
-    name = files.read_bytes(parent / _LATEST, _LONGEST_LATEST).decode(errors="replace").strip()
+def _latest(parent: Path, kind: str) -> Path:
+    if not (parent / LATEST).exists():
+        raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
+    name = latest_name(parent)
     if not is_safe_name(name) or not (parent / name).is_dir():
+        names = _names(parent, kind)
         raise AttnlmError(
             f"the latest {kind}, {name!r}, is no longer in {parent}",
-            f"name one: {', '.join(_names(parent)[:5])}" if _names(parent) else hint,
+            f"name one: {', '.join(names[:_MOST_NAMED])}" if names else how_to_make(kind, parent),
         )
     return parent / name
 
 
-def _names(parent: Path) -> list[str]:
-    if not parent.is_dir():
-        return []
-    return sorted(p.name for p in parent.iterdir() if p.is_dir() and is_safe_name(p.name))
+def _names(parent: Path, kind: str) -> list[str]:
+    """Of the folders of that kind below `parent`, the newest first."""
+    made = []
+    with contextlib.suppress(OSError):
+        for path in parent.iterdir():
+            with contextlib.suppress(OSError):
+                if is_safe_name(path.name):
+                    made.append(((path / KINDS[kind][0]).stat().st_mtime_ns, path.name))
+    return [name for _, name in sorted(made, reverse=True)]
 
 
 @contextlib.contextmanager
@@ -108,7 +88,8 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as lock:
         try:
-            lock.enter_context(locked(path))
+            # The user may keep the folder elsewhere, and have a link to it here.
+            lock.enter_context(locked(Path(os.path.realpath(path))))
         except BlockingIOError:
             raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
         yield
@@ -128,15 +109,27 @@ def workspace(parent: Path) -> Iterator[Path]:
 
 def remove_leftovers(parent: Path) -> None:
     """Removes what killed processes left in `parent`, and undoes the replacement of a folder."""
-    files.remove_leftovers(parent, _LATEST)
+    files.remove_leftovers(parent, LATEST)
     clear(parent.glob(f"{_WORKSPACE}*"), _undo)
 
 
 def _undo(work: Path) -> None:
-    for aside in work.glob(f"{_ASIDE}*/*"):
-        if not os.path.lexists(work.parent / aside.name):
-            aside.rename(work.parent / aside.name)
+    """Brings back the folders that were set aside in `work`, and removes the rest.
+
+    Where one of them is a link, another user's, or not named as we name them, all is left alone.
+    """
+    asides = list(work.glob(f"{_ASIDE}*"))
+    folders = [folder for aside in asides if is_ours(aside) for folder in aside.iterdir()]
+    if not all(map(is_ours, asides)) or not all(map(_is_named_folder_of_ours, folders)):
+        return
+    for folder in folders:
+        if not os.path.lexists(work.parent / folder.name):
+            folder.rename(work.parent / folder.name)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _is_named_folder_of_ours(path: Path) -> bool:
+    return is_safe_name(path.name) and is_ours(path) and path.is_dir()
 
 
 def exchange(new: Path, target: Path) -> None:

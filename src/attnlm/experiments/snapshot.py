@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
-from attnlm.model.explicit import explicit_pass
-from attnlm.model.models import Bigram, LanguageModel
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.recorder import record
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.text import token_texts
 
@@ -39,8 +39,9 @@ def passage_texts(model: LanguageModel, dataset: Dataset) -> list[str]:
 
 
 def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
-    length = min(PASSAGE, model.config.block_size)
-    return [int(i) for i in dataset.val[:length]]
+    length = min(PASSAGE, model.architecture.block_size)
+    ids: list[int] = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
+    return ids
 
 
 def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:
@@ -52,8 +53,8 @@ def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:
 
 
 def _maps(model: LanguageModel, dataset: Dataset, device: Device) -> NDArray[np.float32] | None:
-    if isinstance(model, Bigram):
+    if not model.architecture.maps_per_layer:
         return None
     ids_T = torch.tensor(_passage(model, dataset), device=device.torch)
-    maps_LHTT: NDArray[np.float32] = explicit_pass(model, ids_T).weights.float().cpu().numpy()
+    maps_LHTT: NDArray[np.float32] = record(model, ids_T[None]).weights[:, 0].float().cpu().numpy()
     return maps_LHTT

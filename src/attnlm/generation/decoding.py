@@ -6,31 +6,19 @@ window, T new ones among them, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from attnlm.base.pieces import cores
 from attnlm.compute.device import Device
-from attnlm.compute.native import COMPILATION, library
-from attnlm.generation.decoding_native import NativeOneLayer, NativeTransformer
-from attnlm.generation.decoding_numpy import (
-    Array,
-    Ids,
-    OneLayerDecoder,
-    TransformerDecoder,
-    as_array,
-    one_thread,
-    table_size,
-)
 from attnlm.model.attention import LayerCache
-from attnlm.model.models import AttentionModel, Bigram, LanguageModel, Transformer
+from attnlm.model.language_model import LanguageModel
 
-_LARGEST_TABLES = 2**24
-_FEWEST_SIDE_BY_SIDE = 8  # samples that are worth a thread
+Array = NDArray[Any]
+Ids = NDArray[np.int64]
 
 
 class Decoder(Protocol):
@@ -41,37 +29,8 @@ class Decoder(Protocol):
 
 
 def new_decoder(model: LanguageModel, device: Device, tokens: int, num_samples: int) -> Decoder:
-    """The fastest exact form of a model on its device, for so many tokens of each sample."""
-    if device.name != "cpu" or device.dtype != "float32":
-        return CachedDecoder(model, device)
-    if isinstance(model, Bigram):
-        return BigramDecoder(model)
-    if not isinstance(model, Transformer) and table_size(model) > _LARGEST_TABLES:
-        return CachedDecoder(model, device)
-    parts = min(cores(), num_samples // _FEWEST_SIDE_BY_SIDE)
-    if not isinstance(model, Transformer) or parts < 2:
-        return _new_decoder(model, tokens, num_samples)
-    return SideBySide(lambda samples: _new_decoder(model, tokens, samples), num_samples, parts)
-
-
-def _new_decoder(model: AttentionModel | Transformer, tokens: int, num_samples: int) -> Decoder:
-    is_single = model.head.weight.dtype == torch.float32
-    worth = is_single and tokens * _saved_by_compiling(model, num_samples) > COMPILATION
-    compiled = library("decoding.c") if worth else None
-    if isinstance(model, Transformer):
-        if compiled is not None:
-            return NativeTransformer(model, num_samples, compiled)
-        return TransformerDecoder(model, num_samples)
-    if compiled is not None:
-        return NativeOneLayer(model, num_samples, compiled)
-    return OneLayerDecoder(model)
-
-
-def _saved_by_compiling(model: AttentionModel | Transformer, num_samples: int) -> float:
-    """Seconds per token of all samples, measured on small models: mostly the time of calls."""
-    if isinstance(model, Transformer):
-        return len(model.blocks) * (17e-6 + num_samples * 8e-6)
-    return 6e-6 + num_samples * 1e-6
+    """The fastest exact form of a model on its device."""
+    return CachedDecoder(model, device)
 
 
 class PlainDecoder:
@@ -104,32 +63,6 @@ class CachedDecoder(PlainDecoder):
         return self._forward(ids_BS[:, known:], self._caches)
 
 
-class BigramDecoder:
-    """Rows of a table."""
-
-    def __init__(self, model: Bigram) -> None:
-        self._table_VV = as_array(model.table.weight)
-
-    def logits(self, ids_BS: Ids, known: int) -> Array:
-        return self._table_VV[ids_BS[:, -1]]
-
-
-class SideBySide:
-    """Many samples, divided among as many threads as there are parts."""
-
-    def __init__(self, make: Callable[[int], Decoder], num_samples: int, parts: int) -> None:
-        sizes = [len(part) for part in np.array_split(np.arange(num_samples), parts)]
-        self._decoders = list(map(make, sizes))
-        self._borders = np.cumsum(sizes)[:-1]
-        self._pool = ThreadPoolExecutor(parts - 1)
-
-    def logits(self, ids_BS: Ids, known: int) -> Array:
-        parts = np.split(ids_BS, self._borders)
-        with one_thread():  # for each part
-            # This thread takes a part too: one that waits has to be woken, which takes its time.
-            others = [
-                self._pool.submit(decoder.logits, ids_PS, known)
-                for decoder, ids_PS in zip(self._decoders[1:], parts[1:], strict=True)
-            ]
-            first = self._decoders[0].logits(parts[0], known)
-            return np.concatenate([first, *(other.result() for other in others)])
+def as_array(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array

@@ -9,6 +9,7 @@ Axes as in attention.py; L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +60,8 @@ class Recorder:
     embedded: Tensor | None = None
     """token embeddings and, where they are added, positions, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    """what came of it, (B, T, V)"""
 
     def begin_layer(self) -> Layer:
         """A new block is about to compute; its parts are to be written into what is returned."""
@@ -89,6 +92,20 @@ class Recorder:
         if not found:
             raise AttnlmError(
                 "this model has no attention: there are no maps to look at",
-                "look at another model: attnlm train --model single-head",
+                "look at another model, such as single-head",
             )
         return torch.stack(found)
+
+
+class Recordable(Protocol):
+    """A model as `record` calls it."""
+
+    def __call__(self, tokens_BT: Tensor, *, recorder: Recorder) -> Tensor: ...
+
+
+@torch.inference_mode()
+def record(model: Recordable, tokens_BT: Tensor, silenced: Head | None = None) -> Recorder:
+    """One forward pass over tokens (B, T), at most block_size of them, watched."""
+    recorder = Recorder(silenced)
+    recorder.logits = model(tokens_BT, recorder=recorder)
+    return recorder

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.config.settings import ModelConfig
+from attnlm.model.architecture import Architecture
 from attnlm.runs.json_lines import Journal, Record
 
 PASSAGE = 24
@@ -33,11 +33,11 @@ class Moment:
     bigram; row t says how token t divides its attention over the tokens up to itself"""
 
 
-def ticker_journal(folder: Path, config: ModelConfig) -> Journal:
+def ticker_journal(folder: Path, architecture: Architecture) -> Journal:
     """The ticker of the run in `folder`."""
 
     def is_valid(record: Record) -> bool:
-        moment_of(record, config)
+        moment_of(record, architecture)
         passage = record.get("passage", [])
         "".join(passage).encode()  # half of a surrogate pair is no text
         return type(passage) is list
@@ -57,16 +57,16 @@ def moment_record(moment: Moment) -> Record:
     return {"step": moment.step, "text": moment.text, "maps": maps}
 
 
-def moment_of(record: Record, config: ModelConfig) -> Moment:
+def moment_of(record: Record, architecture: Architecture) -> Moment:
     """The inverse. Raises what Journal.is_valid may where that is no moment of such a model."""
     step, text, maps = record["step"], record["text"], record["maps"]
     if type(step) is not int or step < 0:
         raise ValueError("no step")
     text.encode()
-    if (maps is None) != (config.model == "bigram"):
+    if (maps is None) != (architecture.maps_per_layer == 0):
         raise ValueError("maps where there are no heads, or none where there are")
     if maps is not None:
-        maps = _unpacked(maps, config.layers or 1, config.num_heads)
+        maps = _unpacked(maps, architecture.layers, architecture.maps_per_layer)
     return Moment(step, text, maps)
 
 

@@ -17,12 +17,12 @@ def ids_within_context(run: Run, text: str) -> list[int]:
     """
     if not text:
         raise UsageError("the text is empty", "give at least one character")
-    ids = [int(i) for i in run.tokenizer.encode(text)]
+    ids = run.tokenizer.encode(text)
     most = run.config.model.block_size
     if len(ids) > most:
         raise AttnlmError(
             f"the text has {len(ids)} tokens, and {run.name} sees {most} at a time (block_size)",
-            f"give a text of at most {most} tokens, or train with a larger --block-size",
+            f"give a text of at most {most} tokens, or train with a larger `block_size`",
         )
     return ids
 

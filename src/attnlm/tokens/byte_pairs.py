@@ -13,8 +13,8 @@ from typing import NamedTuple
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
-from attnlm.patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.text.download import cached
+from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
 
 _BLOBS = "https://openaipublic.blob.core.windows.net/"
@@ -140,7 +140,7 @@ def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent)
     except AttnlmError as error:
         raise AttnlmError(
             error.message,
-            "--tokenizer bpe:1024 needs no network; or set TIKTOKEN_CACHE_DIR to a copy of "
+            "`tokenizer` bpe:1024 needs no network; or set TIKTOKEN_CACHE_DIR to a copy of "
             "tiktoken's cache",
         ) from error
 

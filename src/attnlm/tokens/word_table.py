@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.compute.native import COMPILATION, library
-from attnlm.patterns import takes_line_ends
+from attnlm.tokens.split_patterns import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
 _SAVED = 6e-8  # seconds per byte of text
