@@ -204,7 +204,10 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
     parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
     beside = {**PRESETS[name].parts, **parts}
-    useless = [k for k in parts if k not in settings and unused(k, beside) is not None]
+    # What a recipe says for nothing by itself is its mistake; what other parts beside it leave
+    # without use is dropped.
+    changed = "model" in settings or any(k in settings for k in parts)
+    useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
     defaults = dict(_TRAINING_DEFAULTS[name])
     if "budget" in given:
@@ -259,7 +262,7 @@ def _check_training(
     if training.steps is not None and training.warmup > training.steps:
         raise UsageError(
             f"`warmup` {training.warmup} is longer than the run of {training.steps} steps",
-            "give fewer steps of warm-up",
+            f"give `warmup` {training.steps} or less",
         )
 
 
