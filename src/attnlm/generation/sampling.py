@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoding import Array, Ids, PlainDecoder, new_decoder
+from attnlm.generation.decoders import Array, Ids, PlainDecoder, new_decoder
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.run import Run, load_model, open_run
 from attnlm.tokens.tokenizer import Tokenizer
@@ -191,7 +191,7 @@ def _drawn_tokens(
     block_size, count = model.architecture.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
     decoder = (
-        new_decoder(model, device, config.tokens, count) if cached else PlainDecoder(model, device)
+        new_decoder(model, device, count) if cached else PlainDecoder(model, device)
     )
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
