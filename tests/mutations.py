@@ -69,6 +69,20 @@ MUTATIONS = (
         "test_checkpoint.py",
     ),
     _Mutation(
+        "a checkpoint's header is left in the order of chance",
+        "runs/checkpoint.py",
+        "json.loads(content[8:end]), sort_keys=True,",
+        "json.loads(content[8:end]),",
+        "test_checkpoint.py",
+    ),
+    _Mutation(
+        "weights that are NaN are taken",
+        "runs/checkpoint.py",
+        "    check_finite(*(tensors[name] for name in expected))\n",
+        "",
+        "test_checkpoint.py",
+    ),
+    _Mutation(
         "a line of metrics is believed",
         "runs/json_lines.py",
         "intact = checksum == _checksum(record)",
@@ -108,6 +122,13 @@ MUTATIONS = (
         "data/dataset.py",
         "if not by_samples:",
         "if verify and by_samples:",
+        "test_dataset.py",
+    ),
+    _Mutation(
+        "heads are measured on ids that the vocabulary lacks",
+        "see/heads.py",
+        "ids_at(tokens, places_NT, run.vocab_size, origin)",
+        "tokens[places_NT]",
         "test_dataset.py",
     ),
     _Mutation(
@@ -448,6 +469,13 @@ MUTATIONS = (
         "generation/sampling.py",
         "logits_BV /= temperature",
         "pass",
+        "test_sampling.py",
+    ),
+    _Mutation(
+        "a token is chosen by logits that are NaN",
+        "generation/sampling.py",
+        "if not math.isfinite(np.add.reduce(logits_BV, None)):",
+        "if False:",
         "test_sampling.py",
     ),
     _Mutation(

@@ -18,7 +18,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves
 from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
-from attnlm.training.loop import Evaluated, Finished, Started
+from attnlm.training.events import Evaluated, Finished, Started
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL: dict[str, Any] = {
@@ -168,6 +168,14 @@ def test_seconds_that_differ_tenfold_are_shown_on_a_logarithmic_axis() -> None:
     quick = Line("quick", [0.1, 0.5], [4.0, 2.2], "#2a9d6e")
     assert "seconds, logarithmic" in panel_svg([quick, slow], {}, "seconds")
     assert "logarithmic" not in panel_svg([slow], {}, "seconds")
+
+
+def test_numbers_on_axes_have_no_exponents_and_no_offset() -> None:
+    line = Line("loss", [0, 1e6, 3e6], [2.48391, 2.48392, 2.48393], "#000000")
+    svg = panel_svg([line], {"nothing": -0.0}, "step")
+    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)", svg)]
+    assert "3,000,000" in texts and "nothing 0.000" in texts
+    assert not any(re.search(r"\de[+−-]?\d|^\+", text) for text in texts)
 
 
 def test_a_curve_in_plain_characters() -> None:

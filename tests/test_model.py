@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-
-from attnlm.config.settings import RUNGS, resolve
 from attnlm.model.models import (
     LanguageModel,
     Transformer,
@@ -15,6 +13,8 @@ from attnlm.model.models import (
     count_parameters,
     cross_entropy,
 )
+
+from attnlm.config.settings import RUNGS, resolve
 
 B, T, V = 3, 13, 67
 SIZES = {

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from attnlm.model.explicit import explicit_pass
-from attnlm.runs.run import load_model, open_run
+
+from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture
@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_explicit_pass(trained: Path) -> None:
     facts = json.loads(done.stdout)
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
-    ids = torch.from_numpy(run.tokenizer.encode(TEXT).astype("int64"))
+    ids = torch.tensor(run.tokenizer.encode(TEXT))
     weights = explicit_pass(model, ids).weights
     np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-6)
     assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attnlm.model.explicit import explicit_pass
+from attnlm.model.models import LanguageModel
 from torch import Tensor
 
 import attnlm.model.attention
 from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import RUNGS
 from attnlm.model.attention import SelfAttention
-from attnlm.model.explicit import explicit_pass
-from attnlm.model.models import LanguageModel
 from tests.test_model import B, T, V, a_model, scrambled
 
 ATTENDING = [rung for rung in RUNGS if rung != "bigram"]

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnlm.model.explicit import explicit_pass
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import RUNGS
 from attnlm.experiments.snapshot import take_moment
-from attnlm.model.explicit import explicit_pass
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal
 from attnlm.training import loop as training
-from attnlm.training.loop import Evaluated
+from attnlm.training.events import Evaluated
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 CPU = choose_device("cpu")

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -20,13 +21,14 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.signals import Interrupted
+from attnlm.compute.device import choose_device
 from attnlm.config.settings import RUNGS, Setting, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.experiments.train import Pace, plan
-from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.experiments.budget import Pace, plan
+from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
-from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -61,12 +63,6 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     return train
 
 
-def tensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(str(path))
-
-
 def timeless(run: Run) -> list[dict[str, Any]]:
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
@@ -80,10 +76,8 @@ def assert_same_run(one: Run, other: Run) -> None:
     assert timeless(one) == timeless(other)
     assert ticker_bytes(one) == ticker_bytes(other)
     for file in ("last", "best"):
-        ours, theirs = (tensors(run.checkpoint(file)) for run in (one, other))
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            assert torch.equal(tensor, theirs[name]), name
+        ours, theirs = (run.checkpoint(file).path.read_bytes() for run in (one, other))
+        assert ours == theirs, file
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -184,7 +178,86 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     assert [record["step"] for record in stopped.metrics()] == [0, 5]
     _, facts, _ = load_checkpoint(stopped.last, stopped.config.model, stopped.vocab_size)
     assert 5 < facts["step"] < 10  # beyond the last evaluation
-    assert_same_run(whole, attnlm.train(resume=stopped.path))
+    # The count of seconds goes on from where it was stopped, though no checkpoint holds it.
+    assert stopped.stopped_after >= stopped.metrics()[-1]["seconds"]
+    replace(stopped, stopped_after=1000.0).save_config()
+    resumed = attnlm.train(resume=stopped.path)
+    assert resumed.metrics()[1]["seconds"] < 1000 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
+
+
+def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Path) -> None:
+    whole = trained()
+    with pytest.raises(Interrupted):
+        trained(name="older", on_event=StopAt(5))
+    older = attnlm.open_run(tmp_path / "checkpoints" / "older")
+    config = files.read_json(older.path / "config.json")
+    del config["stopped_after"]
+    files.write_json(older.path / "config.json", config)
+    state = training.saved_state(older, choose_device("cpu"))
+
+    def save_with(seconds: object) -> None:
+        facts = {**state.facts(), "seconds": seconds}
+        save_checkpoint(older.last, state.model, facts, state.optimizer.state())
+
+    for wrong in ("long", math.nan):
+        save_with(wrong)
+        with pytest.raises(AttnlmError, match="does not hold the state"):
+            attnlm.train(resume=older.path)
+    save_with(500.0)
+    resumed = attnlm.train(resume=older.path)
+    assert resumed.metrics()[1]["seconds"] < 500 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "which", "read"),
+    [
+        ({}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({}, 3, "best", "step 0, validation loss {:.4f} (best)"),
+        ({}, 7, "auto", "step 5, validation loss {:.4f} (best)"),
+        ({}, 7, "last", "step 7, no evaluation recorded (last)"),
+        ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({"learning_rate": 100.0}, 7, "auto", "step 0, validation loss {:.4f} (best)"),
+    ],
+)
+def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
+    settings: dict[str, Any],
+    stop: int,
+    which: str,
+    read: str,
+    trained: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best of a training that was stopped early may be of step 0, or not be there."""
+    original = Optimizer.step
+
+    def step(self: Optimizer, number: int) -> None:
+        original(self, number)
+        if number == stop - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(Interrupted):
+        trained(model="bigram", name="stopped", **settings)
+    run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    losses = {record["step"]: record["val_loss"] for record in run.metrics()}
+    chosen = run.checkpoint(which)
+    assert str(chosen) == read.format(losses.get(chosen.step))
+    texts = [
+        "".join(attnlm.sample(run, tokens=20, seed=1, device="cpu", checkpoint=asked))
+        for asked in (which, chosen.which)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_last_checkpoint_that_was_evaluated_says_its_loss(trained: Any) -> None:
+    run = trained(learning_rate=100.0)
+    loss = run.metrics()[-1]["val_loss"]
+    assert str(run.checkpoint("last")) == f"step 12, validation loss {loss:.4f} (last)"
+    (run.path / "metrics.jsonl").write_text("{}\n" * 3)  # damaged: not what is asked for
+    assert str(run.checkpoint("last")) == "step 12, no evaluation recorded (last)"
 
 
 def test_a_second_signal_within_a_step_saves_nothing(
@@ -275,6 +348,33 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
     changed.save_config()
     with pytest.raises(AttnlmError, match="is not the data set"):
         attnlm.train(resume=run.path, steps=20)
+
+
+def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
+    run = trained()
+    (tmp_path / "fruits.txt").write_text(TEXT + "What else? Yes, QUINCES! " * 20)
+    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    assert other.vocab_size > run.vocab_size
+    same = {key: getattr(other, key) for key in ("train_sha256", "val_sha256")}
+    replace(run, dataset={**run.dataset, **same, "path": str(other.path)}).save_config()
+    for read in (
+        lambda: attnlm.train(resume=run.path, steps=20),
+        lambda: attnlm.evaluate(run.path),
+    ):
+        with pytest.raises(AttnlmError, match="is not the data set"):
+            read()
+
+
+@pytest.mark.parametrize("key", ["seconds", "val_loss", "train_loss", "learning_rate"])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 10**400, True, "1"], ids=["nan", "inf", "huge", "true", "text"]
+)
+def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, trained: Any) -> None:
+    run = trained(model="bigram", steps=1)
+    *before, last = run.metrics()
+    run._metrics.replace([*before, {**last, key: value}])
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        run.metrics()
 
 
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,6 +575,41 @@ def test_verify_reads_all_of_what_is_large(
     ):
         with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
             read()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize(
+    ("size", "fraction"), [(4, 0.5), (20, 0.1), (300, 0.1), (300, 0.9), (1000, 0.05)]
+)
+def test_the_hint_for_data_that_are_too_small_works(
+    rung: str, size: int, fraction: float, tmp_path: Path
+) -> None:
+    """Whichever split is the smaller one; and no larger context would do."""
+    (tmp_path / "fruits.txt").write_text(TEXT[:size])
+    small = attnlm.prepare(
+        tmp_path / "fruits.txt", val_fraction=fraction, data_dir=tmp_path / "data"
+    )
+    settings: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "threads": 1}
+    settings["checkpoint_dir"] = tmp_path / "checkpoints"
+    with pytest.raises(AttnlmError, match="split has") as caught:
+        attnlm.train(small.path, **{**settings, "block_size": 2000})
+    hint = re.fullmatch(r"give --block-size (\d+) or less, or prepare .*", caught.value.hint)
+    assert hint
+    attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
+    with pytest.raises(AttnlmError, match="split has"):
+        attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
+
+
+def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
+    trained: Any, tmp_path: Path
+) -> None:
+    run = trained(model="bigram")
+    (tmp_path / "few.txt").write_text(TEXT)
+    few = attnlm.prepare(tmp_path / "few.txt", val_fraction=0.001, data_dir=tmp_path / "data")
+    assert few.val_tokens < 8
+    with pytest.raises(AttnlmError, match="validation split has") as caught:
+        attnlm.evaluate(run, data=few.path)
+    assert caught.value.hint == "prepare a longer text"
 
 
 def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:

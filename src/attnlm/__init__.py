@@ -1,4 +1,34 @@
-"""attnlm: prepare a text, train small attention language models on it, read what they learned."""
+"""Prepare a text, train small attention language models on it, and read what they learned.
+
+    prepare       a text → a Dataset: tokenizer, training and validation split
+    train         a Dataset → a Run: a folder with configuration, metrics and weights
+    sample        text from a Run, piece by piece; `samples` returns several whole texts
+    evaluate      a Run's loss over a whole validation split
+    open_dataset  a Dataset that was prepared before, by name or path
+    open_run      a Run that was trained before, by name or path
+    load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
+
+`help(attnlm.train)` lists all settings of models and training. An example:
+
+    import attnlm, torch
+
+    dataset = attnlm.prepare("tales")
+    run = attnlm.train(dataset, model="single-head", steps=50, seed=1)
+    print(attnlm.evaluate(run).loss)
+    print("".join(attnlm.sample(run, tokens=100, prompt="Once ", seed=1)))
+
+    model, device = attnlm.load_model(run)
+    ids = torch.tensor([run.tokenizer.encode("Once ")], device=device.torch)
+    print(model(ids).softmax(-1)[0, -1])  # the probabilities of the next token
+
+Nothing is printed. What happens is reported to `on_event`, a function of one argument: `prepare`
+reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished; `on_event=print`
+shows them. Errors are AttnlmError, with a `message` and a `hint`; UsageError is one whose cause is
+invalid arguments.
+
+The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
+before PyTorch is imported, as the command does: threads that wait for each other then sleep.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +37,52 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnlm.base.errors import AttnlmError, UsageError
+    from attnlm.base.events import Note, Progress
     from attnlm.data.dataset import Dataset, open_dataset
     from attnlm.data.prepare import prepare
-    from attnlm.experiments.evaluate import Evaluation, evaluate
+    from attnlm.experiments.evaluate import evaluate
     from attnlm.experiments.train import train
-    from attnlm.generation.sampling import sample
-    from attnlm.runs.run import Run, load_model, open_run
+    from attnlm.generation.sampling import sample, samples
+    from attnlm.runs.open_run import load_model, open_run
+    from attnlm.runs.run import Run
+    from attnlm.training.events import Evaluated, Finished, Started, Stepped
+    from attnlm.training.validation import Evaluation
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AttnlmError": "base.errors",
     "Dataset": "data.dataset",
-    "Evaluation": "experiments.evaluate",
+    "Evaluated": "training.events",
+    "Evaluation": "training.validation",
+    "Finished": "training.events",
+    "Note": "base.events",
+    "Progress": "base.events",
     "Run": "runs.run",
+    "Started": "training.events",
+    "Stepped": "training.events",
     "UsageError": "base.errors",
     "evaluate": "experiments.evaluate",
-    "load_model": "runs.run",
+    "load_model": "runs.open_run",
     "open_dataset": "data.dataset",
-    "open_run": "runs.run",
+    "open_run": "runs.open_run",
     "prepare": "data.prepare",
     "sample": "generation.sampling",
+    "samples": "generation.sampling",
     "train": "experiments.train",
 }
 
 __all__ = [
     "AttnlmError",
     "Dataset",
+    "Evaluated",
     "Evaluation",
+    "Finished",
+    "Note",
+    "Progress",
     "Run",
+    "Started",
+    "Stepped",
     "UsageError",
     "__version__",
     "evaluate",
@@ -44,12 +91,19 @@ __all__ = [
     "open_run",
     "prepare",
     "sample",
+    "samples",
     "train",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads what is asked for only then: `attnlm --help` does not wait for torch."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'attnlm' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for type checkers every name would be there, of any type
+
+    def __getattr__(name: str) -> Any:
+        """Loads what is asked for only then: `attnlm --help` does not wait for torch."""
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
+        raise AttributeError(f"module 'attnlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import Field, field, fields
 from typing import Any, get_type_hints
 
 from attnlm.base.errors import UsageError
+from attnlm.base.suggestions import suggestion
 
 Setting = bool | int | float | str
 Settings = dict[str, Setting]
@@ -38,19 +38,19 @@ def fields_of(record: type) -> Mapping[str, Field[Any]]:
 
 
 @functools.cache
-def _type_of(record: type, name: str) -> type:
+def type_of(record: type, name: str) -> type:
+    """What a setting is when it is not None: bool, int, float or str."""
     hint = get_type_hints(record)[name]
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
 
-def check_setting(record: type, name: str, value: object) -> None:
+def check_value(record: type, name: str, value: object) -> None:
     """Raises UsageError unless a value has the type of a setting and keeps its limits."""
     described = fields_of(record)[name]
-    _check_type(_type_of(record, name), name, value)
+    _check_type(type_of(record, name), name, value)
     choices = described.metadata["choices"]
     if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
+        hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
         raise UsageError(f"`{name}` can't be {value!r}", hint)
     holds: dict[str, Any] = {
         "at least": lambda limit: value >= limit,

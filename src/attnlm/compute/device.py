@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.suggestions import suggestion
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,17 @@ class Device:
 def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     """The device asked for, or the first of cuda, mps and cpu that can train.
 
-    Raises AttnlmError when the device asked for is not there, or fails at a small trial.
+    Raises AttnlmError when the device asked for is not there, or fails at a small trial;
+    UsageError when it is none of these.
     """
+    if device not in DEVICES:
+        hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
+        raise UsageError(f"`device` can't be {device!r}", hint)
     if device != "auto":
         problem = _problem(device)
         if problem:
             raise AttnlmError(
-                f"--device {device} can't be used: {problem}", "leave --device out, or give cpu"
+                f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
             )
         return Device(device, _choose_dtype(device, dtype), "as asked for")
     failures = []

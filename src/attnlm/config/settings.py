@@ -5,7 +5,6 @@ Every setting is one field below; its one line of help is also the help of the f
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -16,7 +15,8 @@ from importlib import resources
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, Settings, check_setting, fields_of, setting
+from attnlm.base.settings import Setting, Settings, check_value, fields_of, setting, type_of
+from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -149,6 +149,17 @@ def help_of(name: str) -> str:
     return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
 
 
+def described_settings() -> str:
+    """All settings with type, limits and help, for the docstring of `train`."""
+    lines = []
+    for name, record in _RECORD_OF.items():
+        described = fields_of(record)[name].metadata["limits"]
+        limits = [f"{words} {limit}" for words, limit in described.items()]
+        kind = type_of(record, name).__name__
+        lines += [f"{name} : {', '.join([kind, *limits])}", f"    {help_of(name)}"]
+    return "\n".join(lines)
+
+
 def flag(name: str) -> str:
     """A setting as it is typed: `embed_dim` → `--embed-dim`."""
     return "--" + name.replace("_", "-")
@@ -187,7 +198,7 @@ def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
 def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
     for given in (settings, recipe):
         for name, value in given.items():
-            _check(name, value)
+            check_setting(name, value)
     recipe, dropped = _without_unused(dict(recipe), settings)
     given = {**recipe, **settings}
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
@@ -256,13 +267,12 @@ def _has_matrices(model: Architecture) -> bool:
     return model.attention == "softmax" or model.mlp != "none"
 
 
-def _check(name: str, value: Setting) -> None:
-    """One setting by itself: its name, type and range."""
+def check_setting(name: str, value: Setting) -> None:
+    """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _RECORD_OF:
-        near = difflib.get_close_matches(name, _RECORD_OF, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_RECORD_OF)}"
+        hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
         raise UsageError(f"unknown key {name!r}", hint)
-    check_setting(_RECORD_OF[name], name, value)
+    check_value(_RECORD_OF[name], name, value)
 
 
 def load_recipe(name: str) -> Settings:
@@ -283,8 +293,7 @@ def load_recipe(name: str) -> Settings:
         text = content.decode("utf-8-sig")
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
-        near = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names())}"
+        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
     except OSError as error:
         raise AttnlmError(

@@ -3,104 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from attnlm.base.errors import AttnlmError
-from attnlm.compute.device import Device, choose_device
-from attnlm.data.batches import check_length
-from attnlm.data.dataset import Ids, check_ids, open_dataset
-from attnlm.model.language_model import LanguageModel
-from attnlm.runs.run import Run, load_model, open_dataset_of, open_run
-from attnlm.training.one_layer import one_layer_form
+from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.compute.device import choose_device
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.runs.open_run import load_model, open_dataset_of, open_run
+from attnlm.runs.run import Run
 from attnlm.training.optimizer import lay_side_by_side
-
-# A split longer than this is evaluated on its first part; whoever prints the loss says so.
-MOST_TOKENS = 2**22
-
-# Enough for products to run at full speed; on a CPU, little enough to stay in its caches.
-_LOGITS_AT_ONCE = 2**23
-_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Loss in nats per token over `tokens` predicted tokens."""
-
-    loss: float
-    tokens: int
-    bits_per_byte: float
-
-    @property
-    def perplexity(self) -> float:
-        """e to the loss: between how many tokens the model hesitates."""
-        return math.exp(min(self.loss, 700.0))
-
-
-@torch.inference_mode()
-def validation_loss(
-    model: LanguageModel,
-    tokens: Ids,
-    device: Device,
-    *,
-    bytes_per_token: float,
-    compile: str = "off",
-) -> Evaluation:
-    """Mean loss of predicting every token of a split but its first.
-
-    Windows of block_size follow each other without overlap; the last may be shorter. `compile` is
-    that of the training. Raises AttnlmError when the split is too short for one window, or has ids
-    that the model lacks.
-    """
-    tokens = tokens[:MOST_TOKENS]
-    check_ids(tokens, model.vocab_size, "val.bin")
-    block_size = model.architecture.block_size
-    check_length(len(tokens), block_size, "validation")
-    whole = (len(tokens) - 1) // block_size
-    inputs = tokens[: whole * block_size].reshape(whole, block_size)
-    targets = tokens[1 : whole * block_size + 1].reshape(whole, block_size)
-    at_once = max(
-        1, min(_TOKENS_AT_ONCE[device.name], _LOGITS_AT_ONCE // model.vocab_size) // block_size
-    )
-    form = one_layer_form(model, at_once, device, compile) if whole >= at_once else None
-    training = model.training
-    model.eval()
-    total = 0.0
-    for first in range(0, whole, at_once):
-        part = slice(first, first + at_once)
-        if form is not None and first + at_once <= whole:
-            batch = inputs[part], targets[part]
-            total += float(form.loss(*map(_as_tensor, batch))) * inputs[part].size
-        else:
-            total += _summed_loss(model, inputs[part], targets[part], device)
-    rest = slice(whole * block_size, len(tokens))
-    if len(tokens[rest]) > 1:
-        total += _summed_loss(model, tokens[rest][None, :-1], tokens[rest][None, 1:], device)
-    model.train(training)
-    loss = total / (len(tokens) - 1)
-    return Evaluation(loss, len(tokens) - 1, loss / math.log(2) / bytes_per_token)
-
-
-def _summed_loss(model: LanguageModel, inputs: Ids, targets: Ids, device: Device) -> float:
-    inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
-    with device.autocast():
-        loss = model.loss(inputs_BT, targets_BT)
-    return float(loss) * targets.size
-
-
-def _as_tensor(ids: Ids) -> Tensor:
-    return torch.from_numpy(ids.astype(np.int64))
+from attnlm.training.validation import Evaluation, validation_loss
 
 
 def evaluate(
     run: str | Path | Run | None = None,
     *,
-    checkpoint: str = "best",
-    data: str | Path | None = None,
+    checkpoint: str = "auto",
+    data: str | Path | Dataset | None = None,
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -110,11 +30,10 @@ def evaluate(
 
     It is the number that training logged, to the bit on the same machine: parameters lie in memory
     as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
-    AttnlmError when something is missing or damaged, or when `data` was encoded by another
-    tokenizer.
+    AttnlmError when something is missing or damaged, when `data` was encoded by another tokenizer,
+    or when the loss is not finite.
     """
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
         dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     else:
@@ -132,7 +51,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(training.threads or threads)
     try:
-        return validation_loss(
+        evaluation = validation_loss(
             model,
             dataset.val,
             chosen,
@@ -141,3 +60,6 @@ def evaluate(
         )
     finally:
         torch.set_num_threads(threads)
+    if not math.isfinite(evaluation.loss):
+        raise NotFiniteError
+    return evaluation

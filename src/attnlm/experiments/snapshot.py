@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
@@ -40,7 +40,8 @@ def passage_texts(model: LanguageModel, dataset: Dataset) -> list[str]:
 
 def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
     length = min(PASSAGE, model.architecture.block_size)
-    return [int(i) for i in dataset.val[:length]]
+    ids: list[int] = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
+    return ids
 
 
 def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
 from attnlm.model.textbook import part
 

@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import Array, Ids, PlainDecoder, new_decoder
+from attnlm.generation.decoders import Ids, PlainDecoder, new_decoder
+from attnlm.generation.next_token import (
+    Probabilities,
+    Uniforms,
+    draw,
+    next_token_weights,
+    normalised,
+)
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.run import Run, load_model, open_run
+from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
-
-Probabilities = NDArray[np.float64]
 
 MOST_HELD = 2**26
 """Tokens, of all samples, where none is shown before the last is drawn: about 2 GB."""
@@ -61,90 +66,6 @@ class SamplingConfig:
 def drawn_seed() -> int:
     """A seed for whoever gave none; say it, so that the text can be had again."""
     return secrets.randbits(31)
-
-
-def next_token_probabilities(
-    logits_BV: Array,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Probabilities:
-    """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
-
-    Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
-    likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
-    float64, and what is left sums to 1.
-    """
-    return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
-
-
-def _next_token_weights(
-    logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
-) -> Probabilities:
-    """`next_token_probabilities` but for a factor."""
-    logits_BV = logits_BV.astype(np.float64)
-    if temperature == 0:
-        likeliest_BV = np.zeros_like(logits_BV)
-        np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
-        return likeliest_BV
-    # The largest logit becomes 0, so that no temperature however small overflows.
-    logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
-    if temperature != 1:
-        logits_BV /= temperature
-    if top_k is not None and top_k < logits_BV.shape[-1]:
-        dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
-        np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
-    weights_BV = np.exp(logits_BV, logits_BV)
-    if top_p is not None and top_p < 1:
-        weights_BV = _normalised(weights_BV)
-        places = np.argsort(-weights_BV, axis=-1, kind="stable")
-        ordered = np.take_along_axis(weights_BV, places, -1)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-        np.put_along_axis(weights_BV, places, ordered, -1)
-    return weights_BV
-
-
-def _normalised(weights_BV: Probabilities) -> Probabilities:
-    return weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
-
-
-def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
-
-    The weights are probabilities but for a factor; a token of weight 0 is never drawn. Raises
-    AttnlmError where they are none.
-    """
-    sums_BV = np.add.accumulate(weights_BV, -1)
-    totals_B = sums_BV[:, -1]
-    if not np.minimum.reduce(totals_B) > 0:
-        raise AttnlmError(
-            "the model's weights give no probabilities: they are not finite, or far too large",
-            "try the run's other checkpoint, --checkpoint last or best",
-        )
-    # Rounding must not lift the product to the total itself.
-    wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
-    drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
-    return drawn_B
-
-
-class Uniforms:
-    """For each sample a stream of numbers in [0, 1) of its own: a function of (seed, sample)."""
-
-    def __init__(self, seed: int, num_samples: int) -> None:
-        keys = [np.random.SeedSequence([seed, sample]) for sample in range(num_samples)]
-        self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
-        self._ahead = self._rows()
-
-    def next(self) -> Probabilities:
-        """The next number of every sample, float64 (B,)."""
-        return next(self._ahead)
-
-    def _rows(self) -> Iterator[Probabilities]:
-        # Many at once: a call for a single number takes longer than drawing it.
-        count = max(1, 2**16 // max(64, len(self._streams)))
-        while True:
-            yield from np.stack([stream.random(count) for stream in self._streams], axis=1)
 
 
 def window_start(model: LanguageModel, length: int, start: int) -> int:
@@ -190,9 +111,7 @@ def _drawn_tokens(
     assert prompt, "there is always a first token"
     block_size, count = model.architecture.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
-    decoder = (
-        new_decoder(model, device, count) if cached else PlainDecoder(model, device)
-    )
+    decoder = new_decoder(model, device, count) if cached else PlainDecoder(model, device)
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
@@ -201,9 +120,9 @@ def _drawn_tokens(
     for _ in range(config.tokens):
         if (moved := window_start(model, length, start)) != start:
             start, known = moved, 0
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
-            weights_BV = _next_token_weights(
+            weights_BV = next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p
             )
             next_B = draw(weights_BV, uniforms.next())
@@ -250,7 +169,7 @@ class Sampler:
         Raises AttnlmError naming the characters that the vocabulary lacks.
         """
         if prompt:
-            return [int(i) for i in self.tokenizer.encode(prompt)]
+            return self.tokenizer.encode(prompt)
         for first in (self.tokenizer.newline, self.tokenizer.end_of_text):
             if first is not None:
                 return [first]
@@ -280,7 +199,7 @@ class Sampler:
             content = self.tokenizer.decode_bytes([ids[-1]])
             yield self._choice(
                 ids[-1],
-                _normalised(weights_BV)[0],
+                normalised(weights_BV)[0],
                 decoder.decode(content, final=count == config.tokens),
             )
 
@@ -301,13 +220,13 @@ class Sampler:
         return [self.tokenizer.decode(row) for row in rows]
 
 
-def load_sampler(run: Run, *, checkpoint: str = "best", device: str = "auto") -> Sampler:
-    """The model of a run's best or last checkpoint, on a device.
+def load_sampler(run: Run, *, checkpoint: str = "auto", device: str = "auto") -> Sampler:
+    """The model of a run's checkpoint (auto, best or last), on a device.
 
     Raises AttnlmError when files are missing or damaged, or the device can't be had.
     """
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return Sampler(model.eval(), run.tokenizer, chosen)
+    return Sampler(model, run.tokenizer, chosen)
 
 
 def sample(
@@ -320,39 +239,87 @@ def sample(
     top_p: float | None = None,
     seed: int | None = None,
     num_samples: int = 1,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Iterator[str]:
-    """Text from a trained run (by default the one trained last).
+    """One text from a trained run (by default the one trained last), piece by piece.
 
-    Yields the prompt and then its continuation, piece by piece; with num_samples above 1, one
-    whole sample after the other. Raises AttnlmError (UsageError where the arguments are wrong)
-    at the call, before the first piece.
+    Yields the prompt and then its continuation, as it is generated:
+
+        for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
+            print(piece, end="", flush=True)
+
+    `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
+    1. A seed that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError
+    where the arguments are wrong) at the call, before the first piece.
     """
-    drawn = drawn_seed() if seed is None else seed
+    if num_samples != 1:
+        raise UsageError(
+            f"sample gives one text, piece by piece, and num_samples is {num_samples}",
+            "for several texts, call attnlm.samples(run, num_samples=N)",
+        )
+    config = _config(tokens, temperature, top_k, top_p, 1, seed, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return _pieces(sampler, prompt, sampler.prompt_ids(prompt), config)
+
+
+def samples(
+    run: str | Path | Run | None = None,
+    *,
+    num_samples: int,
+    tokens: int = 500,
+    prompt: str = "",
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
+) -> list[str]:
+    """Several whole texts from a trained run (by default the one trained last), side by side.
+
+        for text in attnlm.samples(run, num_samples=3, tokens=100, prompt="Once ", seed=1):
+            print(text, end="\\n---\\n")
+
+    Each begins with the prompt; the first is the text that `sample` gives for the same seed. A seed
+    that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError where the
+    arguments are wrong).
+    """
+    config = _config(tokens, temperature, top_k, top_p, num_samples, seed, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return [prompt + text for text in sampler.samples(sampler.prompt_ids(prompt), config)]
+
+
+def _config(
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    num_samples: int,
+    seed: int | None,
+    on_event: OnEvent | None,
+) -> SamplingConfig:
+    """Checked, with a seed that is drawn and reported where none is given."""
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         num_samples=num_samples,
-        seed=drawn,
+        seed=drawn_seed() if seed is None else seed,
     )
     if seed is None:
-        (on_event or ignore)(Note(f"seed {drawn}"))
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
-    sampler = load_sampler(run, checkpoint=checkpoint, device=device)
-    ids = sampler.prompt_ids(prompt)
-    return _texts(sampler, prompt, ids, config)
+        (on_event or ignore)(Note(f"seed {config.seed}"))
+    return config
 
 
-def _texts(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-    if config.num_samples > 1:
-        yield from (prompt + text for text in sampler.samples(ids, config))
-        return
+def _pieces(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
     if prompt:
         yield prompt
     yield from sampler.stream(ids, config)

@@ -146,9 +146,10 @@ def _check_heads(a: Architecture, width: int) -> None:
     if a.attention != "softmax":
         return
     if a.head_size is None and not a.wide_heads and width % a.heads:
+        step = a.heads * (2 if a.positions == "rotary" else 1)  # of the narrowest heads
         raise UsageError(
             f"`embed_dim` {width} can't be divided into `heads` {a.heads}",
-            f"give `embed_dim` {a.heads * max(1, width // a.heads)}, or a `head_size`",
+            f"give `embed_dim` {step * max(1, width // step)}, or a `head_size`",
         )
     if a.heads % a.num_kv_heads:
         raise UsageError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import (
     LayerCache,
@@ -122,7 +123,7 @@ class Transformer(nn.Module):
         self, tokens_BT: Tensor, caches: list[LayerCache] | None, recorder: Recorder | None
     ) -> Tensor:
         start = caches[0].length if caches else 0
-        end = start + tokens_BT.size(1)
+        end = _end(tokens_BT, start, self.architecture.block_size)
         x_BTC: Tensor = self.token_embedding(tokens_BT)
         if self.position_embedding is not None:
             x_BTC = x_BTC + self.position_embedding.weight[start:end]
@@ -139,6 +140,25 @@ class Transformer(nn.Module):
     def new_caches(self) -> list[LayerCache]:
         """Empty caches, one per block, for sampling."""
         return [LayerCache(self.architecture.block_size) for _ in self.blocks]
+
+
+def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
+    """The position after the last of these tokens, the first of which has position `start`.
+
+    Raises AttnlmError where they are not of shape (B, T), or reach beyond the context.
+    """
+    if tokens_BT.dim() != 2:
+        raise AttnlmError(
+            f"the model takes tokens of shape (B, T), and these have {tuple(tokens_BT.shape)}",
+            "for a single text, give tokens[None]",
+        )
+    end = start + tokens_BT.size(1)
+    if end > block_size:
+        raise AttnlmError(
+            f"the text has {end} tokens, and the model sees {block_size} at a time (block_size)",
+            f"give at most {block_size}, or train with a larger block_size",
+        )
+    return end
 
 
 class Block(nn.Module):
@@ -278,6 +298,12 @@ class _WithoutInitialisation(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+def check_finite(*tensors: Tensor) -> None:
+    """Raises NotFiniteError where a model's weights, or what they compute, are NaN or infinite."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise NotFiniteError
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -60,7 +60,7 @@ class Recorder:
     embedded: Tensor | None = None
     """token embeddings and, where they are added, positions, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
-    logits: Tensor | None = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
     """what came of it, (B, T, V)"""
 
     def begin_layer(self) -> Layer:

@@ -27,12 +27,15 @@ def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
     for layer in range(a.layers):
         block = part(weights, f"blocks.{layer}.")
         if a.attention != "none":
-            y = attend(a, part(block, "attention."), norm(a, part(block, "attention_norm."), x))
+            y = norm(a, part(block, "attention_norm."), x) if a.norm != "none" else x
+            y = attend(a, part(block, "attention."), y)
             x = x + y if a.residual else y
         if a.mlp != "none":
-            y = mlp(a, part(block, "mlp."), norm(a, part(block, "mlp_norm."), x))
+            y = norm(a, part(block, "mlp_norm."), x) if a.norm != "none" else x
+            y = mlp(a, part(block, "mlp."), y)
             x = x + y if a.residual else y
-    x = norm(a, part(weights, "norm."), x)
+    if a.norm != "none":
+        x = norm(a, part(weights, "norm."), x)
     head = "token_embedding." if a.tie_embeddings else "head."
     logits = x @ weights[head + "weight"].T
     return logits + weights["head.bias"] if a.head_bias else logits
@@ -51,8 +54,6 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 def norm(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
     """RMS norm or layer norm over the last axis."""
-    if a.norm == "none":
-        return x
     if a.norm == "rms":
         return x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt() * weights["gain"]
     x = x - x.mean(-1, keepdim=True)

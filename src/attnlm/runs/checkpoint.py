@@ -19,9 +19,13 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import LanguageModel, build_model, model_skeleton
+from attnlm.model.language_model import (
+    LanguageModel,
+    build_model,
+    check_finite,
+    model_skeleton,
+)
 from attnlm.runs.older_files import Shape, from_older, older_shapes
-from attnlm.training.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -33,19 +37,26 @@ def save_checkpoint(
     path: Path,
     model: LanguageModel,
     facts: Mapping[str, Any],
-    optimizer: Optimizer | None = None,
+    optimizer: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
-    The file replaces an older one in one step. A digest of all that it holds is part of it.
+    The file replaces an older one in one step, and the same content is the same bytes. A digest of
+    all that it holds is part of it.
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
     if optimizer is not None:
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
-    metadata = {"facts": described, "digest": _digest(described, tensors)}
-    files.write_bytes(path, save(tensors, metadata))
+    content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
+    end = 8 + int.from_bytes(content[:8], "little")
+    # safetensors writes the keys of its header in an order that differs from call to call.
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with files.replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(memoryview(content)[end:])
 
 
 def load_checkpoint(
@@ -53,36 +64,60 @@ def load_checkpoint(
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
-    Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
-    types of all tensors are compared before any is read, and before the model takes memory.
+    Raises AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError
+    for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
+    tensors are compared before any is read, and before the model takes memory.
     """
+    facts, tensors = _read(path, architecture, vocab_size)
+    shapes = _shapes(architecture, vocab_size)
+    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
+    if not shapes.keys() <= weights.keys():
+        weights, state = from_older(weights, shapes), from_older(state, shapes)
+    check_finite(*weights.values())
+    model = build_model(architecture, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model, facts, state
+
+
+def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+    """The facts alone, at once: the numbers are not read, and the digest is not checked.
+
+    Raises AttnlmError as `load_checkpoint` does.
+    """
+    return _read(path, architecture, vocab_size, numbers=False)[0]
+
+
+def _read(
+    path: Path, architecture: Architecture, vocab_size: int, *, numbers: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
     # safetensors opens a file twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _load(path, architecture, vocab_size))
+    return files.unless_replaced(path, lambda: _read_once(path, architecture, vocab_size, numbers))
 
 
-def _load(
-    path: Path, architecture: Architecture, vocab_size: int
-) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+def _read_once(
+    path: Path, architecture: Architecture, vocab_size: int, numbers: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = _shapes(architecture, vocab_size)
-    older = older_shapes(shapes)
     try:
         _check_size(path, shapes)
         with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            is_older = _are_of_model(slices, _named(older))
-            if not is_older and not _are_of_model(slices, _named(shapes)):
+            layouts = shapes, older_shapes(shapes)
+            if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
                 raise AttnlmError(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
                 )
-            tensors = {name: file.get_tensor(name) for name in slices}
+            tensors = {name: file.get_tensor(name) for name in slices if numbers}
         described = metadata.get("facts", "")
-        if metadata.get("digest") != _digest(described, tensors):
+        if numbers and metadata.get("digest") != _digest(described, tensors):
             raise _damaged(path)
         facts = json.loads(described)
         if not isinstance(facts, dict):
@@ -93,14 +128,7 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    if is_older:
-        weights, state = from_older(weights, shapes), from_older(state, shapes)
-    model = build_model(architecture, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model, facts, state
+    return facts, tensors
 
 
 def _shapes(architecture: Architecture, vocab_size: int) -> dict[str, Shape]:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from attnlm.model.explicit import explicit_pass
-from attnlm.runs.run import Run, load_model
+from attnlm.model.language_model import check_finite
+from attnlm.model.recorder import Recorder, record
+from attnlm.runs.open_run import load_model
+from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 
 Numbers = NDArray[np.float32]
@@ -51,25 +52,31 @@ class Attention:
         }
 
 
-def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
+def attend(run: Run, text: str, *, checkpoint: str = "auto") -> Attention:
     """The attention of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
-    missing or damaged, and for a bigram, which has no attention.
+    missing or damaged, for numbers that are not finite, and for a bigram, which has no attention.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = explicit_pass(model.eval(), torch.tensor(ids))
-    return attention_of(run, ids, seen.weights, seen.logits)
+    seen = record(model, torch.tensor([ids]))
+    return attention_of(run, ids, seen)
 
 
-def attention_of(run: Run, ids: list[int], weights_LHTT: Tensor, logits_TV: Tensor) -> Attention:
-    """What a forward pass over `ids` found."""
+def attention_of(run: Run, ids: list[int], seen: Recorder) -> Attention:
+    """What a forward pass over `ids` found; no maps of a model without attention.
+
+    Raises NotFiniteError for NaN and infinity.
+    """
+    has_maps = run.config.model.maps_per_layer > 0
+    weights_LHTT = seen.weights[:, 0] if has_maps else torch.zeros(0, 0, len(ids), len(ids))
+    check_finite(weights_LHTT, seen.logits)
     return Attention(
         run=run.name,
         model=run.config.model.model,
         tokens=token_texts(run.tokenizer, ids),
         vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
         weights=weights_LHTT.numpy(),
-        probabilities=torch.softmax(logits_TV, -1).numpy(),
+        probabilities=torch.softmax(seen.logits[0], -1).numpy(),
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlm.model.explicit import Pass, read_out
-from attnlm.model.models import Bigram, LanguageModel
+from attnlm.model.language_model import LanguageModel, Transformer, check_finite
+from attnlm.model.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class LensRow:
 
 
 @torch.inference_mode()
-def logit_lens(model: LanguageModel, seen: Pass) -> list[LensRow]:
+def logit_lens(model: LanguageModel, seen: Recorder) -> list[LensRow]:
     """A row for the embeddings and one for each layer; the last is the model's own prediction.
 
     None at all for a bigram, which has no layers; and none for embeddings of another width than the
-    head reads, which a one-layer rung may have.
+    head reads, which a one-layer rung may have. Raises NotFiniteError for NaN and infinity.
     """
-    if isinstance(model, Bigram) or seen.embedded is None:
+    if not isinstance(model, Transformer):
         return []
     streams = {"embedding": seen.embedded}
     streams |= {f"layer {n}": layer.stream for n, layer in enumerate(seen.layers, 1)}
-    width = model.head.weight.size(1)
     return [
-        _row(name, read_out(model, stream_TC))
-        for name, stream_TC in streams.items()
-        if stream_TC.size(-1) == width
+        _row(name, model.read_out(stream_BTC)[0])
+        for name, stream_BTC in streams.items()
+        if stream_BTC is not None and stream_BTC.size(-1) == model.architecture.body_dim
     ]
 
 
 def _row(name: str, logits_TV: Tensor) -> LensRow:
+    check_finite(logits_TV)
     probabilities_T, ids_T = torch.softmax(logits_TV, -1).max(-1)
     return LensRow(name, ids_T.tolist(), probabilities_T.tolist())

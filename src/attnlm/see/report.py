@@ -11,22 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
+from attnlm.base.folders import command_for
 from attnlm.compute.device import choose_device
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
-from attnlm.model.explicit import explicit_pass
-from attnlm.model.models import LanguageModel
-from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.recorder import record
+from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.attend import Attention, attention_of
-from attnlm.see.heads import HeadsReport, study_heads
+from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
 from attnlm.see.verdict import verdict
-from attnlm.training.optimizer import learning_rate_factor
+from attnlm.training.schedule import learning_rate
+
+_TOKENS, _SEED = 500, 1  # of the longer text
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,10 @@ class Report:
     """why the data set can't be had, in words; empty where it can"""
     commands: Sequence[str]
     """what makes the run again"""
+    sample: str
+    """a longer text, without a prompt"""
+    sample_command: str
+    """what prints that text, on a CPU"""
 
     @property
     def best(self) -> Mapping[str, Any]:
@@ -70,11 +78,7 @@ class Report:
         """Whether it was given more steps later, so that the learning rate did not fall once."""
         training = self.run.config.training
         return any(
-            not math.isclose(
-                record["learning_rate"],
-                training.learning_rate
-                * learning_rate_factor(max(0, int(record["step"]) - 1), training),
-            )
+            not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
             for record in self.records
         )
 
@@ -89,7 +93,8 @@ class Report:
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
-            "commands": list(self.commands),
+            "sample": self.sample,
+            "commands": [*self.commands, self.sample_command],
         }
 
 
@@ -99,7 +104,7 @@ def report(
     text: str | None = None,
     windows: int = 16,
     ablate: bool = False,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -116,11 +121,12 @@ def report(
     records = run.metrics()
     if not records:
         raise AttnlmError(
-            f"{run.name} has no evaluations yet", f"go on with it: attnlm train --resume {run.name}"
+            f"{run.name} has no evaluations yet",
+            f"go on with it: {command_for('attnlm train --resume', run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
+    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    model.eval()
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()
     ids, text_is = (given, "the text that was asked for") if given else _passage(run, dataset)
@@ -129,10 +135,9 @@ def report(
             _own_words(run, model),
             "the model's own first words, the data set being gone",
         )
-    seen = explicit_pass(model, torch.tensor(ids))
-    nothing = torch.zeros(0, 0, len(ids), len(ids))
-    heads, heads_over = None, "a bigram has none"
-    if seen.layers:
+    seen = record(model, torch.tensor([ids]))
+    heads, heads_over = None, "the model has none"
+    if run.config.model.maps_per_layer:
         heads, heads_over = _heads(
             run,
             dataset,
@@ -145,6 +150,7 @@ def report(
             data_dir=data_dir,
             on_event=on_event,
         )
+    sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
     return Report(
         run=run,
         checkpoint=checkpoint,
@@ -153,7 +159,7 @@ def report(
         passage=passage,
         text_is=text_is,
         ids=ids,
-        attention=attention_of(run, ids, seen.weights if seen.layers else nothing, seen.logits),
+        attention=attention_of(run, ids, seen),
         lens=logit_lens(model, seen),
         heads=heads,
         heads_over=heads_over,
@@ -161,8 +167,9 @@ def report(
         commands=[
             *([prepare_command(dataset)] if dataset else []),
             train_command(run),
-            sample_command(),
         ],
+        sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
+        sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
 
 
@@ -177,7 +184,7 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     """The beginning of the validation split; None where it can't be had."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
-        ids = np.asarray(dataset.val[:most]).tolist()
+        ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
         return ids, f"the first {len(ids)} tokens of the validation split"
     try:
         ids = ids_within_context(run, "".join(run.ticker_passage()))
@@ -186,8 +193,12 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
 
+def _sampler(run: Run, model: LanguageModel) -> Sampler:
+    return Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+
+
 def _own_words(run: Run, model: LanguageModel) -> list[int]:
-    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    sampler = _sampler(run, model)
     ids = sampler.prompt_ids("")
     tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
     for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):
@@ -210,8 +221,6 @@ def _heads(
                 "the validation split",
             )
         studied = study_heads(run, tokens=np.array(given), **how)
-    except UsageError:
-        raise
-    except AttnlmError as error:  # too few tokens
+    except TooShortError as error:
         return None, error.message
     return studied, f"the {len(given or [])} tokens of the text above only, as {gone}"

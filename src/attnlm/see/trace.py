@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlm.config.settings import ModelConfig
-from attnlm.model.explicit import Heads, Layer, Pass, explicit_pass
-from attnlm.runs.run import Run, load_model
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import check_finite
+from attnlm.model.recorder import Heads, Layer, Recorder, record
+from attnlm.runs.open_run import load_model
+from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
@@ -60,16 +62,18 @@ class Trace:
         }
 
 
-def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
+def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     """The forward pass of a run's checkpoint over `text`, computed on the CPU.
 
-    Raises AttnlmError when the text does not fit the context or the vocabulary, and when files
-    are missing or damaged.
+    Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
+    missing or damaged, and for numbers that are not finite.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = explicit_pass(model.eval(), torch.tensor(ids))
-    probabilities_TV = torch.softmax(seen.logits, -1)
+    seen = record(model, torch.tensor([ids]))
+    steps = list(_steps(run.config.model, seen))
+    check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
+    probabilities_TV = torch.softmax(seen.logits[0], -1)
     last_V = probabilities_TV[-1]
     order = torch.argsort(last_V, descending=True, stable=True)[:_LIKELIEST].tolist()
     return Trace(
@@ -78,65 +82,81 @@ def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
         tokens=token_texts(run.tokenizer, ids),
         steps=[
             Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
-            *_steps(run.config.model, seen),
+            *steps,
             Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
         ],
         likeliest=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
     )
 
 
-def _steps(config: ModelConfig, seen: Pass) -> Iterator[Step]:
+def _steps(a: Architecture, seen: Recorder) -> Iterator[Step]:
     if seen.embedded is None:
-        yield Step("logits", "each token's row of the table", "T V", seen.logits)
+        yield Step("logits", "each token's row of the table", "T V", seen.logits[0])
         return
-    transformer = config.model == "transformer"
-    positions = "" if transformer else " + position_embedding[0 … T−1]"
-    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", seen.embedded)
+    positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
+    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", seen.embedded[0])
     for number, layer in enumerate(seen.layers, 1):
-        prefix = f"layer {number} " if transformer else ""
-        for step in _layer_steps(config, layer):
-            yield Step(prefix + step.name, step.formula, step.axes, step.values)
-    last = "norm(stream) · headᵀ" if transformer else "attended · headᵀ + bias"
-    yield Step("logits", last, "T V", seen.logits)
+        prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
+        for step in _layer_steps(a, layer):
+            yield Step(prefix + step.name, step.formula, step.axes, step.values[0])
+    last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
+    normed = f"norm({last})" if a.norm != "none" else last
+    bias = " + bias" if a.head_bias else ""
+    yield Step("logits", f"{normed} · headᵀ{bias}", "T V", seen.logits[0])
 
 
-def _layer_steps(config: ModelConfig, layer: Layer) -> Iterator[Step]:
-    heads, rung = layer.heads, config.model
-    transformer = rung == "transformer"
-    if transformer:
-        yield Step("norm", "x / √(mean x² + ε) · gain", "T C", layer.read)
-    yield from _head_steps(config, heads)
-    joined = "the heads side by side"
-    if transformer or rung == "wide-head" or config.projection:
-        joined += ", then the projection"
-    yield Step("attended", joined, "T C", layer.attended)
+_NORMS = {
+    "rms": "x / √(mean x² + ε) · gain",
+    "layer": "(x − mean) / √(variance + ε) · gain + bias",
+}
+_MLPS = {
+    "swiglu": "down(silu(gate · y) · up · y)",
+    "gelu": "down(gelu(up · y))",
+    "relu2": "down(relu(up · y)²)",
+}
+
+
+def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
+    """What one block computes, its numbers (1, …)."""
+    if layer.read is not None and layer.heads is not None and layer.attended is not None:
+        if a.norm != "none":
+            yield Step("norm", _NORMS[a.norm], "T C", layer.read)
+        yield from _head_steps(a, layer.heads)
+        joined = "the heads side by side" + (", then the projection" if a.projection else "")
+        yield Step("attended", joined, "T C", layer.attended)
     if layer.mlp is not None:
-        mlp = "down(silu(gate · y) · up · y), y = norm(x + attended)"
-        yield Step("mlp", mlp, "T C", layer.mlp)
-        yield Step("stream", "x + attended + mlp", "T C", layer.stream)
+        before = "attended" if a.attention != "none" else "x"
+        before = f"x + {before}" if a.residual and a.attention != "none" else before
+        read = f"norm({before})" if a.norm != "none" else before
+        yield Step("mlp", f"{_MLPS[a.mlp]}, y = {read}", "T C", layer.mlp)
+    if a.residual and layer.stream is not None:
+        added = [name for name in ("attended", "mlp") if getattr(layer, name) is not None]
+        yield Step("stream", " + ".join(["x", *added]), "T C", layer.stream)
 
 
-def _head_steps(config: ModelConfig, heads: Heads) -> Iterator[Step]:
-    if config.model == "average":
+def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
+    if a.attention == "uniform":
         yield Step(
             "scores", "0 everywhere: no token counts more than another", "H T T", heads.scores
         )
-    elif config.model == "dot-product":
+    elif a.attention == "parameter-free":
         yield Step(
             "scores", "x · xᵀ / √C: queries, keys and values are x itself", "H T T", heads.scores
         )
     else:
-        bias = " + bias" if config.qkv_bias else ""
-        turned = ", normalised and turned by position" if config.model == "transformer" else ""
-        yield Step("q", f"x · W_qᵀ{bias}{turned}", "H T D", heads.query)
-        yield Step("k", f"x · W_kᵀ{bias}{turned}", "H T D", heads.key)
+        bias = " + bias" if a.qkv_bias else ""
+        done = (a.query_key_norm, "normalised"), (a.positions == "rotary", "turned by position")
+        placed = " and ".join(word for is_done, word in done if is_done)
+        placed = f", {placed}" if placed else ""
+        yield Step("q", f"x · W_qᵀ{bias}{placed}", "H T D", heads.query)
+        yield Step("k", f"x · W_kᵀ{bias}{placed}", "H T D", heads.key)
         yield Step("v", f"x · W_vᵀ{bias}", "H T D", heads.value)
         yield Step("scores", "q · kᵀ / √D", "H T T", heads.scores)
     later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
     masked = heads.scores.masked_fill(later, -torch.inf)
     yield Step("mask", "−∞ where the key comes after the query", "H T T", masked)
     yield Step("softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", heads.weights)
-    values = "x" if config.model in ("average", "dot-product") else "v"
+    values = "v" if a.attention == "softmax" else "x"
     yield Step("mix", f"weights · {values}", "H T D", heads.mixed)
 
 
@@ -166,7 +186,7 @@ def in_words(trace: Trace) -> Iterator[str]:
 
 
 def _numbers(row: Tensor) -> str:
-    few = "  ".join("     −∞" if x == -torch.inf else f"{x:7.3f}" for x in row[:_FEW].tolist())
+    few = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_FEW].tolist())
     return few + ("  …" if len(row) > _FEW else "")
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
-from attnlm.patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.text.download import cached
+from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
 
 _BLOBS = "https://openaipublic.blob.core.windows.net/"

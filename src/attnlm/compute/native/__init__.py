@@ -69,9 +69,9 @@ def _loadable_place() -> str | None:
 def _loaded(command: list[str], source: str, place: str) -> ctypes.CDLL:
     """From the cache, else compiled and kept.
 
-    Just the bytes that were checked are loaded, from a folder that is gone afterwards. A signal ends
-    the compiler and is answered when all that it left is gone. Raises OSError or AttributeError where
-    what is made is no such library.
+    Just the bytes that were checked are loaded, from a folder that is gone afterwards. A signal
+    ends the compiler and is answered when all that it left is gone. Raises OSError or
+    AttributeError where what is made is no such library.
     """
     with (
         held() as signals,

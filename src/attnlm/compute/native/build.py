@@ -49,7 +49,7 @@ def compiled(command: list[str], folder: str, signals: list[int]) -> None:
 
 
 def _would_ask_the_user(compiler: str) -> bool:
-    """Whether it is macOS's placeholder, which opens a window that offers to install the real one."""
+    """Whether it is macOS's placeholder, which opens a window and offers to install a compiler."""
     if sys.platform != "darwin" or not compiler.startswith("/usr/bin/"):
         return False
     return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode != 0

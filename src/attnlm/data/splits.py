@@ -1,0 +1,144 @@
+"""A text that was read once, and its splits: what to train on and what to validate on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent, Progress
+from attnlm.base.pieces import map_ahead
+from attnlm.text.corpus import Corpus
+from attnlm.tokens.tokenizer import (
+    code_points,
+    encoded,
+)
+
+# UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
+_SAMPLE_BYTES = 2**22
+_SAMPLE_BLOCK = 2**14  # characters
+
+
+@dataclass(frozen=True)
+class Text:
+    """A corpus that was read once. `sha256` is of its UTF-8, `distinct` sorted."""
+
+    corpus: Corpus
+    characters: int
+    utf8_bytes: int
+    sha256: str
+    distinct: str
+
+    def pieces(self) -> Iterator[str]:
+        """The text again. Raises AttnlmError at its end when it is not the same any more."""
+        digest = hashlib.sha256()
+        for piece in self.corpus.pieces():
+            digest.update(encoded(piece, "utf-8"))
+            yield piece
+        if digest.hexdigest() != self.sha256:
+            raise self.changed()
+
+    def changed(self) -> AttnlmError:
+        """What to raise where it is not the same any more."""
+        return AttnlmError(
+            f"{self.corpus.shown} changed while it was read",
+            "prepare it when nothing writes to it any more",
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """What to train and to validate on: two texts, or one less the last `val_fraction` of it."""
+
+    text: Text
+    val_fraction: float | None
+    val_text: Text | None
+
+    @property
+    def train_characters(self) -> int:
+        # As written: the double 0.9 is a little more than 9/10, which would cost a character.
+        fraction = Fraction(str(self.val_fraction or 0))
+        return math.floor(self.text.characters * (1 - fraction))
+
+    @property
+    def characters(self) -> int:
+        return self.text.characters + (self.val_text.characters if self.val_text else 0)
+
+    @property
+    def utf8_bytes(self) -> int:
+        return self.text.utf8_bytes + (self.val_text.utf8_bytes if self.val_text else 0)
+
+    def pieces(self) -> Iterator[tuple[str, str]]:
+        """Both splits, each piece with the name of its split."""
+        left = self.train_characters
+        for piece in self.text.pieces():
+            if left > 0:
+                yield "train", piece[:left]
+            if left < len(piece):
+                yield "val", piece[left:]
+            left = max(0, left - len(piece))
+        if self.val_text:
+            for piece in self.val_text.pieces():
+                yield "val", piece
+
+    def train_sample(self) -> list[str]:
+        """The training split, or blocks spread evenly over it when it is large."""
+        share = min(Fraction(1), Fraction(_SAMPLE_BYTES, self.text.utf8_bytes))
+        stride = math.ceil(_SAMPLE_BLOCK / share)
+        blocks = []
+        position = 0
+        for _, piece in itertools.takewhile(lambda item: item[0] == "train", self.pieces()):
+            for start in range(-(position % stride), len(piece), stride):
+                blocks.append(piece[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
+            position += len(piece)
+        return blocks
+
+
+def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
+    """Reads a corpus once, for its counts and its hash. Raises AttnlmError when it is empty."""
+    characters = utf8_bytes = 0
+    digest = hashlib.sha256()
+    is_there = np.zeros(0x110000, np.bool_)
+
+    def survey(piece: str) -> tuple[int, bytes, NDArray[np.unsignedinteger[Any]]]:
+        utf8 = encoded(piece, "utf-8")
+        return len(piece), utf8, _newcomers(piece, utf8, is_there)
+
+    with contextlib.closing(map_ahead(survey, corpus.pieces())) as surveys:
+        for length, utf8, newcomers in surveys:
+            digest.update(utf8)
+            is_there[newcomers] = True
+            characters += length
+            utf8_bytes += len(utf8)
+            on_event(Progress("read", characters, None, "chars"))
+    if characters == 0:
+        raise AttnlmError(f"{corpus.shown} is empty", "give a text with something in it")
+    distinct = "".join(map(chr, np.flatnonzero(is_there)))
+    if "\r" in distinct:
+        on_event(
+            Note(
+                f"there are carriage returns in {corpus.shown}, as Windows ends lines (CR LF): "
+                "they are kept; --newlines unix makes plain newlines of them"
+            )
+        )
+    return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)
+
+
+def _newcomers(
+    piece: str, utf8: bytes, is_there: NDArray[np.bool_]
+) -> NDArray[np.unsignedinteger[Any]]:
+    """The code points of `piece` that are not there yet, each as often as it comes."""
+    if piece.isascii():
+        known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
+        return np.frombuffer(utf8.translate(None, known), np.uint8)
+    points = code_points(piece)
+    return points[~is_there.take(points)]

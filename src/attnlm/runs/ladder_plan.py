@@ -1,0 +1,105 @@
+"""What a ladder was asked for, as its folder records it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.config.settings import resolve
+from attnlm.config.variants import folder_name, variant
+
+RECORD = "ladder.json"
+_FORMAT = 1
+_MOST_TOKENS, _LARGEST_SEED = 2**26, 2**63
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a ladder was asked for, settled: its record, from which it goes on."""
+
+    dataset: str
+    dataset_path: str
+    train_sha256: str
+    val_sha256: str
+    rungs: tuple[str, ...]
+    seed: int
+    steps: int
+    eval_every: int
+    block_size: int
+    batch_size: int
+    prompt: str
+    tokens: int
+    budget: float | None = None
+    """Seconds that the steps were planned for, where they were."""
+
+    def settings(self, rung: str) -> dict[str, Any]:
+        """What is given to a rung's training."""
+        alike = ("seed", "steps", "eval_every", "block_size", "batch_size")
+        return {**variant(rung), **{key: getattr(self, key) for key in alike}}
+
+    def write(self, folder: Path) -> None:
+        """Records it in a ladder's folder."""
+        facts = {**asdict(self), "rungs": list(self.rungs)}
+        content = {"format": _FORMAT, "attnlm": attnlm.__version__, "plan": facts}
+        files.write_json(folder / RECORD, content)
+
+
+def run_path(path: Path, rung: str) -> Path:
+    """The folder of a rung's run, beside the ladder's own."""
+    return path.with_name(f"{path.name}-{folder_name(rung)}")
+
+
+def read_plan(path: Path) -> Plan:
+    """The record in a ladder's folder. Raises AttnlmError when it is missing or damaged."""
+    content = files.read_json(path / RECORD)
+    facts = content.get("plan")
+    if (
+        content.get("format") != _FORMAT
+        or not isinstance(facts, dict)
+        or facts.keys() != _KINDS.keys()
+    ):
+        raise AttnlmError(
+            f"{path / RECORD} was written by another version of attnlm", "use that version"
+        )
+    try:
+        if not all(type(facts[key]) in kinds for key, kinds in _KINDS.items()):
+            raise UsageError("a fact has another type", "")
+        made = Plan(**{**facts, "rungs": checked_rungs(facts["rungs"])})
+        if not (0 <= made.tokens <= _MOST_TOKENS and 0 <= made.seed < _LARGEST_SEED):
+            raise UsageError("a number is out of range", "")
+        "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no half surrogate pairs
+        for rung in made.rungs:
+            resolve(made.settings(rung))
+    except (UsageError, UnicodeEncodeError):
+        raise _damaged(path / RECORD) from None
+    return made
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("dataset", "dataset_path", "train_sha256", "val_sha256", "prompt"), (str,)),
+    **dict.fromkeys(("seed", "steps", "eval_every", "block_size", "batch_size", "tokens"), (int,)),
+    "rungs": (list,),
+    "budget": (float, type(None)),
+}
+
+
+def checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
+    """The same as a tuple. Raises UsageError for one that does not exist, and one named twice."""
+    for rung in rungs:
+        variant(rung)
+    if not rungs or len(set(rungs)) < len(rungs):
+        raise UsageError(
+            "`rungs` has a rung twice, or none", "name each once, as in bigram,average"
+        )
+    return tuple(rungs)
+
+
+def _damaged(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"{path} is damaged or not ours", "begin another ladder, with another --name"
+    )

@@ -1,0 +1,96 @@
+"""The rungs of a ladder side by side: losses, gains, and what is not like for like."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlm.runs.ladder_plan import Plan
+from attnlm.runs.run import Run
+from attnlm.see.verdict import verdict
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A trained rung: its run, the lines of its metrics, and what it said."""
+
+    model: str
+    """as the ladder names it: a preset, or a variant of one"""
+    run: Run
+    records: Sequence[Mapping[str, Any]]
+    text: str
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The record of the best evaluation: that of the checkpoint which speaks."""
+        return min(self.records, key=lambda record: float(record["val_loss"]))
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        return self.records[-1]
+
+    @property
+    def verdict(self) -> str:
+        """How its training went, in words."""
+        about = self.run.dataset
+        return verdict(self.records, bigram_loss=about["bigram_loss"], floor=about["floor"])
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of a ladder, trained; `path` is its own folder, beside the runs' folders."""
+
+    path: Path
+    plan: Plan
+    rungs: tuple[Rung, ...]
+
+    @property
+    def gains(self) -> list[float | None]:
+        """By how much each rung's loss is below the lowest of those before; None for the first."""
+        losses = [float(rung.best["val_loss"]) for rung in self.rungs]
+        lowest = itertools.accumulate(losses, min)
+        return [None, *(best - loss for best, loss in zip(lowest, losses[1:], strict=False))]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Wherever the comparison is not like for like."""
+        return list(_warnings(self))
+
+
+def _warnings(ladder: Ladder) -> Iterator[str]:
+    configs = {rung.model: rung.run.config for rung in ladder.rungs}
+    training = {model: config.training for model, config in configs.items()}
+    tuned = {m: f"{t.optimizer} {t.learning_rate:g}" for m, t in training.items()}
+    if differ := _differing(tuned):
+        yield f"optimizer and learning rate are each rung's own defaults: {differ}"
+    widths = {m: f"{c.model.embed_dim}" for m, c in configs.items() if c.model.embed_dim}
+    if differ := _differing(widths):
+        yield f"embeddings are not equally wide: {differ}"
+    machines = {
+        m: f"{t.device} {t.dtype}, {t.threads} thread{'s' if t.threads != 1 else ''}"
+        for m, t in training.items()
+    }
+    if differ := _differing(machines):
+        yield f"seconds compare only in part, since each rung ran with what suits it: {differ}"
+    for rung in ladder.rungs:
+        step, best = rung.last["step"], rung.best["step"]
+        if step != ladder.plan.steps:
+            yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps:,}"
+        if rung.last["val_loss"] > rung.best["val_loss"]:
+            yield f"{rung.model} is shown as it was at step {best:,}: its loss rose after that"
+    falling = [r.model for r in ladder.rungs if r.verdict.startswith("still falling")]
+    if falling:
+        yield f"too few steps to tell what the rungs can do: still falling are {', '.join(falling)}"
+
+
+def _differing(facts: Mapping[str, str]) -> str:
+    """Which rungs have which fact; empty where all have the same."""
+    if len(set(facts.values())) < 2:
+        return ""
+    by_fact: dict[str, list[str]] = {}
+    for model, fact in facts.items():
+        by_fact.setdefault(fact, []).append(model)
+    return "; ".join(f"{', '.join(models)} {fact}" for fact, models in by_fact.items())

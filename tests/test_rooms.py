@@ -1,0 +1,71 @@
+"""The order of the rooms: each uses only rooms before it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import attnlm
+
+SOURCE = Path(attnlm.__file__).parent
+ROOMS = (
+    *("base", "compute", "text", "tokens", "model", "config", "data", "runs"),
+    *("training", "generation", "see", "experiments", "cli"),
+)
+LONGEST = 350
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+
+
+def test_every_folder_is_a_room() -> None:
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+
+
+def test_imports_point_one_way() -> None:
+    upwards = []
+    for path in modules():
+        own = path.relative_to(SOURCE).parts[0]
+        if own not in ROOMS:
+            continue
+        for module in imported(ast.parse(path.read_text(encoding="utf-8"))):
+            room = room_of(module) if module.startswith("attnlm.") else ""
+            if room and ROOMS.index(room) > ROOMS.index(own):
+                upwards.append(f"{path.relative_to(SOURCE)} uses {module}")
+    assert upwards == []
+
+
+def test_nothing_below_the_command_line_prints_or_names_a_flag() -> None:
+    found = []
+    for path in modules():
+        if path.relative_to(SOURCE).parts[0] in ("cli", "__main__.py", "__init__.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name) and node.id == "print":
+                found.append(f"{path.name}:{node.lineno} prints")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words = node.value.split()
+                if any(w.lstrip("(`'").startswith("--") and w.strip("-") for w in words):
+                    found.append(f"{path.name}:{node.lineno} names a flag: {node.value!r}")
+    assert found == []
+
+
+def test_no_module_is_long() -> None:
+    lengths = {p.name: len(p.read_text(encoding="utf-8").splitlines()) for p in modules()}
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
