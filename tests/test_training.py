@@ -313,6 +313,36 @@ def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None
     assert len(refusals) == 4
 
 
+@pytest.mark.skipif(os.name == "nt", reason="symlinks need a privilege")
+def test_folders_that_the_user_keeps_elsewhere_work_through_links(
+    trained: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("disk")
+    run = trained(name="mine")
+    run.path.resolve().rename(tmp_path / "elsewhere")
+    run.path.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "elsewhere" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    attnlm.train(resume="mine", checkpoint_dir=tmp_path / "checkpoints", steps=14)
+    assert attnlm.open_run(tmp_path / "elsewhere").metrics()[-1]["step"] == 14
+    opened = attnlm.open_run("mine", checkpoint_dir=tmp_path / "checkpoints")
+    assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "metrics.jsonl", "ticker.jsonl", "last.safetensors"],
+)
+def test_a_pipe_in_the_place_of_a_runs_file_is_told_by_its_name(name: str, trained: Any) -> None:
+    path = trained().path
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(AttnlmError, match=f"can't read .*{name}: it is a named pipe"):
+        attnlm.train(resume=path, steps=14)
+
+
 def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:
     """Metrics go to disk before the checkpoint: what lies after it is dropped, half lines too."""
     whole, other = trained(), trained(steps=10)

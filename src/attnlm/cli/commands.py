@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 import attnlm
+from attnlm.base.commands import command_for
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import command_for
 from attnlm.base.readable import duration
 from attnlm.cli import console
 from attnlm.cli import see as cli_see

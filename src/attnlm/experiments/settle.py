@@ -57,8 +57,8 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
         raise AttnlmError(
-            "--compile on needs a C++ compiler, and there is none",
-            "install g++ or clang++, or give --compile off",
+            "`compile` on needs a C++ compiler, and there is none",
+            "install g++ or clang++, or give `compile` off",
         )
     if asked == "on" and sys.platform != "win32" and not os.environ.get(_COMPILED):
         os.environ[_COMPILED] = str(code_folder())
@@ -74,14 +74,14 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
         return "parts" if possible and native_parts(config.model) else "off"
     if not possible:
         raise UsageError(
-            "--compile parts is for one-layer rungs with small heads, in float32 on a CPU",
-            "give --compile off",
+            "`compile` parts is for one-layer rungs with small heads, in float32 on a CPU",
+            "give `compile` off",
         )
     if not native_parts(config.model):
         raise AttnlmError(
-            "--compile parts needs a C compiler that works, and there is none",
+            "`compile` parts needs a C compiler that works, and there is none",
             "install gcc or clang, let TMPDIR name a folder that programs may be loaded from, "
-            "or give --compile off",
+            "or give `compile` off",
         )
     return "parts"
 
@@ -119,7 +119,7 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
 
     Raises AttnlmError where the data are too short for the context, or memory for the training.
     """
-    hint = f"give --block-size {dataset.largest_block_size} or less, or prepare a longer text"
+    hint = f"give `block_size` {dataset.largest_block_size} or less, or prepare a longer text"
     check_length(dataset.train_tokens, config.model.block_size, "training", hint)
     check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))

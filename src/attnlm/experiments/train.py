@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
-from attnlm.base.folders import command_for
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import (
     Config,
@@ -103,7 +103,7 @@ def _begin(
     if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
         on_event(
             Note(
-                f"the recipe was made for --tokenizer {config.recipe_tokenizer}, "
+                f"the recipe was made for `tokenizer` {config.recipe_tokenizer}, "
                 f"and {dataset.name} was prepared with {dataset.tokenizer.name}"
             )
         )
@@ -113,7 +113,7 @@ def _begin(
     if config.training.steps is None:
         config = replace(config, training=planned(config, dataset, device, on_event))
     state = initial_state(config, dataset.vocab_size, device)
-    with explaining(checkpoint_dir, "free some space, or name another --checkpoint-dir"):
+    with explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
         run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
     return run, state
 
@@ -153,7 +153,7 @@ def _resume(
             f"{run.name} has made {state.step} steps already",
             f"give `steps` {2 * state.step}, or any total above {state.step}",
         )
-    again = command_for("attnlm train --resume", run.path)
+    again = resume_command(run.path)
     with explaining(run.path, f"make room, then: {again}"):
         run.keep_until(state.evaluated_step)
         if changed:

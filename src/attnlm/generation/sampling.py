@@ -53,14 +53,13 @@ class SamplingConfig:
         self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
         if self.num_samples > 1:
             most = MOST_HELD // max(1, self.tokens)
-            words = f"at most {max(1, most)} with --tokens {self.tokens}: all are held in memory"
+            words = f"at most {max(1, most)} with `tokens` {self.tokens}: all are held in memory"
             self._require(self.num_samples <= most, "num_samples", words)
         self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
 
     def _require(self, holds: bool, name: str, words: str) -> None:
         if not holds:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} can't be {getattr(self, name)}", f"it must be {words}")
+            raise UsageError(f"`{name}` can't be {getattr(self, name)}", f"it must be {words}")
 
 
 def drawn_seed() -> int:

@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import json
 import math
-import stat
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -96,7 +96,7 @@ def _read(
         raise AttnlmError(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
-    # safetensors opens a file twice, and a trainer may replace it in between.
+    # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
     return files.unless_replaced(path, lambda: _read_once(path, architecture, vocab_size, numbers))
 
 
@@ -105,8 +105,10 @@ def _read_once(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = _shapes(architecture, vocab_size)
     try:
-        _check_size(path, shapes)
-        with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
+        with (
+            _opened(path, shapes) as opened,
+            safe_open(_name_of(path, opened), framework="pt") as file,
+        ):
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             layouts = shapes, older_shapes(shapes)
@@ -144,25 +146,23 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def _check_size(path: Path, expected: Mapping[str, Shape]) -> None:
-    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("a pipe or a device")
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
-    numbers = sum(map(math.prod, expected.values()))
-    if header > most or path.stat().st_size > 8 + most + _BYTES_PER_NUMBER * numbers:
-        raise ValueError("too large")
-
-
 @contextlib.contextmanager
-def _path_in_utf8(path: Path) -> Iterator[str]:
-    """The path as safetensors takes it, in any locale; one that is no UTF-8, by an open file."""
-    with path.open("rb") as file:
-        # What a locale can't decode, Python keeps as half surrogate pairs.
-        is_unicode = not any("\ud800" <= character <= "\udfff" for character in str(path))
-        yield str(path) if is_unicode else f"/dev/fd/{file.fileno()}"
+def _opened(path: Path, expected: Mapping[str, Shape]) -> Iterator[IO[bytes]]:
+    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
+    with files.open_regular(path) as file:
+        header = int.from_bytes(file.read(8), "little")
+        size = os.fstat(file.fileno()).st_size
+        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
+        numbers = sum(map(math.prod, expected.values()))
+        if header > most or size > 8 + most + _BYTES_PER_NUMBER * numbers:
+            raise ValueError("too large")
+        yield file
+
+
+def _name_of(path: Path, file: IO[bytes]) -> str:
+    """How safetensors opens the very file that was checked, also where its path is no UTF-8."""
+    by_number = f"/dev/fd/{file.fileno()}"
+    return by_number if Path(by_number).exists() else str(path)  # Windows has no such names
 
 
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> bool:
@@ -188,5 +188,5 @@ def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
 def _damaged(path: Path) -> AttnlmError:
     return AttnlmError(
         f"{path} is damaged: it does not match its own digest",
-        "the run's other checkpoint may be whole: try --checkpoint last or best",
+        "the run's other checkpoint may be whole: try `checkpoint` last or best",
     )

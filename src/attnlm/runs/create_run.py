@@ -8,13 +8,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import (
-    check_name,
-    command_for,
-    workspace,
-    write_latest,
-)
+from attnlm.base.folders import workspace
+from attnlm.base.names import check_name, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
@@ -40,7 +37,7 @@ def create_run(
         "floor": dataset.floor,
     }
     if name is not None:
-        check_name(name, "--name")
+        check_name(name)
     with workspace(checkpoint_dir) as work:
         new = work / "new"
         new.mkdir()
@@ -68,5 +65,5 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
             break
     raise AttnlmError(
         f"there is a run called {name} already, and runs are never overwritten",
-        f"give another --name, or go on with it: {command_for('attnlm train --resume', path)}",
+        f"give another `name`, or go on with it: {resume_command(path)}",
     )

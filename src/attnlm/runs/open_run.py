@@ -9,10 +9,7 @@ from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import (
-    find_folder,
-    is_folder,
-)
+from attnlm.base.folders import find_folder, is_folder
 from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset

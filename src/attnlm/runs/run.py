@@ -74,7 +74,7 @@ class Run:
         Raises UsageError for any other word, AttnlmError where the file is missing or damaged.
         """
         if which not in ("auto", "best", "last"):
-            raise UsageError(f"--checkpoint can't be {which!r}", "it is auto, best or last")
+            raise UsageError(f"`checkpoint` can't be {which!r}", "it is auto, best or last")
         if which == "auto":
             which = "last" if self._is_best_untrained() else "best"
         path = self.best if which == "best" else self.last

@@ -127,7 +127,7 @@ def study_heads(
     TooShortError when the text is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
-        raise UsageError(f"--windows can't be {windows}", "it must be 1 or more")
+        raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
     origin = "the text"
     if tokens is None:
         origin = "val.bin"
@@ -227,7 +227,7 @@ def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[A
     try:
         return open_dataset_of(run, data_dir).val
     except AttnlmError as error:
-        raise AttnlmError(error.message, f"{error.hint}; or give a text: --text FILE") from None
+        raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
 
 
 def _windows(count: int, block_size: int, most: int) -> NDArray[np.int64]:

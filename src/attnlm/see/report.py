@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import command_for
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
@@ -122,7 +122,7 @@ def report(
     if not records:
         raise AttnlmError(
             f"{run.name} has no evaluations yet",
-            f"go on with it: {command_for('attnlm train --resume', run.path)}",
+            f"go on with it: {resume_command(run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnlm.base.folders import command_for, elsewhere
+from attnlm.base.commands import command_for, elsewhere
 from attnlm.config.settings import flag
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import Plan
@@ -56,3 +56,8 @@ def ladder_command(plan: Plan) -> str:
     for name in ("steps", "eval_every", "seed", "tokens"):
         words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
+
+
+def report_command(run: Run) -> str:
+    """What reports on the run with another text."""
+    return command_for("attnlm report", run.path, "--text", "TEXT", named=True)

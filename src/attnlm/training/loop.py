@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import command_for
 from attnlm.base.signals import Interrupted, Interruption
 from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
@@ -74,16 +74,16 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
         yield
     except StepNotFiniteError as failure:
         config = run.config.training
-        lower = f"lower --learning-rate {config.learning_rate:g}"
+        lower = f"lower `learning_rate` {config.learning_rate:g}"
         if config.gradient_clip is None:
-            lower += " or give --gradient-clip 1"
+            lower += " or give `gradient_clip` 1"
         raise AttnlmError(f"the {failure}", f"{lower}; {left()}") from None
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"make room, then: {command_for('attnlm train --resume', run.path)}; {left()}",
+            f"make room, then: {resume_command(run.path)}; {left()}",
         ) from error
 
 
