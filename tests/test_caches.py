@@ -14,7 +14,6 @@ import attnlm
 from attnlm.base import caches
 from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError
-from attnlm.compute import native
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.experiments import train as launch
@@ -99,21 +98,3 @@ def test_pytorchs_compiler_keeps_what_it_makes_there(
     config = resolve({"model": "transformer", "compile": "on", "steps": 1, "threads": 1})
     launch.settle(config, choose_device("cpu"), dataset)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (named or str(places[0] / "compiled"))
-
-
-def test_nothing_is_compiled_where_it_could_not_be_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler, called = tmp_path / "compiler", tmp_path / "called"
-    compiler.write_text(f"#!/bin/sh\ntouch {called}\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("PATH", "")
-    compile_anew = native.library.__wrapped__
-    monkeypatch.setattr(native, "may_load_from", lambda folder: False)
-    assert compile_anew("decoding.c") is None and not called.exists()
-    monkeypatch.undo()
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("PATH", "/bin:/usr/bin")
-    compile_anew("decoding.c")
-    assert called.exists()

@@ -1,28 +1,21 @@
 from __future__ import annotations
 
 import math
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from attnlm.generation.decoding_native import NativeOneLayer, NativeTransformer
-from attnlm.generation.decoding_numpy import TransformerDecoder, table_size
-from attnlm.model.models import AttentionModel
 
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
-from attnlm.compute.native import library
 from attnlm.config.settings import RUNGS, Setting, resolve
-from attnlm.generation.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
+from attnlm.generation.decoders import CachedDecoder, Decoder, PlainDecoder, new_decoder
 from attnlm.generation.next_token import Probabilities, Uniforms, draw, next_token_probabilities
 from attnlm.generation.sampling import SamplingConfig, generate, window_start
-from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.model.language_model import LanguageModel, build_model
 
 CPU = Device("cpu", "float32", "tests")
 V, BLOCK = 31, 12
-FEW, MANY = 100, 10**6  # tokens: too few to compile for, and enough
 
 
 def logits(*probabilities: float) -> Probabilities:
@@ -159,56 +152,7 @@ def test_fast_logits_equal_plain_ones_far_past_the_context(
     rung: str, settings: dict[str, Setting], num_samples: int
 ) -> None:
     model = a_model(rung, torch.float32, settings)
-    decoder = new_decoder(model, CPU, FEW, num_samples)
-    assert not isinstance(decoder, CachedDecoder)
-    assert_equal_logits(model, decoder, num_samples)
-
-
-@pytest.mark.parametrize(
-    ("rung", "settings"), [(rung, settings) for rung, settings in VARIANTS if rung != "bigram"]
-)
-@pytest.mark.parametrize("num_samples", [1, 2, 7, 13])
-def test_compiled_logits_equal_plain_ones_far_past_the_context(
-    rung: str, settings: dict[str, Setting], num_samples: int
-) -> None:
-    if library("decoding.c") is None:
-        pytest.skip("there is no C compiler")
-    model = a_model(rung, torch.float32, settings)
-    decoder = new_decoder(model, CPU, MANY, num_samples)
-    assert isinstance(decoder, NativeOneLayer | NativeTransformer)
-    assert_equal_logits(model, decoder, num_samples)
-
-
-def test_compiled_logits_of_many_windows_at_once_equal_plain_ones() -> None:
-    """More rows than go through the layers together, in widths that are no multiple of a panel."""
-    if library("decoding.c") is None:
-        pytest.skip("there is no C compiler")
-    settings: dict[str, Setting] = {"embed_dim": 72, "heads": 3, "layers": 3, "block_size": 40}
-    model = a_model("transformer", torch.float32, settings)
-    ids_BS = torch.randint(V, (9, 40)).numpy()
-    compiled, plain = new_decoder(model, CPU, MANY, 9), PlainDecoder(model, CPU)
-    assert isinstance(compiled, SideBySide | NativeTransformer)
-    for known, total in ((0, 17), (17, 39), (39, 40)):
-        got_BV = compiled.logits(ids_BS[:, :total], known)
-        expected_BV = plain.logits(ids_BS[:, :total], 0)
-        np.testing.assert_allclose(got_BV, expected_BV, atol=2e-5, rtol=1e-4)
-
-
-def test_there_is_another_way_where_nothing_can_be_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model = a_model("transformer", torch.float32)
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    for compiler in (str(broken), str(tmp_path / "none")):
-        monkeypatch.setenv("CC", compiler)
-        monkeypatch.setenv("PATH", str(tmp_path))
-        library.cache_clear()
-        try:
-            assert isinstance(new_decoder(model, CPU, MANY, 1), TransformerDecoder)
-        finally:
-            library.cache_clear()
+    assert_equal_logits(model, new_decoder(model, CPU, num_samples), num_samples)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung != "bigram"])
@@ -223,31 +167,28 @@ def test_numbers_that_are_not_finite_are_refused_by_every_decoder(
         for name in ("token_embedding.weight", "head.weight"):
             model.get_parameter(name).fill_(number)
 
-    def refused(tokens: int, *, cached: bool = True, num_samples: int = 1) -> None:
-        config = SamplingConfig(tokens=tokens, temperature=temperature, num_samples=num_samples)
+    def refused(*, cached: bool = True, num_samples: int = 1) -> None:
+        config = SamplingConfig(temperature=temperature, num_samples=num_samples)
         with pytest.raises(NotFiniteError):
             next(generate(model, [1, 2], config, CPU, cached=cached))
 
-    if rung != "transformer" or not math.isfinite(number):  # its last norm makes zeros of 3e38
-        refused(FEW, cached=False)
-    monkeypatch.setattr("attnlm.generation.decoding.cores", lambda: 2)
-    for tokens in (FEW, 2**20):
-        refused(tokens)
-        refused(tokens, num_samples=32)
+    if rung == "transformer" and math.isfinite(number):
+        return  # its last norm makes zeros of 3e38
+    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 2)
+    refused(cached=False)
+    refused()
+    refused(num_samples=32)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-def test_logits_from_cached_keys_equal_plain_ones_on_any_device(rung: str) -> None:
+def test_without_a_compiler_logits_come_from_cached_keys(
+    rung: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: None)
     model = a_model(rung, torch.float32)
-    assert_equal_logits(model, CachedDecoder(model, CPU), 2)
-
-
-def test_samples_divided_among_threads_are_the_same() -> None:
-    model = a_model("transformer", torch.float32)
-    assert isinstance(model, Transformer)
-    threads = torch.get_num_threads()
-    assert_equal_logits(model, SideBySide(lambda count: TransformerDecoder(model, count), 7, 3), 7)
-    assert torch.get_num_threads() == threads
+    decoder = new_decoder(model, CPU, 2)
+    assert isinstance(decoder, CachedDecoder) == (rung != "bigram")
+    assert_equal_logits(model, decoder, 2)
 
 
 def assert_equal_logits(model: LanguageModel, decoder: Decoder, num_samples: int) -> None:
@@ -265,26 +206,6 @@ def assert_equal_logits(model: LanguageModel, decoder: Decoder, num_samples: int
         np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-5, rtol=0)
         assert expected_BV.std() > 0.1
         known = length - start
-
-
-def test_large_gains_do_not_overflow() -> None:
-    """Queries and keys are normalised, but a gain may make scores of any size."""
-    model = a_model("transformer", torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "query_" in name or "key_" in name:
-                parameter.mul_(30)
-    with np.errstate(all="raise", under="ignore", over="ignore"):
-        logits_BV = new_decoder(model, CPU, FEW, 1).logits(np.arange(BLOCK)[None], 0)
-    expected_BV = PlainDecoder(model, CPU).logits(np.arange(BLOCK)[None], 0)
-    np.testing.assert_allclose(logits_BV, expected_BV, atol=1e-3, rtol=1e-3)
-
-
-def test_tables_that_would_be_too_large_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = a_model("multi-head", torch.float32)
-    assert isinstance(model, AttentionModel)
-    monkeypatch.setattr("attnlm.generation.decoding._LARGEST_TABLES", table_size(model) - 1)
-    assert isinstance(new_decoder(model, CPU, FEW, 1), CachedDecoder)
 
 
 def test_the_number_of_threads_is_what_it_was() -> None:
@@ -349,64 +270,3 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError) as caught:
         SamplingConfig(**wrong)  # type: ignore[arg-type]
     assert "--" + next(iter(wrong)).replace("_", "-") in caught.value.message
-
-
-def compiled_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    """What `library` finds where CC names a compiler made of this shell script, and PATH none."""
-    compiler = folder / "compiler"
-    compiler.write_text(f"#!/bin/sh\n{script}\n")
-    compiler.chmod(0o755)
-    tools = folder / "tools"
-    tools.mkdir()
-    for name in ("sh", "sleep", "as", "ld"):
-        if (found := shutil.which(name)) is not None:
-            (tools / name).symlink_to(found)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("GCC", shutil.which("gcc") or "")
-    monkeypatch.setenv("PATH", str(tools))
-    library.cache_clear()
-    try:
-        return library("decoding.c")
-    finally:
-        library.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "script",
-    ["exit 1", "exit 0", 'while [ "$1" != -o ]; do shift; done; echo no > "$2"', "sleep 30 & wait"],
-)
-def test_a_compiler_that_makes_nothing_of_use_is_none(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnlm.compute.native._LONGEST_COMPILATION", 0.5)
-    assert compiled_by(script, tmp_path, monkeypatch) is None
-
-
-def test_a_library_without_the_functions_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no gcc")
-    script = f'''while [ "$1" != -o ]; do shift; done
-echo "int x;" | "$GCC" -shared -fPIC -B{Path(shutil.which("as") or "").parent} -x c - -o "$2"'''
-    assert compiled_by(script, tmp_path, monkeypatch) is None
-
-
-@pytest.mark.parametrize(("status", "is_found"), [(0, True), (1, False)])
-def test_what_a_compiler_leaves_that_fails_is_not_loaded(
-    status: int, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be cut short, and loading that ends the process."""
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no gcc")
-    script = f'"$GCC" -B{Path(shutil.which("as") or "").parent} "$@"; exit {status}'
-    assert (compiled_by(script, tmp_path, monkeypatch) is not None) == is_found
-
-
-def test_a_broken_compiler_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    library.cache_clear()
-    before = library("decoding.c")
-    monkeypatch.setenv("CC", "false")
-    library.cache_clear()
-    assert (library("decoding.c") is None) == (before is None)
-    library.cache_clear()

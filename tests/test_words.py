@@ -99,15 +99,14 @@ def test_a_token_that_reaches_over_words_is_noticed(
     assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
 
 
-def test_short_texts_and_other_tokenizers_are_encoded_plainly() -> None:
-    assert piece_encoder(TRAINED, 10**6) == TRAINED.encode_piece
+def test_other_tokenizers_encode_plainly() -> None:
     of_bytes = ByteTokenizer()
-    assert piece_encoder(of_bytes, 10**9) == of_bytes.encode_piece
+    assert piece_encoder(of_bytes) == of_bytes.encode_piece
 
 
 def test_without_a_compiler_texts_are_encoded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "library", lambda source: None)
-    assert piece_encoder(TRAINED, 10**9) == TRAINED.encode_piece
+    assert piece_encoder(TRAINED) == TRAINED.encode_piece
 
 
 def test_prepare_writes_the_same_files_either_way(
@@ -116,8 +115,8 @@ def test_prepare_writes_the_same_files_either_way(
     text = tmp_path / "text.txt"
     text.write_text(random_text(1, 30_000) + TALE)
     made: dict[str, attnlm.Dataset] = {}
-    for kind, saved in (("plain", 0.0), ("words", 1.0)):
-        monkeypatch.setattr(words, "_SAVED", saved)
+    for kind, found in (("plain", None), ("words", compiled)):
+        monkeypatch.setattr(words, "library", lambda source, found=found: found)
         monkeypatch.setattr(bins, "_PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)
     assert isinstance(made["words"].tokenizer, BpeTokenizer)

@@ -25,19 +25,21 @@ def cache_folder() -> Path | None:
         return None
 
 
-def code_folder() -> Path:
-    """For compiled code, to be loaded again: a folder that nobody else may write to.
+def code_folder(name: str = "compiled") -> Path:
+    """For compiled code, to be loaded again: a folder `name` that nobody else may write to.
 
     In the cache, else in the temporary folder. Raises AttnlmError where it can be in neither.
     """
     cache = cache_folder()
-    places = [cache / "compiled"] if cache else []
+    places = [cache / name] if cache else []
     with contextlib.suppress(OSError):
-        places.append(Path(tempfile.gettempdir(), f"attnlm-compiled-{os.getuid()}"))
+        places.append(Path(tempfile.gettempdir(), f"attnlm-{name}-{os.getuid()}"))
     for folder in places:
         with contextlib.suppress(OSError):
             folder.mkdir(0o700, parents=True, exist_ok=True)
-            if _is_ours_alone(folder) and may_load_from(folder):
+            about = folder.lstat()
+            is_writable = stat.S_ISDIR(about.st_mode) and os.access(folder, os.W_OK)
+            if is_writable and is_ours_alone(about) and may_load_from(folder):
                 return folder.absolute()
     raise AttnlmError(
         "compiled code needs a folder that is yours alone and that programs may be loaded from",
@@ -50,8 +52,6 @@ def may_load_from(folder: str | Path) -> bool:
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
-def _is_ours_alone(folder: Path) -> bool:
-    about = folder.lstat()
-    others_write = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    is_ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not others_write
-    return is_ours and os.access(folder, os.W_OK)
+def is_ours_alone(about: os.stat_result) -> bool:
+    """Whether a file or folder belongs to this user, and nobody else may write to it."""
+    return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

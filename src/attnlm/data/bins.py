@@ -60,7 +60,7 @@ def write_bins(
         done += characters
         on_event(Progress("encode", done, split.characters, "chars"))
 
-    encode_piece = piece_encoder(tokenizer, split.utf8_bytes)
+    encode_piece = piece_encoder(tokenizer)
     bins = {}
     for key, pieces in itertools.groupby(split.pieces(), itemgetter(0)):
         try:

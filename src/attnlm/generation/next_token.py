@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import NotFiniteError
-from attnlm.generation.decoding import Array, Ids
+from attnlm.generation.decoders import Array, Ids
 
 Probabilities = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoding import Decoder, Ids, PlainDecoder, new_decoder
+from attnlm.generation.decoders import Ids, PlainDecoder, new_decoder
 from attnlm.generation.next_token import (
     Probabilities,
     Uniforms,
@@ -110,10 +110,7 @@ def _drawn_tokens(
     assert prompt, "there is always a first token"
     block_size, count = model.architecture.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
-    decoder: Decoder = PlainDecoder(model, device)
-    if cached:
-        with np.errstate(all="ignore"):  # what overflows is found in the logits
-            decoder = new_decoder(model, device, config.tokens, count)
+    decoder = new_decoder(model, device, count) if cached else PlainDecoder(model, device)
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.compute.native import COMPILATION, library
+from attnlm.compute.native import library
 from attnlm.tokens.split_patterns import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
-_SAVED = 6e-8  # seconds per byte of text
 # Of each worker's table, about 30 MB: most texts of 100 MB have fewer words than that.
 _MOST_WORDS, _MOST_BYTES, _SLOTS = 2**18, 2**22, 2**20
 _BEFORE_SPACE, _BEFORE_ANY_WHITESPACE = 1, 2
@@ -29,15 +28,12 @@ Ids = NDArray[np.uint32]
 PieceEncoder = Callable[[str], NDArray[np.unsignedinteger[Any]]]
 
 
-def piece_encoder(tokenizer: Tokenizer, utf8_bytes: int) -> PieceEncoder:
-    """`tokenizer.encode_piece`, or what does the same faster for a text of this size.
+def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
+    """`tokenizer.encode_piece`, or what does the same faster.
 
     Several threads may call it.
     """
-    if not isinstance(tokenizer, BpeTokenizer) or _SAVED * utf8_bytes < COMPILATION:
-        return tokenizer.encode_piece
-    compiled = library("words.c")
-    if compiled is None:
+    if not isinstance(tokenizer, BpeTokenizer) or (compiled := library("words.c")) is None:
         return tokenizer.encode_piece
     idle: SimpleQueue[WordTable] = SimpleQueue()
 

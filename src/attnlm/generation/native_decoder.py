@@ -1,0 +1,263 @@
+"""The decoder in C, native/decoding.c: a model's weights, and a decoder's memory, laid out for it.
+
+Axes: B samples, S tokens of the window, C embed_dim, H heads, K key and value heads, D head size,
+V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnlm.model.language_model import Transformer
+from attnlm.model.textbook import part
+
+_Floats = NDArray[np.float32]
+
+# As in the C file.
+_PANEL = 32
+_NORMS = ("none", "rms", "layer")
+_MLPS = ("none", "swiglu", "gelu", "relu2")
+
+_ROWS = 64
+"""Tokens that go through all layers together."""
+_LARGEST_TABLES = 2**24
+"""Numbers in the tables of a first layer's maps; larger ones are not made."""
+
+
+class _Struct(ctypes.Structure):
+    """A struct of the C file; the arrays that it points at live as long as it does."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        self._kept = values
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                assert value.dtype == np.float32 and value.flags.c_contiguous
+                value = value.ctypes.data
+            setattr(self, name, value)
+
+
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Map(_Struct):
+    _fields_ = (*_fields(_INTEGER, "inputs", "outputs"), *_fields(_POINTER, "matrix", "bias"))
+
+
+class _Block(_Struct):
+    _fields_ = (
+        *_fields(_POINTER, "attention_norm", "mlp_norm", "query_gains", "key_gains"),
+        *_fields(_Map, "qkv", "projection", "up", "down"),
+    )
+
+
+class _Model(_Struct):
+    _fields_ = (
+        *_fields(_INTEGER, "layers", "width", "vocab_size", "heads", "kv_heads", "size"),
+        *_fields(_INTEGER, "key_at", "value_at", "norm", "normed_heads", "residual", "mlp"),
+        ("epsilon", ctypes.c_float),
+        *_fields(_POINTER, "tokens", "positions", "token_maps", "position_maps"),
+        *_fields(_POINTER, "cosines", "sines", "blocks", "last_norm"),
+        ("head", _Map),
+    )
+
+
+class _Memory(_Struct):
+    _fields_ = (
+        *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
+        *_fields(_POINTER, "keys", "values", "x", "read", "packed", "mixed", "hidden"),
+        *_fields(_POINTER, "query", "scores"),
+    )
+
+
+class NativeModel:
+    """The weights of a model as C wants them, for any number of decoders."""
+
+    def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
+        a, weights = model.architecture, model.state_dict()
+        assert a.embed_dim is not None
+        self.architecture, self.vocab_size, self.compiled = a, model.vocab_size, compiled
+        self.heads, self.kv_heads, self.size = {
+            "softmax": (a.heads, a.num_kv_heads, a.head_dim),
+            "none": (0, 0, 0),
+        }.get(a.attention, (1, 1, a.embed_dim))
+        blocks = [self._block(part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
+        row = (_Block * a.layers)(*blocks)
+        self._kept = blocks, row
+        self.qkv_outputs, self.up_outputs = blocks[0].qkv.outputs, blocks[0].up.outputs
+        softmax = a.attention == "softmax"
+        key_at = _whole(self.heads * self.size) if softmax else 0
+        self.laid = _Model(
+            layers=a.layers,
+            width=a.embed_dim,
+            vocab_size=model.vocab_size,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            size=self.size,
+            key_at=key_at,
+            value_at=key_at + _whole(self.kv_heads * self.size) if softmax else 0,
+            norm=_NORMS.index(a.norm),
+            normed_heads=a.query_key_norm,
+            residual=a.residual,
+            mlp=_MLPS.index(a.mlp),
+            epsilon=a.norm_epsilon,
+            tokens=_array(weights["token_embedding.weight"]),
+            blocks=ctypes.addressof(row),
+            last_norm=_norm(part(weights, "norm."), a.body_dim),
+            head=_map(weights, "head"),
+            **self._positions(model),
+            **self._tables(weights),
+        )
+
+    def _block(self, weights: Mapping[str, Tensor]) -> _Block:
+        a = self.architecture
+        assert a.embed_dim is not None
+        ones = torch.ones(self.size)
+        # Scores of 0 make all weights equal.
+        scale = 0 if a.attention == "uniform" else max(1, self.size) ** -0.5
+        query_gains = weights.get("attention.query_norm.gain", ones) * scale
+        key_gains = weights.get("attention.key_norm.gain", ones)
+        as_they_are = not a.query_key_norm and a.positions != "rotary"
+        gate = ["mlp.gate"] if a.mlp == "swiglu" else []
+        return _Block(
+            attention_norm=_norm(part(weights, "attention_norm."), a.embed_dim),
+            mlp_norm=_norm(part(weights, "mlp_norm."), a.embed_dim),
+            query_gains=_array(query_gains),
+            key_gains=None if as_they_are else _array(key_gains),
+            qkv=_map(weights, "attention.query", "attention.key", "attention.value"),
+            projection=_map(weights, "attention.projection"),
+            up=_map(weights, *gate, "mlp.up"),
+            down=_map(weights, "mlp.down"),
+        )
+
+    def _positions(self, model: Transformer) -> dict[str, _Floats]:
+        if model.position_embedding is not None:
+            return {"positions": _array(model.position_embedding.weight)}
+        if self.architecture.positions == "none":
+            return {}
+        half = self.size // 2  # the other half is the same
+        return {
+            "cosines": _array(model.cosines[:, :half]),
+            "sines": _array(model.sines[:, :half]),
+        }
+
+    def _tables(self, weights: Mapping[str, Tensor]) -> dict[str, _Floats]:
+        """Queries, keys and values of every token and of every position: W(e + p) = We + Wp.
+
+        Where each token's position changes with every step, all are asked for again each time.
+        """
+        a = self.architecture
+        size = (self.vocab_size + a.block_size) * self.qkv_outputs
+        if not a.slides or a.norm != "none" or not 0 < size <= _LARGEST_TABLES:
+            return {}
+        weight_NC, bias_N = _side_by_side(weights, *(f"blocks.0.attention.{n}" for n in _QKV))
+        tokens_VN = weights["token_embedding.weight"] @ weight_NC.T + bias_N
+        positions_SN = torch.zeros(a.block_size, len(bias_N))
+        if a.positions == "learned":
+            positions_SN = weights["position_embedding.weight"] @ weight_NC.T
+        return {"token_maps": _array(tokens_VN), "position_maps": _array(positions_SN)}
+
+
+class NativeDecoder:
+    """Any model that has embeddings, on a CPU in float32, with a cache."""
+
+    def __init__(self, model: NativeModel, num_samples: int) -> None:
+        a = model.architecture
+        assert a.embed_dim is not None
+        capacity, mixed = _whole(a.block_size), _whole(model.heads * model.size)
+        stride = max(_whole(a.embed_dim), mixed)
+        cache = a.layers * num_samples * model.kv_heads * capacity * model.size
+        logits = np.empty((num_samples, _whole(model.vocab_size)), np.float32)
+        self._logits_BV, self._out = logits[:, : model.vocab_size], logits.ctypes.data
+        self._samples, self._block_size = num_samples, a.block_size
+        self._model = model  # whose memory the calls read
+        self._memory = _Memory(
+            rows=_ROWS,
+            capacity=capacity,
+            stride=stride,
+            mixed_stride=mixed,
+            keys=_space(cache),
+            values=_space(cache),
+            x=_space(_ROWS * stride),
+            read=_space(_ROWS * stride),
+            packed=_space(_ROWS * model.qkv_outputs),
+            mixed=_space(_ROWS * mixed),
+            hidden=_space(_ROWS * model.up_outputs),
+            query=_space(model.size),
+            scores=_space(capacity),
+        )
+        self._call = functools.partial(
+            model.compiled.next_logits,
+            ctypes.addressof(model.laid),
+            ctypes.addressof(self._memory),
+        )
+
+    def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
+        """(B, V) for the token after a window, whose first `known` tokens were there before.
+
+        Raises IndexError for an id that the vocabulary lacks.
+        """
+        samples, length = ids_BS.shape
+        assert samples == self._samples and length <= self._block_size
+        new_BT = ids_BS[:, known:] if known else ids_BS
+        if not self._call(samples, length - known, known, new_BT.tobytes(), self._out):
+            raise IndexError("an id is outside the vocabulary")
+        return self._logits_BV.copy()
+
+
+_QKV = ("query", "key", "value")
+
+
+def _whole(size: int) -> int:
+    """`size`, filled up to whole panels."""
+    return -(-size // _PANEL) * _PANEL
+
+
+def _space(size: int) -> _Floats:
+    """Memory for so many numbers, and for reading whole vectors at its end."""
+    return np.empty(size + _PANEL, np.float32)
+
+
+def _array(tensor: Tensor) -> _Floats:
+    array: _Floats = tensor.detach().contiguous().numpy()
+    return array
+
+
+def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
+    """Gains and biases, (2, C)."""
+    gain, bias = weights.get("gain", torch.ones(size)), weights.get("bias", torch.zeros(size))
+    return _array(torch.stack((gain, bias)))
+
+
+def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
+    """Linear maps of one input as one, in panels (N/32, C, 32); none where the model has none."""
+    if f"{names[0]}.weight" not in weights:
+        return _Map()
+    weight_NC, bias_N = _side_by_side(weights, *names)
+    outputs, inputs = weight_NC.shape
+    panels = weight_NC.view(-1, _PANEL, inputs).transpose(1, 2)
+    return _Map(inputs=inputs, outputs=outputs, matrix=_array(panels), bias=_array(bias_N))
+
+
+def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> tuple[Tensor, Tensor]:
+    """Linear maps of one input, (N, C) and (N), each filled up with zeros to whole panels."""
+    maps = [weights[f"{name}.weight"] for name in names]
+    bounds = np.cumsum([0, *(_whole(len(weight)) for weight in maps)])
+    weight_NC, bias_N = torch.zeros(bounds[-1], maps[0].size(1)), torch.zeros(bounds[-1])
+    for name, weight, start in zip(names, maps, bounds[:-1], strict=True):
+        weight_NC[start : start + len(weight)] = weight
+        if f"{name}.bias" in weights:
+            bias_N[start : start + len(weight)] = weights[f"{name}.bias"]
+    return weight_NC, bias_N

@@ -1,0 +1,260 @@
+"""The decoder in C gives the logits of the textbook pass, for every architecture."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from ctypes import CDLL
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnlm.base.settings import Setting
+from attnlm.compute.device import Device
+from attnlm.compute.native import library
+from attnlm.generation import native_decoder
+from attnlm.generation.decoders import Ids, SideBySide, new_decoder
+from attnlm.generation.native_decoder import NativeDecoder, NativeModel
+from attnlm.generation.sampling import SamplingConfig, generate
+from attnlm.model import textbook
+from attnlm.model.architecture import MODELS, architecture
+from attnlm.model.language_model import Transformer, build_model
+
+CPU = Device("cpu", "float32", "tests")
+V, BLOCK = 31, 12
+
+Settings = dict[str, Setting]
+PARTS: Settings = {"embed_dim": 20, "heads": 2, "block_size": BLOCK}
+
+WIDTHS: dict[str, tuple[str, ...]] = {
+    "the widest vectors": (),
+    "AVX2": ("-mno-avx512f",),
+    "SSE2": ("-mno-avx512f", "-mno-avx"),
+}
+
+
+@functools.cache
+def compiled(width: str = "the widest vectors") -> CDLL:
+    found = library("decoding.c", *WIDTHS[width])
+    if found is None:
+        pytest.skip(f"nothing can be compiled for {width}")
+    return found
+
+
+def a_model(model: str, settings: Settings, vocab_size: int = V) -> Transformer:
+    torch.manual_seed(4)
+    built = build_model(architecture(model, settings), vocab_size).eval()
+    assert isinstance(built, Transformer)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return built
+
+
+def sized(model: str) -> Settings:
+    """A small model of a preset."""
+    if model in ("average", "dot-product", "single-head"):
+        return {"embed_dim": 20, "block_size": BLOCK}
+    return {**PARTS, **({} if model in ("multi-head", "wide-head") else {"layers": 2})}
+
+
+VARIANTS: list[tuple[str, Settings]] = [
+    *((model, sized(model)) for model in MODELS if model != "bigram"),
+    ("single-head", {"embed_dim": 20, "head_size": 9, "block_size": BLOCK}),
+    ("multi-head", {**PARTS, "head_size": 7, "projection": True, "qkv_bias": True}),
+    ("multi-head", {**PARTS, "qkv_bias": True}),
+    ("transformer", {**PARTS, "head_size": 6, "layers": 3}),
+    ("transformer", {**PARTS, "tie_embeddings": True, "layers": 1}),
+    ("transformer", {**PARTS, "heads": 4, "head_size": 6, "kv_heads": 2}),
+    ("llama", {**PARTS, "heads": 4, "head_size": 2, "kv_heads": 1, "qkv_bias": True}),
+    ("llama", {**PARTS, "mlp": "none"}),
+    ("llama", {**PARTS, "mlp": "relu2", "mlp_width": 33, "norm_epsilon": 0.1}),
+    ("qwen3", {**PARTS, "norm": "none", "residual": False, "bias": True, "head_bias": True}),
+    ("gpt2", {**PARTS, "layers": 1, "mlp": "none"}),
+    ("gpt2", {**PARTS, "layers": 1, "mlp": "none", "positions": "none"}),
+    ("gpt2", {**PARTS, "norm": "none", "query_key_norm": True, "mlp": "swiglu"}),
+    ("gpt2", {**PARTS, "norm": "none", "layers": 1, "mlp": "none"}),
+    ("gpt2", {**PARTS, "norm": "none", "layers": 1, "mlp": "none", "positions": "none"}),
+    ("gpt2", {**PARTS, "bias": False, "projection": False, "residual": False}),
+    ("gpt2", {**PARTS, "projection": False, "norm_epsilon": 0.1}),
+    *(
+        ("transformer", {"embed_dim": 20, "block_size": BLOCK, "attention": kind, **more})
+        for kind in ("uniform", "parameter-free", "none")
+        for more in (
+            {"positions": "learned"},
+            {"positions": "none", "norm": "layer", "bias": True, "layers": 3, "mlp": "gelu"},
+            {"positions": "learned", "layers": 1, "residual": False},
+        )
+    ),
+    ("transformer", {**sized("average"), "attention": "uniform", "positions": "learned",
+                     "mlp": "none", "norm": "layer", "layers": 1, "bias": True}),
+]  # fmt: skip
+
+
+def expected_logits(model: Transformer, ids_BS: Ids) -> np.ndarray:
+    weights = {name: w.double() for name, w in model.state_dict().items()}
+    windows = torch.from_numpy(ids_BS)
+    rows = [textbook.forward(model.architecture, weights, ids)[-1] for ids in windows]
+    return torch.stack(rows).numpy()
+
+
+def assert_textbook(
+    model: Transformer, num_samples: int, steps: list[tuple[int, int]], found: CDLL
+) -> None:
+    """Windows of `total` tokens, of which `known` were there before."""
+    decoder = NativeDecoder(NativeModel(model, found), num_samples)
+    length = max(total for _, total in steps)
+    for known, total in steps:
+        if known == 0:
+            ids_BS = torch.randint(model.vocab_size, (num_samples, length)).numpy()
+        got_BV = decoder.logits(ids_BS[:, :total], known)
+        expected_BV = expected_logits(model, ids_BS[:, :total])
+        scale = max(1.0, float(np.abs(expected_BV).max()))
+        np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=2e-5, rtol=0)
+        assert expected_BV.std() > 0.01
+
+
+REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(("model", "settings"), VARIANTS, ids=str)
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_logits_are_the_textbooks(model: str, settings: Settings, num_samples: int) -> None:
+    assert_textbook(a_model(model, settings), num_samples, REFILLS, compiled())
+
+
+LONG = [(0, 70), (70, 71), (71, 79), (79, 80), (0, 80), (0, 40), (40, 41)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("num_samples", [1, 24])
+@pytest.mark.parametrize(("head_size", "vocab_size"), [
+    (1, 2), (2, 31), (3, 32), (5, 33), (8, 65), (15, 300), (16, 2), (17, 31), (24, 32), (32, 33),
+])  # fmt: skip
+def test_prompts_of_many_tokens_and_odd_sizes(
+    width: str, head_size: int, vocab_size: int, num_samples: int
+) -> None:
+    """More rows than go through the layers together, in each width of vectors."""
+    settings: Settings = {"embed_dim": 9, "heads": 3, "head_size": head_size, "block_size": 80}
+    odd = head_size % 2
+    shape: Settings = {"positions": "learned"} if odd else {"positions": "rotary"}
+    model = a_model("qwen3", {**settings, **shape, "kv_heads": 1, "layers": 2}, vocab_size)
+    assert_textbook(model, num_samples, LONG, compiled(width))
+    one_layer: Settings = {**settings, "projection": True, "qkv_bias": True}
+    model = a_model("multi-head", one_layer, vocab_size)
+    assert_textbook(model, num_samples, [(0, 65), (0, 80)], compiled(width))
+
+
+@pytest.mark.parametrize("head_size", range(1, 33))
+def test_every_size_of_a_head(head_size: int) -> None:
+    settings: Settings = {"embed_dim": 6, "head_size": head_size, "block_size": 18}
+    assert_textbook(a_model("single-head", settings), 2, [(0, 17), (17, 18)], compiled())
+
+
+def test_wide_models_and_large_vocabularies() -> None:
+    settings: Settings = {"embed_dim": 769, "heads": 1, "head_size": 2050, "block_size": 5}
+    model = a_model("transformer", {**settings, "layers": 1, "mlp_width": 3}, 50_257)
+    assert_textbook(model, 2, [(0, 3), (3, 4)], compiled())
+
+
+@pytest.mark.parametrize("largest", [1, 2**24])
+def test_tables_are_made_up_to_a_size(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
+    model = a_model("multi-head", {**PARTS, "qkv_bias": True})
+    assert bool(NativeModel(model, compiled()).laid.token_maps) == (largest > 1)
+    assert_textbook(model, 2, REFILLS, compiled())
+
+
+@pytest.mark.parametrize("factor", [30.0, 1e4])
+def test_large_scores_and_activations_do_not_overflow(factor: float) -> None:
+    for name, settings in VARIANTS[:10]:
+        model = a_model(name, settings)
+        with torch.no_grad():
+            for weights, parameter in model.named_parameters():
+                if any(part in weights for part in ("query", "gate", "up")):
+                    parameter.mul_(factor)
+        expected_BV = expected_logits(model, ids_BS := np.arange(BLOCK)[None])
+        got_BV = NativeDecoder(NativeModel(model, compiled()), 1).logits(ids_BS, 0)
+        scale = float(np.abs(expected_BV).max())
+        np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-3, rtol=0)
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    decoder = NativeDecoder(NativeModel(a_model("transformer", PARTS), compiled()), 1)
+    for wrong in (-1, V, 2**40):
+        with pytest.raises(IndexError):
+            decoder.logits(np.array([[0, wrong, 1]]), 0)
+
+
+@pytest.mark.parametrize("model", ["transformer", "gpt2", "multi-head", "average"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_sample_does_not_depend_on_the_others(
+    model: str, width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over 2,000 tokens, and divided among threads: the same logits to the last bit."""
+    monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: compiled(width))
+    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
+    built = a_model(model, {**sized(model), "embed_dim": 36, "block_size": 33})
+    assert isinstance(new_decoder(built, CPU, 64), SideBySide)
+
+    def drawn(count: int) -> Ids:
+        config = SamplingConfig(tokens=2000, num_samples=count, seed=8)
+        return np.stack(list(generate(built, [3, 1], config, CPU)))
+
+    one, eight, many = drawn(1), drawn(8), drawn(64)
+    assert np.array_equal(one, many[:, :1]) and np.array_equal(eight, many[:, :8])
+    assert len(set(map(tuple, many.T.tolist()))) == 64
+
+
+def test_rows_are_computed_alike_whatever_their_number() -> None:
+    for name, settings in VARIANTS:
+        native = NativeModel(a_model(name, settings), compiled())
+        ids_BS = torch.randint(V, (24, BLOCK)).numpy()
+        many = NativeDecoder(native, 24)
+        both = [many.logits(ids_BS[:, :10], 0), many.logits(ids_BS, 10)]
+        for count in (1, 2, 3, 5, 13):
+            few = NativeDecoder(native, count)
+            assert np.array_equal(few.logits(ids_BS[:count, :10], 0), both[0][:count])
+            assert np.array_equal(few.logits(ids_BS[:count], 10), both[1][:count])
+
+
+SANITIZED = """
+from attnlm.compute.native import library
+from tests import test_native_decoder as tests
+
+found = library("decoding.c", "-O1", "-g", "-fsanitize=address,undefined",
+                "-fno-sanitize-recover=all")
+assert found is not None
+for model, settings in tests.VARIANTS:
+    tests.assert_textbook(tests.a_model(model, settings), 3, tests.REFILLS, found)
+for size in (1, 2, 7, 16, 17, 32):
+    settings = {"embed_dim": 9, "heads": 2, "head_size": size, "block_size": 80}
+    for vocab_size in (2, 32, 33):
+        model = tests.a_model("multi-head", {**settings, "projection": True}, vocab_size)
+        tests.assert_textbook(model, 2, tests.LONG, found)
+print("clean")
+"""
+
+
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    compiled()
+    asked = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    if not Path(asked.stdout.strip()).is_absolute():
+        pytest.skip("the compiler has no libasan")
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED],
+        env={
+            **os.environ,
+            "LD_PRELOAD": asked.stdout.strip(),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "ATTNLM_CACHE_DIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]

@@ -1,0 +1,221 @@
+"""Compiled code: what compilers do wrong, and what is kept of what they make."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attnlm.base import caches
+from attnlm.compute import native
+from attnlm.compute.native import cache, library
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows compiles nothing")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of compiled code in a cache of its own."""
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "native"
+
+
+def anew(source: str, *flags: str, **constants: int) -> object:
+    """`library`, as a new process would call it."""
+    return library.__wrapped__(source, *flags, **constants)
+
+
+def compiled_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """What `library` finds where CC names a compiler made of this shell script, and PATH none."""
+    compiler = folder / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    tools = folder / "tools"
+    tools.mkdir()
+    for name in ("sh", "sleep", "as", "ld"):
+        if (found := shutil.which(name)) is not None:
+            (tools / name).symlink_to(found)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("GCC", shutil.which("gcc") or "")
+    monkeypatch.setenv("PATH", str(tools))
+    return anew("words.c")
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exit 1", "exit 0", 'while [ "$1" != -o ]; do shift; done; echo no > "$2"', "sleep 30 & wait"],
+)
+def test_a_compiler_that_makes_nothing_of_use_is_none(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.compute.native.build._LONGEST_COMPILATION", 0.5)
+    assert compiled_by(script, tmp_path, monkeypatch) is None
+
+
+def test_a_library_without_the_functions_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    script = f'''while [ "$1" != -o ]; do shift; done
+echo "int x;" | "$GCC" -shared -fPIC -B{Path(shutil.which("as") or "").parent} -x c - -o "$2"'''
+    assert compiled_by(script, tmp_path, monkeypatch) is None
+
+
+@pytest.mark.parametrize(("status", "is_found"), [(0, True), (1, False)])
+def test_what_a_compiler_leaves_that_fails_is_not_loaded(
+    status: int, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be cut short, and loading that ends the process."""
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    script = f'"$GCC" -B{Path(shutil.which("as") or "").parent} "$@"; exit {status}'
+    assert (compiled_by(script, tmp_path, monkeypatch) is not None) == is_found
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often the only compiler there is was called."""
+    found = shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        pytest.skip("there is no C compiler")
+    compiler, called = tmp_path / "counting", tmp_path / "called"
+    called.touch()
+    compiler.write_text(f'#!/bin/sh\necho >> {called}\nexec {found} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return lambda: len(called.read_text())
+
+
+OTHERS = """
+from attnlm.compute.native import library
+assert library("words.c") is not None
+"""
+
+
+def test_other_processes_load_what_one_has_compiled(
+    calls: Callable[[], int], empty_cache: Path
+) -> None:
+    both = [subprocess.Popen([sys.executable, "-c", OTHERS]) for _ in range(2)]
+    assert [process.wait(100) for process in both] == [0, 0]
+    compiled = calls()
+    assert 1 <= compiled <= 2 and len(list(empty_cache.iterdir())) == 1
+    subprocess.run([sys.executable, "-c", OTHERS], check=True, timeout=100)
+    assert calls() == compiled
+    assert anew("words.c", "-O1") is not None and calls() == compiled + 1
+    assert anew("words.c", A=1) is not None and calls() == compiled + 2
+
+
+def flip_a_byte(kept: Path) -> None:
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 2] ^= 1
+    kept.write_bytes(content)
+
+
+def truncate(kept: Path) -> None:
+    os.truncate(kept, kept.stat().st_size - 100)
+
+
+def empty(kept: Path) -> None:
+    os.truncate(kept, 0)
+
+
+def put_a_link(kept: Path) -> None:
+    kept.rename(kept.parent.parent / "elsewhere")
+    kept.symlink_to(kept.parent.parent / "elsewhere")
+
+
+def put_a_pipe(kept: Path) -> None:
+    kept.unlink()
+    os.mkfifo(kept)
+
+
+def let_others_write(kept: Path) -> None:
+    kept.chmod(0o666)
+
+
+@pytest.mark.parametrize(
+    "spoil", [flip_a_byte, truncate, empty, put_a_link, put_a_pipe, let_others_write]
+)
+def test_what_is_not_as_it_was_written_is_compiled_again(
+    spoil: Callable[[Path], None], calls: Callable[[], int], empty_cache: Path
+) -> None:
+    assert anew("words.c") is not None
+    (kept,) = empty_cache.iterdir()
+    spoil(kept)
+    assert anew("words.c") is not None and calls() == 2
+    assert kept.is_file() and not kept.is_symlink() and kept.stat().st_mode & 0o777 == 0o600
+    assert anew("words.c") is not None and calls() == 2
+    assert list(empty_cache.iterdir()) == [kept]
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(
+    calls: Callable[[], int], empty_cache: Path, tmp_path: Path
+) -> None:
+    assert anew("words.c") is not None
+    empty_cache.chmod(0o777)
+    assert anew("words.c") is not None and calls() == 2  # kept in the temporary folder
+    (tmp_path / f"attnlm-native-{os.getuid()}").chmod(0o777)
+    for expected in (3, 4):
+        assert anew("words.c") is not None and calls() == expected
+    assert not list(tmp_path.glob("attnlm-*/*.so"))
+
+
+def test_the_oldest_make_room(
+    calls: Callable[[], int], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert anew("words.c", A=1) is not None
+    (oldest,) = empty_cache.iterdir()
+    os.utime(oldest, (0, 0))
+    monkeypatch.setattr(cache, "_MOST_KEPT", int(2.5 * oldest.stat().st_size))
+    for number in (2, 3):
+        assert anew("words.c", A=number) is not None
+    assert len(list(empty_cache.iterdir())) == 2 and not oldest.exists()
+    assert anew("words.c", A=3) is not None and calls() == 3
+
+
+def test_a_library_is_kept_by_all_that_it_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, header, compiler = (tmp_path / name for name in ("a.c", "a.h", "compiler"))
+    for path in (source, header, compiler):
+        path.write_text("1")
+    keys = {cache.key([str(compiler)], source)}
+    assert keys == {cache.key([str(compiler)], source)}
+    keys.add(cache.key([str(compiler), "-O2"], source))
+    for path in (source, header, compiler):
+        path.write_text("10")
+        keys.add(cache.key([str(compiler)], source))
+    monkeypatch.setattr(cache, "_processor", lambda: ["another"])
+    keys.add(cache.key([str(compiler)], source))
+    assert len(keys) == 6
+
+
+def test_where_programs_may_be_loaded_from(
+    calls: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "may_load_from", lambda folder: False)
+    assert anew("words.c") is not None  # from the cache
+    monkeypatch.setattr(caches, "may_load_from", lambda folder: False)
+    assert anew("words.c") is None and calls() == 1
+
+
+def test_without_a_place_to_keep_it_code_is_compiled_each_time(
+    calls: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "may_load_from", lambda folder: False)
+    for expected in (1, 2):
+        assert anew("words.c") is not None and calls() == expected
+
+
+def test_a_broken_compiler_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = anew("words.c")
+    monkeypatch.setenv("CC", "false")
+    assert (anew("words.c") is None) == (before is None)
