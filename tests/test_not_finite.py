@@ -14,8 +14,7 @@ from attnlm.base.errors import NotFiniteError
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run, open_run
 from attnlm.see.heads import study_heads
-from tests.in_process import refused
-from tests.test_cli import fails
+from tests.command import fails
 
 COMMANDS = {
     "sample": ["sample", "run", "--tokens", "9"],
@@ -66,7 +65,7 @@ def test_every_command_refuses_alike(
         pytest.skip("a bigram has no attention")
     folder = folder_with(trained, name, number, tmp_path)
     error = NotFiniteError()
-    refused(*COMMANDS[command], cwd=folder, code=1, says=error.message, hints=error.hint)
+    fails(*COMMANDS[command], cwd=folder, code=1, says=error.message, hints=error.hint)
     assert not (folder / "page.html").exists()
 
 

@@ -18,8 +18,7 @@ from attnlm.generation.sampling import (
 )
 from attnlm.runs.run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
-from tests.in_process import refused
-from tests.test_cli import attnlm
+from tests.command import attnlm, fails
 from tests.test_see_attend import on_a_terminal
 
 
@@ -91,9 +90,7 @@ def test_lines_numbers_and_colours(trained: Path) -> None:
 
 def test_it_shows_one_text(trained: Path) -> None:
     for other in (["--num-samples", "2"], ["-i"]):
-        refused(
-            "sample", "--show-probs", *other, cwd=trained, code=2, says="--show-probs", hints=""
-        )
+        fails("sample", "--show-probs", *other, cwd=trained, code=2, says="--show-probs", hints="")
 
 
 def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:

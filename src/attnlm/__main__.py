@@ -14,7 +14,7 @@ def main() -> NoReturn:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _leave)
 
-    from attnlm.cli.commands import run_command
+    from attnlm.cli.app import run_command
     from attnlm.cli.exits import run_and_exit
 
     run_and_exit(run_command)

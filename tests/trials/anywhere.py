@@ -13,7 +13,8 @@ from pathlib import Path
 import attnlm
 from attnlm.base.folders import is_safe_name
 from attnlm.text.corpus import safe_name
-from tests.trials import commands, opening
+from tests import command
+from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
 _NAMES_PER_CASE = 200
@@ -89,7 +90,7 @@ def _three_commands(
         ["train", *_STEPS, *folders, *runs],
         ["sample", "--tokens", "9", "--prompt", "αβ", *runs],
     ):
-        done = commands.alone(arguments, place, env=env)
+        done = command.alone(arguments, place, env=env)
         if done.code != 0 or done.fault():
             return f"{arguments} ended with {done.code}: {done.stderr[-300:]}"
         if arguments[0] == "sample" and (done.stdout[:2] != "αβ" or len(done.stdout) != 11):
@@ -149,7 +150,7 @@ def _cache_cannot_be_written(folder: Path) -> str | None:
     blocked = folder / "blocked"
     blocked.touch()
     env = {"ATTNLM_CACHE_DIR": str(blocked / "cache")}
-    done = commands.alone(["train", *_STEPS[:2], "--name", "no-cache"], folder, env=env)
+    done = command.alone(["train", *_STEPS[:2], "--name", "no-cache"], folder, env=env)
     return done.fault() or (done.stderr if done.code else None)
 
 
@@ -159,7 +160,7 @@ def _folder_cannot_be_written(folder: Path) -> str | None:
         ["prepare", "fruits.txt", "--data-dir", "/dev/null/data"],
         ["train", *_STEPS, "--checkpoint-dir", "/dev/null/runs"],
     ):
-        done = commands.alone(arguments, folder)
+        done = command.alone(arguments, folder)
         if done.fault() or done.code != 1 or "/dev/null" not in done.stderr:
             return f"{arguments}: {done.code} {done.stderr}"
     return None
@@ -210,7 +211,7 @@ def _temporary(cases: int, seed: int, folder: Path) -> Tally:
         place, options = _TEMPORARY[kind]
         env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
         through = _mounting(folder / place, options) if options else []
-        done = commands.alone(_COMMANDS[name], folder, env=env, through=through)
+        done = command.alone(_COMMANDS[name], folder, env=env, through=through)
         chatter = "matplotlib" in done.stderr.lower()
         fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
         tally.count(fault, f"{name}, TMPDIR {kind}")
