@@ -16,9 +16,10 @@ from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import load_recipe, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.evaluate import validation_loss
-from attnlm.experiments.train import settle
-from attnlm.training.loop import Stepper, initial_state
+from attnlm.experiments.settle import settle
+from attnlm.training.state import initial_state
+from attnlm.training.step import Stepper
+from attnlm.training.validation import validation_loss
 from benchmarks import plain
 from benchmarks.table import Row, attnlm, in_turn, seconds_of
 

@@ -50,7 +50,7 @@ MUTATIONS = (
     _Mutation(
         "a file's size is not looked at",
         "base/files.py",
-        "status.st_size <= at_most:",
+        "size <= at_most:",
         "at_most:",
         "test_files.py",
     ),
@@ -113,7 +113,7 @@ MUTATIONS = (
     _Mutation(
         "a tokenizer's hash is not compared",
         "data/dataset.py",
-        'file_hash(path) != meta["tokenizer_sha256"]',
+        'digest != meta["tokenizer_sha256"]',
         "False",
         "test_dataset.py",
     ),
@@ -155,8 +155,8 @@ MUTATIONS = (
     _Mutation(
         "a full disk does not say where metrics were appended",
         "runs/json_lines.py",
-        "with files.naming(self.path), self.path.open(",
-        "with self.path.open(",
+        "with files.naming(self.path), files.open_regular(",
+        "with files.open_regular(",
         "test_training.py::test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step",
     ),
     _Mutation(
@@ -190,9 +190,16 @@ MUTATIONS = (
     _Mutation(
         "an exchange of folders that was broken off is not undone",
         "base/folders.py",
-        "            aside.rename(work.parent / aside.name)",
+        "            folder.rename(work.parent / folder.name)",
         "            pass",
         "test_preparation.py",
+    ),
+    _Mutation(
+        "leftovers that are links are followed",
+        "base/locks.py",
+        "about = path.lstat()",
+        "about = path.stat()",
+        "test_leftovers.py",
     ),
     _Mutation(
         "folders only seem to change places",

@@ -30,7 +30,7 @@ def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_pa
         cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()
         optimizer.step(step)
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, model, {"step": 2, "loss": 0.1}, optimizer)
+    save_checkpoint(path, model, {"step": 2, "loss": 0.1}, optimizer.state())
 
     loaded, facts, tensors = load_checkpoint(path, config.model, V)
     assert facts == {"step": 2, "loss": 0.1}

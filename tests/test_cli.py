@@ -274,7 +274,8 @@ def _last_step(run: Path) -> int:
 def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
     done = attnlm("sample", "small", "--prompt", "the ", "--tokens", "20", cwd=project)
     assert done.stdout.startswith("the ") and len(done.stdout) == 24
-    assert "seed" in done.stderr and "tokens/s" in done.stderr
+    read = r"small, step \d+, validation loss \d\.\d{4} \(best\) on cpu, temperature 1, seed \d+\n"
+    assert re.match(read, done.stderr) and "tokens/s" in done.stderr
     piped = attnlm("sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog ")
     assert piped.stdout == "dog "
     (project / "prompt.txt").write_text("fox ")
@@ -288,6 +289,7 @@ def test_sample_as_json_and_in_numbers(project: Path) -> None:
     facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
     assert facts["texts"] == [facts["text"]]
+    assert facts["checkpoint"] == "best" and facts["step"] > 0
     several = json.loads(attnlm("sample", *flags, "--num-samples", "3", cwd=project).stdout)
     assert [len(text) for text in several["texts"]] == [9, 9, 9]
     assert several["texts"][0] == several["text"] == facts["text"]

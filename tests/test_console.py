@@ -15,7 +15,7 @@ from attnlm.base.settings import Setting
 from attnlm.cli import console, displays, exits
 from attnlm.config.settings import resolve
 from attnlm.runs.ticker import Moment
-from attnlm.training.loop import Evaluated, Stepped
+from attnlm.training.events import Evaluated, Stepped
 
 
 class Terminal(io.StringIO):

@@ -18,7 +18,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves
 from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
-from attnlm.training.loop import Evaluated, Finished, Started
+from attnlm.training.events import Evaluated, Finished, Started
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL: dict[str, Any] = {

@@ -20,9 +20,9 @@ from attnlm.base.signals import Interrupted
 from attnlm.config.settings import RUNGS
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.ladder import Ladder, LadderStarted, Plan, climb, read_plan
-from attnlm.runs.run import open_run
+from attnlm.runs.open_run import open_run
 from attnlm.see.ladder_page import explained, write_ladder
-from attnlm.training.loop import Evaluated, Started
+from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))

@@ -12,7 +12,8 @@ import torch
 import attnlm
 from attnlm.base.errors import NotFiniteError
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.open_run import open_run
+from attnlm.runs.run import Run
 from attnlm.see.heads import study_heads
 from tests.command import fails
 

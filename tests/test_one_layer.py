@@ -23,9 +23,9 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import COMPILATION
 from attnlm.config.settings import resolve
 from attnlm.experiments import evaluate as evaluation
-from attnlm.experiments.evaluate import validation_loss
 from attnlm.model import kernels
 from attnlm.model.attention import SelfAttention
+from attnlm.training.validation import validation_loss
 
 V, B, T = 11, 4, 5
 CPU = Device("cpu", "float32", "")
@@ -177,7 +177,7 @@ def test_validation_loss_is_the_same_in_this_form(
 ) -> None:
     """Over whole batches, windows that fill none, and a last window that is shorter."""
     model = a_model(model="multi-head", embed_dim=6, heads=3, qkv_bias=True).float()
-    monkeypatch.setitem(evaluation._TOKENS_AT_ONCE, "cpu", 4 * T)
+    monkeypatch.setitem(memory._TOKENS_AT_ONCE, "cpu", 4 * T)
     tokens = torch.randint(V, (4 * T * 3 + 2 * T + 3,)).numpy().astype(np.uint16)
     loss = validation_loss(model, tokens, CPU, bytes_per_token=1, compile=compile).loss
     with monkeypatch.context() as patch:

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from attnlm.model.models import build_model
 from torch import nn
 
 from attnlm.config.settings import Config, Setting, resolve
-from attnlm.model.models import build_model
-from attnlm.training.optimizer import Optimizer, learning_rate_factor, orthogonalize
+from attnlm.training.optimizer import Optimizer, orthogonalize
+from attnlm.training.schedule import learning_rate_factor
 
 
 def factors(**settings: Setting) -> list[float]:

@@ -16,15 +16,8 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.config.settings import RUNGS, Setting, resolve
 from attnlm.generation.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, new_decoder
-from attnlm.generation.sampling import (
-    Probabilities,
-    SamplingConfig,
-    Uniforms,
-    draw,
-    generate,
-    next_token_probabilities,
-    window_start,
-)
+from attnlm.generation.next_token import Probabilities, Uniforms, draw, next_token_probabilities
+from attnlm.generation.sampling import SamplingConfig, generate, window_start
 
 CPU = Device("cpu", "float32", "tests")
 V, BLOCK = 31, 12

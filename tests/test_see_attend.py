@@ -14,7 +14,7 @@ import pytest
 import torch
 from attnlm.model.explicit import explicit_pass
 
-from attnlm.runs.run import load_model, open_run
+from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture

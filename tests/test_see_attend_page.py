@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm.runs.run import open_run
+from attnlm.runs.open_run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import attention_page
 from attnlm.see.next_tokens import CANDIDATES

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.generation.sampling import (
-    Sampler,
-    SamplingConfig,
-    load_sampler,
-    next_token_probabilities,
-)
-from attnlm.runs.run import open_run
+from attnlm.generation.next_token import next_token_probabilities
+from attnlm.generation.sampling import Sampler, SamplingConfig, load_sampler
+from attnlm.runs.open_run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
 from tests.command import attnlm, fails
 from tests.test_see_attend import on_a_terminal

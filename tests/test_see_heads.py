@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.experiments.evaluate import validation_loss
 from attnlm.model.attention import SelfAttention
-from attnlm.runs.run import load_model, open_dataset_of, open_run
+from attnlm.runs.open_run import load_model, open_dataset_of, open_run
 from attnlm.see.heads import (
     PATTERNS,
     THRESHOLDS,
@@ -24,6 +23,7 @@ from attnlm.see.heads import (
     word_starts,
 )
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
+from attnlm.training.validation import validation_loss
 from tests.command import attnlm, fails
 
 N, H, T, V = 3, 2, 11, 4

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from attnlm.config.settings import RUNGS
 from attnlm.model.explicit import explicit_pass
 from attnlm.model.models import Transformer
-from attnlm.runs.run import load_model, open_run
+
+from attnlm.config.settings import RUNGS
+from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.lens import logit_lens
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])

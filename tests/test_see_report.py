@@ -21,7 +21,8 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.cli.app import run_command
 from attnlm.config.settings import RUNGS
-from attnlm.runs.run import Run, load_model, open_run
+from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.run import Run
 from attnlm.runs.ticker import Moment
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.film import previous_token_score, strip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch
 from attnlm.see.code import as_code
 
-from attnlm.runs.run import load_model, open_run
+from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.trace import in_words, trace
 from tests.command import attnlm, fails
 
@@ -83,7 +84,7 @@ def test_what_the_command_shows(trained: Path) -> None:
     shown = attnlm("trace", "the", "--run", "transformer", cwd=trained)
     for word in ("embedding", "layer 2 q", "scores", "mask", "−∞", "mlp", "logits", "next token"):
         assert word in shown.stdout
-    assert "transformer (best)" in shown.stderr
+    assert re.search(r"transformer, step \d+, validation loss \d\.\d{4} \(best\)", shown.stderr)
     code = attnlm("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
     assert code == as_code(open_run("transformer", checkpoint_dir=trained / "checkpoints"), "the")
     facts = json.loads(attnlm("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)

@@ -24,7 +24,7 @@ from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal
 from attnlm.training import loop as training
-from attnlm.training.loop import Evaluated
+from attnlm.training.events import Evaluated
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 CPU = choose_device("cpu")

@@ -24,11 +24,11 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import RUNGS, Setting, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.experiments.train import Pace, plan
+from attnlm.experiments.budget import Pace, plan
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
-from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -76,7 +76,8 @@ def assert_same_run(one: Run, other: Run) -> None:
     assert timeless(one) == timeless(other)
     assert ticker_bytes(one) == ticker_bytes(other)
     for file in ("last", "best"):
-        assert one.checkpoint(file).read_bytes() == other.checkpoint(file).read_bytes(), file
+        ours, theirs = (run.checkpoint(file).path.read_bytes() for run in (one, other))
+        assert ours == theirs, file
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -197,7 +198,7 @@ def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Pat
 
     def save_with(seconds: object) -> None:
         facts = {**state.facts(), "seconds": seconds}
-        save_checkpoint(older.last, state.model, facts, state.optimizer)
+        save_checkpoint(older.last, state.model, facts, state.optimizer.state())
 
     for wrong in ("long", math.nan):
         save_with(wrong)
@@ -207,6 +208,56 @@ def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Pat
     resumed = attnlm.train(resume=older.path)
     assert resumed.metrics()[1]["seconds"] < 500 < resumed.metrics()[2]["seconds"]
     assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "which", "read"),
+    [
+        ({}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({}, 3, "best", "step 0, validation loss {:.4f} (best)"),
+        ({}, 7, "auto", "step 5, validation loss {:.4f} (best)"),
+        ({}, 7, "last", "step 7, no evaluation recorded (last)"),
+        ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({"learning_rate": 100.0}, 7, "auto", "step 0, validation loss {:.4f} (best)"),
+    ],
+)
+def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
+    settings: dict[str, Any],
+    stop: int,
+    which: str,
+    read: str,
+    trained: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best of a training that was stopped early may be of step 0, or not be there."""
+    original = Optimizer.step
+
+    def step(self: Optimizer, number: int) -> None:
+        original(self, number)
+        if number == stop - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(Interrupted):
+        trained(model="bigram", name="stopped", **settings)
+    run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    losses = {record["step"]: record["val_loss"] for record in run.metrics()}
+    chosen = run.checkpoint(which)
+    assert str(chosen) == read.format(losses.get(chosen.step))
+    texts = [
+        "".join(attnlm.sample(run, tokens=20, seed=1, device="cpu", checkpoint=asked))
+        for asked in (which, chosen.which)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_last_checkpoint_that_was_evaluated_says_its_loss(trained: Any) -> None:
+    run = trained(learning_rate=100.0)
+    loss = run.metrics()[-1]["val_loss"]
+    assert str(run.checkpoint("last")) == f"step 12, validation loss {loss:.4f} (last)"
+    (run.path / "metrics.jsonl").write_text("{}\n" * 3)  # damaged: not what is asked for
+    assert str(run.checkpoint("last")) == "step 12, no evaluation recorded (last)"
 
 
 def test_a_second_signal_within_a_step_saves_nothing(
@@ -260,6 +311,36 @@ def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None
 
     trained(name="taken", on_event=another)
     assert len(refusals) == 4
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symlinks need a privilege")
+def test_folders_that_the_user_keeps_elsewhere_work_through_links(
+    trained: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("disk")
+    run = trained(name="mine")
+    run.path.resolve().rename(tmp_path / "elsewhere")
+    run.path.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "elsewhere" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    attnlm.train(resume="mine", checkpoint_dir=tmp_path / "checkpoints", steps=14)
+    assert attnlm.open_run(tmp_path / "elsewhere").metrics()[-1]["step"] == 14
+    opened = attnlm.open_run("mine", checkpoint_dir=tmp_path / "checkpoints")
+    assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "metrics.jsonl", "ticker.jsonl", "last.safetensors"],
+)
+def test_a_pipe_in_the_place_of_a_runs_file_is_told_by_its_name(name: str, trained: Any) -> None:
+    path = trained().path
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(AttnlmError, match=f"can't read .*{name}: it is a named pipe"):
+        attnlm.train(resume=path, steps=14)
 
 
 def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:

@@ -25,6 +25,9 @@ Nothing is printed. What happens is reported to `on_event`, a function of one ar
 reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished; `on_event=print`
 shows them. Errors are AttnlmError, with a `message` and a `hint`; UsageError is one whose cause is
 invalid arguments.
+
+The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
+before PyTorch is imported, as the command does: threads that wait for each other then sleep.
 """
 
 from __future__ import annotations
@@ -37,30 +40,32 @@ if TYPE_CHECKING:
     from attnlm.base.events import Note, Progress
     from attnlm.data.dataset import Dataset, open_dataset
     from attnlm.data.prepare import prepare
-    from attnlm.experiments.evaluate import Evaluation, evaluate
+    from attnlm.experiments.evaluate import evaluate
     from attnlm.experiments.train import train
     from attnlm.generation.sampling import sample, samples
-    from attnlm.runs.run import Run, load_model, open_run
-    from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+    from attnlm.runs.open_run import load_model, open_run
+    from attnlm.runs.run import Run
+    from attnlm.training.events import Evaluated, Finished, Started, Stepped
+    from attnlm.training.validation import Evaluation
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AttnlmError": "base.errors",
     "Dataset": "data.dataset",
-    "Evaluated": "training.loop",
-    "Evaluation": "experiments.evaluate",
-    "Finished": "training.loop",
+    "Evaluated": "training.events",
+    "Evaluation": "training.validation",
+    "Finished": "training.events",
     "Note": "base.events",
     "Progress": "base.events",
     "Run": "runs.run",
-    "Started": "training.loop",
-    "Stepped": "training.loop",
+    "Started": "training.events",
+    "Stepped": "training.events",
     "UsageError": "base.errors",
     "evaluate": "experiments.evaluate",
-    "load_model": "runs.run",
+    "load_model": "runs.open_run",
     "open_dataset": "data.dataset",
-    "open_run": "runs.run",
+    "open_run": "runs.open_run",
     "prepare": "data.prepare",
     "sample": "generation.sampling",
     "samples": "generation.sampling",

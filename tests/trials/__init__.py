@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.trials import (
     anywhere,
+    clock,
     damage,
     disk,
     hostile,
@@ -15,6 +16,7 @@ from tests.trials import (
     memory,
     network,
     numbers,
+    places,
     resume,
     signals,
     two,
@@ -34,6 +36,8 @@ _ALL: list[Trial] = [
     anywhere.TEMPORARY,
     damage.TRIAL,
     hostile.TRIAL,
+    clock.TRIAL,
+    places.TRIAL,
     input.TRIAL,
     network.TRIAL,
 ]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attnlm
-from attnlm.base.folders import is_safe_name
+from attnlm.base.names import is_safe_name
 from attnlm.text.corpus import safe_name
-from tests import command
+from tests import command as commands
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
@@ -90,7 +90,7 @@ def _three_commands(
         ["train", *_STEPS, *folders, *runs],
         ["sample", "--tokens", "9", "--prompt", "αβ", *runs],
     ):
-        done = command.alone(arguments, place, env=env)
+        done = commands.alone(arguments, place, env=env)
         if done.code != 0 or done.fault():
             return f"{arguments} ended with {done.code}: {done.stderr[-300:]}"
         if arguments[0] == "sample" and (done.stdout[:2] != "αβ" or len(done.stdout) != 11):
@@ -150,7 +150,7 @@ def _cache_cannot_be_written(folder: Path) -> str | None:
     blocked = folder / "blocked"
     blocked.touch()
     env = {"ATTNLM_CACHE_DIR": str(blocked / "cache")}
-    done = command.alone(["train", *_STEPS[:2], "--name", "no-cache"], folder, env=env)
+    done = commands.alone(["train", *_STEPS[:2], "--name", "no-cache"], folder, env=env)
     return done.fault() or (done.stderr if done.code else None)
 
 
@@ -160,7 +160,7 @@ def _folder_cannot_be_written(folder: Path) -> str | None:
         ["prepare", "fruits.txt", "--data-dir", "/dev/null/data"],
         ["train", *_STEPS, "--checkpoint-dir", "/dev/null/runs"],
     ):
-        done = command.alone(arguments, folder)
+        done = commands.alone(arguments, folder)
         if done.fault() or done.code != 1 or "/dev/null" not in done.stderr:
             return f"{arguments}: {done.code} {done.stderr}"
     return None
@@ -206,12 +206,12 @@ def _temporary(cases: int, seed: int, folder: Path) -> Tally:
     opening.make_all(folder)
     (folder / "file").touch()
     (folder / "mounted").mkdir()
-    pairs = [(kind, name) for kind in _TEMPORARY for name in _COMMANDS]
+    pairs = [(kind, name) for kind in _TEMPORARY for name in COMMANDS]
     for kind, name in random.Random(seed).sample(pairs, min(cases, len(pairs))):
         place, options = _TEMPORARY[kind]
         env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
         through = _mounting(folder / place, options) if options else []
-        done = command.alone(_COMMANDS[name], folder, env=env, through=through)
+        done = commands.alone(COMMANDS[name], folder, env=env, through=through)
         chatter = "matplotlib" in done.stderr.lower()
         fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
         tally.count(fault, f"{name}, TMPDIR {kind}")
@@ -220,7 +220,9 @@ def _temporary(cases: int, seed: int, folder: Path) -> Tally:
 
 def _mounting(place: Path, options: str) -> list[str]:
     """What runs a command that alone sees an empty folder there, mounted with these options."""
-    script = 'mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"'
+    # A page is what "size=4k" has; after this it has none.
+    script = """mount -t tmpfs -o "$1" none "$2" || exit 1
+        [ "$1" != size=4k ] || head -c 4096 /dev/zero >"$2/full"; shift 2; exec "$@\""""
     return ["unshare", "--mount", "sh", "-c", script, "sh", options, str(place)]
 
 
@@ -236,9 +238,11 @@ _TEMPORARY = {
     "missing": ("nowhere", ""),
     "a file": ("file", ""),
     "read-only": ("mounted", "ro"),
+    "without room": ("mounted", "size=4k"),
+    "without room for a name": ("mounted", "nr_inodes=1"),
     "noexec": ("mounted", "noexec"),
 }
-_COMMANDS = {
+COMMANDS = {
     "prepare": ["prepare", "fruits.txt", "--tokenizer", "bpe:280", "--force"],
     "train": ["train", opening.CHAR, *_STEPS],
     "sample": ["sample", opening.RUN, "--tokens", "25000"],  # so many that C is worth compiling
@@ -261,9 +265,9 @@ TRIAL = Trial(
 )
 TEMPORARY = Trial(
     "temporary",
-    "TMPDIR missing, a file, read-only or noexec, and no home: every command works, in silence",
+    "TMPDIR missing, a file, read-only, full or noexec, no home: every command works, in silence",
     short=1,
-    full=len(_TEMPORARY) * len(_COMMANDS),
+    full=len(_TEMPORARY) * len(COMMANDS),
     run=_temporary,
     skip=_cannot_mount,
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 import attnlm
 from attnlm.base.events import Progress
 from attnlm.config.settings import RUNGS, flag, setting_names
-from tests import command
+from tests import command as commands
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
@@ -41,12 +41,12 @@ def _input(cases: int, seed: int, folder: Path) -> Tally:
         for case in range(cases):
             with _folder(folder) as place:
                 arguments, stdin = generator.choice(_COMMANDS)(place, generator)
-                done = command.here(arguments, stdin)
+                done = commands.here(arguments, stdin)
                 fault = done.fault() or _checked(done, arguments)
                 tally.count(fault, f"{arguments} {stdin[:40]!r}")
                 if case % _PER_PROCESS == 0 and _can_be_typed(arguments):
                     shutil.rmtree(place / "data", ignore_errors=True)
-                    alone = command.alone(arguments, Path.cwd(), stdin)
+                    alone = commands.alone(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
                     if fault is None and alone.code != done.code:
                         fault = f"exit code {alone.code} by itself, {done.code} here"
@@ -232,7 +232,7 @@ _COMMANDS = (
 )
 
 
-def _checked(done: command.Done, arguments: list[str]) -> str | None:
+def _checked(done: commands.Done, arguments: list[str]) -> str | None:
     """Whether a text that was prepared is the text that was given."""
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None
@@ -262,7 +262,7 @@ def _prepared(content: bytes, code: int, says: str, *flags: str) -> Callable[[Pa
     def run(place: Path) -> str | None:
         path = place / "text.txt"
         path.write_bytes(content)
-        done = command.here(["prepare", str(path), "--data-dir", str(place / "data"), *flags])
+        done = commands.here(["prepare", str(path), "--data-dir", str(place / "data"), *flags])
         if fault := done.fault():
             return fault
         if done.code != code or says not in done.stderr:
@@ -289,10 +289,10 @@ def _block_size(place: Path) -> str | None:
     """A window and its targets just fit into the smaller split, or just do not."""
     (place / "text.txt").write_text("abcdefghij" * 10)
     data = ["--data-dir", str(place / "data")]
-    command.here(["prepare", str(place / "text.txt"), *data])
+    commands.here(["prepare", str(place / "text.txt"), *data])
     for size, code in ((8, 0), (9, 0), (10, 1), (11, 1)):  # of ten tokens to validate
         flags = ["--steps", "1", "--threads", "1", "--checkpoint-dir", str(place / "runs")]
-        done = command.here(["train", *data, *flags, "--block-size", str(size)])
+        done = commands.here(["train", *data, *flags, "--block-size", str(size)])
         if done.fault() or done.code != code or (code and "--block-size 9" not in done.stderr):
             return f"--block-size {size}: {done.code} {done.stderr}"
     return None
@@ -303,7 +303,7 @@ def _pipe(place: Path) -> str | None:
     content = b"the cat sat on the mat.\n" * 99
     writer = threading.Thread(target=(place / "pipe").write_bytes, args=(content,))
     writer.start()
-    done = command.here(["prepare", str(place / "pipe"), "--data-dir", str(place / "data")])
+    done = commands.here(["prepare", str(place / "pipe"), "--data-dir", str(place / "data")])
     writer.join()
     (place / "text.txt").write_bytes(content)
     return (
@@ -316,7 +316,7 @@ def _pipe(place: Path) -> str | None:
 def _no_text(place: Path) -> str | None:
     (place / "folder" / "empty").mkdir(parents=True)
     (place / "folder" / "picture").write_bytes(bytes(range(256)))
-    done = command.here(["prepare", str(place / "folder"), "--data-dir", str(place / "data")])
+    done = commands.here(["prepare", str(place / "folder"), "--data-dir", str(place / "data")])
     return done.fault() or (
         None if done.code == 1 and "no utf-8 text" in done.stderr else done.stderr
     )
@@ -344,7 +344,7 @@ def _unreadable(place: Path) -> str | None:
     path.chmod(0)
     if os.access(path, os.R_OK):
         return None  # root may read all
-    done = command.here(["prepare", str(path), "--data-dir", str(place / "data")])
+    done = commands.here(["prepare", str(path), "--data-dir", str(place / "data")])
     return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
 
 

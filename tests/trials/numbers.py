@@ -13,7 +13,7 @@ import torch
 
 import attnlm
 from attnlm.config.settings import RUNGS
-from attnlm.training.loop import Stepper
+from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, settings_of
 from tests.trials.trial import Tally, Trial
@@ -116,7 +116,7 @@ def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:
     if f"{run.last} keeps step {saved}" not in error.hint:
         return f"the checkpoint of step {saved} is not in {error.hint!r}"
     for which in ("best", "last"):
-        for name, tensor in load_file(str(run.checkpoint(which))).items():
+        for name, tensor in load_file(str(run.checkpoint(which).path)).items():
             if not tensor.isfinite().all():
                 return f"{name} in {which} is not finite"
     return None

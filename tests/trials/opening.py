@@ -11,8 +11,8 @@ from typing import Any
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
-from attnlm.runs.run import open_run
-from attnlm.training.loop import saved_state
+from attnlm.runs.open_run import open_run
+from attnlm.training.state import saved_state
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SETTINGS: dict[str, Any] = {

@@ -9,11 +9,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from attnlm.model.one_layer import compiled_parts
+
 import attnlm
 from attnlm.config.settings import RUNGS, resolve
 from attnlm.experiments.train import _has_compiler
-from attnlm.model.one_layer import compiled_parts
-from attnlm.training.loop import Stepper
+from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial

@@ -12,7 +12,8 @@ from typing import Any
 import attnlm
 from attnlm.base import folders
 from attnlm.base.errors import AttnlmError
-from attnlm.training.loop import Evaluated, Stepper
+from attnlm.training.events import Evaluated
+from attnlm.training.step import Stepper
 from tests.trials.children import before_each_event, in_child
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
 

@@ -57,7 +57,7 @@ def same_run(one: Run, other: Run) -> str | None:
     if tickers[0] != tickers[1]:
         return "another ticker"
     for which in ("best", "last"):
-        ours, theirs = (run.checkpoint(which) for run in (one, other))
+        ours, theirs = (run.checkpoint(which).path for run in (one, other))
         if facts_of(ours) != facts_of(theirs):
             return f"other facts in {which}"
         if ours.read_bytes() != theirs.read_bytes():

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import attnlm
-from attnlm.training.loop import Evaluated
+from attnlm.training.events import Evaluated
 from tests.trials.children import Child, in_child, in_own_process
 from tests.trials.small import TEXT, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial

@@ -41,7 +41,7 @@ def code_folder() -> Path:
                 return folder.absolute()
     raise AttnlmError(
         "compiled code needs a folder that is yours alone and that programs may be loaded from",
-        "let TORCHINDUCTOR_CACHE_DIR name one, or give --compile off",
+        "let TORCHINDUCTOR_CACHE_DIR name one, or give `compile` off",
     )
 
 

@@ -23,7 +23,7 @@ class NotFiniteError(AttnlmError):
     def __init__(self) -> None:
         super().__init__(
             "the model's numbers are not finite: its weights are NaN, infinite or far too large",
-            "try the run's other checkpoint: --checkpoint best or last",
+            "try the run's other checkpoint: `checkpoint` best or last",
         )
 
 

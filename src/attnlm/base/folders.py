@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import shlex
 import shutil
 import sys
 import tempfile
@@ -14,45 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnlm.base import files
+from attnlm.base.commands import KINDS, how_to_make
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.locks import clear, locked, locked_new
+from attnlm.base.locks import clear, is_ours, locked, locked_new
+from attnlm.base.names import LATEST, is_safe_name, latest_name
 from attnlm.base.suggestions import suggestion
 
-_LATEST = "latest"
 _WORKSPACE, _ASIDE = ".unfinished-", "old-"
-_LONGEST_LATEST = 2**10  # bytes
-_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_NAMED = 5
-# Of each kind of folder: a file that it has, the folder that it lies in by default, the flag that
-# names another, and how one is made.
-_KINDS = {
-    "run": ("config.json", "checkpoints", "--checkpoint-dir", "train one: attnlm train"),
-    "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "begin one: attnlm ladder"),
-    "data set": ("meta.json", "data", "--data-dir", "prepare one: attnlm prepare"),
-}
-_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-
-
-def is_safe_name(name: str) -> bool:
-    """Whether every system takes this as a file's name, and we do not need it ourselves."""
-    return (
-        0 < len(name.encode(errors="replace")) <= 120
-        and name.lower() != _LATEST
-        and name.isprintable()
-        and not name.startswith((".", "-", " "))
-        and not name.endswith((".", " "))
-        and not _FORBIDDEN.search(name)
-        and not _RESERVED.fullmatch(name)
-    )
-
-
-def check_name(name: str, flag: str) -> None:
-    """Raises UsageError where a name that the user chose can't be a folder's."""
-    if not is_safe_name(name):
-        raise UsageError(
-            f"{flag} {name!r} can't be a folder's name on every system",
-            "use letters, digits, - and _; 'latest' is taken",
-        )
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
@@ -88,15 +55,10 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def write_latest(parent: Path, name: str) -> None:
-    """Records which folder below `parent` was made last."""
-    files.write_bytes(parent / _LATEST, f"{name}\n".encode())
-
-
 def _latest(parent: Path, kind: str) -> Path:
-    if not (parent / _LATEST).exists():
+    if not (parent / LATEST).exists():
         raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
-    name = _latest_name(parent)
+    name = latest_name(parent)
     if not is_safe_name(name) or not (parent / name).is_dir():
         names = _names(parent, kind)
         raise AttnlmError(
@@ -106,10 +68,6 @@ def _latest(parent: Path, kind: str) -> Path:
     return parent / name
 
 
-def _latest_name(parent: Path) -> str:
-    return files.read_bytes(parent / _LATEST, _LONGEST_LATEST).decode(errors="replace").strip()
-
-
 def _names(parent: Path, kind: str) -> list[str]:
     """Of the folders of that kind below `parent`, the newest first."""
     made = []
@@ -117,46 +75,8 @@ def _names(parent: Path, kind: str) -> list[str]:
         for path in parent.iterdir():
             with contextlib.suppress(OSError):
                 if is_safe_name(path.name):
-                    made.append(((path / _KINDS[kind][0]).stat().st_mtime_ns, path.name))
+                    made.append(((path / KINDS[kind][0]).stat().st_mtime_ns, path.name))
     return [name for _, name in sorted(made, reverse=True)]
-
-
-def how_to_make(kind: str, parent: Path) -> str:
-    """A hint at how to make the first folder of that kind in `parent`."""
-    return " ".join([_KINDS[kind][-1], *map(shlex.quote, elsewhere(parent, kind))])
-
-
-def elsewhere(parent: Path, kind: str = "run") -> list[str]:
-    """The flag that says that things of that kind lie in `parent`; none where that is the default.
-
-    `parent` is compared with the default folder as both are seen from the current one.
-    """
-    _, usual, flag, _ = _KINDS[kind]
-    return [] if parent.absolute() == Path(usual).absolute() else [flag, str(parent)]
-
-
-def command_for(
-    command: str, folder: Path, *flags: str, kind: str = "run", named: bool = False
-) -> str:
-    """A command about a run, ladder or data set, as one types it in the current folder.
-
-    The newest in the default folder has no name, unless `named` or where the command ends in a
-    flag that needs one.
-    """
-    words = command.split()
-    if not is_safe_name(folder.name):  # it can only be given by its path
-        return shlex.join([*words, str(folder), *flags])
-    place = elsewhere(folder.parent, kind)
-    if named or place or words[-1].startswith("--") or not _is_latest(folder):
-        words.append(folder.name)
-    return shlex.join([*words, *flags, *place])
-
-
-def _is_latest(folder: Path) -> bool:
-    try:
-        return _latest_name(folder.parent) == folder.name
-    except (AttnlmError, OSError):
-        return False
 
 
 @contextlib.contextmanager
@@ -168,7 +88,8 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as lock:
         try:
-            lock.enter_context(locked(path))
+            # The user may keep the folder elsewhere, and have a link to it here.
+            lock.enter_context(locked(Path(os.path.realpath(path))))
         except BlockingIOError:
             raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
         yield
@@ -188,15 +109,27 @@ def workspace(parent: Path) -> Iterator[Path]:
 
 def remove_leftovers(parent: Path) -> None:
     """Removes what killed processes left in `parent`, and undoes the replacement of a folder."""
-    files.remove_leftovers(parent, _LATEST)
+    files.remove_leftovers(parent, LATEST)
     clear(parent.glob(f"{_WORKSPACE}*"), _undo)
 
 
 def _undo(work: Path) -> None:
-    for aside in work.glob(f"{_ASIDE}*/*"):
-        if not os.path.lexists(work.parent / aside.name):
-            aside.rename(work.parent / aside.name)
+    """Brings back the folders that were set aside in `work`, and removes the rest.
+
+    Where one of them is a link, another user's, or not named as we name them, all is left alone.
+    """
+    asides = list(work.glob(f"{_ASIDE}*"))
+    folders = [folder for aside in asides if is_ours(aside) for folder in aside.iterdir()]
+    if not all(map(is_ours, asides)) or not all(map(_is_named_folder_of_ours, folders)):
+        return
+    for folder in folders:
+        if not os.path.lexists(work.parent / folder.name):
+            folder.rename(work.parent / folder.name)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _is_named_folder_of_ours(path: Path) -> bool:
+    return is_safe_name(path.name) and is_ours(path) and path.is_dir()
 
 
 def exchange(new: Path, target: Path) -> None:

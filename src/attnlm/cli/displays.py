@@ -104,7 +104,7 @@ class TrainingDisplay:
     _tell_time_at: float | None = None  # None before the first steps
 
     def __call__(self, event: object) -> None:
-        from attnlm.training.loop import Evaluated, Finished, Started, Stepped
+        from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
         if isinstance(event, Note):
             self._say(with_flags(event.text))

@@ -21,7 +21,7 @@ from attnlm.cli.options import (
 
 def evaluate(
     run: RunArgument = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     data: Annotated[
         str | None,
         typer.Option(show_default=False, help="another data set with the same tokenizer"),
@@ -34,18 +34,22 @@ def evaluate(
 ) -> None:
     """Measure a model's loss on the whole validation split."""
     from attnlm.experiments import evaluate as experiment
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     evaluation = experiment.evaluate(
         opened,
-        checkpoint=checkpoint,
+        checkpoint=chosen.which,
         data=data,
         device=device,
         data_dir=data_dir,
         verify=verify,
     )
-    console.say(f"{opened.name} ({checkpoint}), {evaluation.tokens:,} tokens predicted")
+    console.say(
+        f"{opened.name}, step {chosen.step} ({chosen.which}), "
+        f"{evaluation.tokens:,} tokens predicted"
+    )
     if json:
         console.result_json(
             {
@@ -53,6 +57,8 @@ def evaluate(
                 "bits_per_byte": evaluation.bits_per_byte,
                 "perplexity": evaluation.perplexity,
                 "tokens": evaluation.tokens,
+                "checkpoint": chosen.which,
+                "step": chosen.step,
             }
         )
     else:

@@ -1,10 +1,11 @@
 """From how a command ends to an exit code and at most two lines: no traceback reaches a user.
 
-0 done, 1 a problem, 2 invalid arguments, 130 and 143 stopped by a signal, 70 internal error.
+0 done, 1 a problem, 2 invalid arguments, 129, 130 and 143 stopped by a signal, 70 internal error.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -51,7 +52,7 @@ def leave(signum: int, frame: FrameType | None = None) -> None:
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in interruption.signals():
         signal.signal(signum, handler)
 
 
@@ -61,6 +62,7 @@ def _prepare_streams() -> None:
     sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
     sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
     sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    sys.stdout, sys.stderr = (_outliving(stream) for stream in (sys.stdout, sys.stderr))
     # Names of files need not be Unicode, and what is typed need not be UTF-8.
     for stream, errors in (
         (sys.stdin, "replace"),
@@ -71,8 +73,29 @@ def _prepare_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors=errors)
 
 
+class _Terminal(io.FileIO):
+    """A terminal that may be closed before we end: from then on, nowhere."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(content).nbytes
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    if not stream.isatty():
+        return stream
+    terminal = _Terminal(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     _on_signals(leave)  # a second one
+    if interruption.HANGUP is not None:  # of which there are several
+        signal.signal(interruption.HANGUP, signal.SIG_IGN)
     # Some code keeps every exception for itself, as PyTorch's beginning does.
     interruption.later(_PATIENCE, lambda: leave(signum))
     raise Interrupted(signum)

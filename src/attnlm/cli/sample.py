@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnlm.base.commands import command_for
 from attnlm.base.errors import UsageError
-from attnlm.base.folders import command_for
 from attnlm.base.readable import duration
 from attnlm.cli import console
 from attnlm.cli.displays import ChoiceDisplay
@@ -28,6 +28,7 @@ from attnlm.cli.talk import TEMPERATURE, talk
 
 if TYPE_CHECKING:
     from attnlm.generation.sampling import Sampler, SamplingConfig
+    from attnlm.runs.run import Checkpoint as ChosenCheckpoint
 
 
 def sample(
@@ -54,7 +55,7 @@ def sample(
         int | None, typer.Option(show_default=False, help="random seed; default: drawn")
     ] = None,
     num_samples: Annotated[int, typer.Option(help="texts to generate side by side")] = 1,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     show_probs: Annotated[
@@ -77,7 +78,7 @@ def sample(
         drawn_seed,
         load_sampler,
     )
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
 
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
     if json and tokens > most:
@@ -94,15 +95,16 @@ def sample(
         seed=drawn_seed() if seed is None else seed,
     )
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    chosen = opened.checkpoint(checkpoint)
+    sampler = load_sampler(opened, checkpoint=chosen.which, device=device)
     console.say(
-        f"{opened.name} ({checkpoint}) on {sampler.device.name}, "
+        f"{opened.name}, {chosen} on {sampler.device.name}, "
         f"temperature {temperature:g}, seed {config.seed}"
     )
     if interactive:
         talk(sampler, text, config)
     else:
-        _generate(sampler, text, config, json, show_probs)
+        _generate(sampler, text, config, chosen, json, show_probs)
         console.say_next(command_for("attnlm report", opened.path))
 
 
@@ -132,7 +134,12 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 
 def _generate(
-    sampler: Sampler, prompt: str, config: SamplingConfig, json: bool, show_probs: bool
+    sampler: Sampler,
+    prompt: str,
+    config: SamplingConfig,
+    chosen: ChosenCheckpoint,
+    json: bool,
+    show_probs: bool,
 ) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
@@ -154,9 +161,18 @@ def _generate(
     count = config.tokens * config.num_samples
     speed = round(count / seconds) if seconds else 0
     if json:
-        facts = {"tokens": count, "seconds": round(seconds, 3), "tokens_per_second": speed}
         console.result_json(
-            {"text": texts[0], "texts": texts, **more, **facts, "seed": config.seed}
+            {
+                "text": texts[0],
+                "texts": texts,
+                **more,
+                "tokens": count,
+                "seconds": round(seconds, 3),
+                "tokens_per_second": speed,
+                "seed": config.seed,
+                "checkpoint": chosen.which,
+                "step": chosen.step,
+            }
         )
     elif not show_probs:  # which ends on a line of its own
         if sys.stdout.isatty():

@@ -39,22 +39,23 @@ def attend(
             "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
         ),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
     """Show what each head attends to in a text."""
     drawn = _drawing(output) if output is not None else None
 
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see import attend as see
 
     text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    attention = see.attend(opened, text, checkpoint=checkpoint)
+    chosen = opened.checkpoint(checkpoint)
+    attention = see.attend(opened, text, checkpoint=chosen.which)
     layers, heads, length, _ = attention.weights.shape
     console.say(
-        f"{opened.name} ({checkpoint}): {attention.model}, layers {layers}, heads {heads}; "
+        f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
     if output is not None and drawn is not None:
@@ -118,7 +119,7 @@ def trace(
     as_code: Annotated[
         bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
     ] = False,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
@@ -126,17 +127,18 @@ def trace(
     if as_code and json:
         raise UsageError("--as-code and --json exclude each other", "give one of them")
 
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see import trace as see
     from attnlm.see.script import as_script
 
     text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
+    chosen = opened.checkpoint(checkpoint)
+    console.say(f"{opened.name}, {chosen}: {opened.config.model.model}")
     if as_code:
-        console.write(as_script(opened, text, checkpoint=checkpoint))
+        console.write(as_script(opened, text, checkpoint=chosen.which))
         return
-    traced = see.trace(opened, text, checkpoint=checkpoint)
+    traced = see.trace(opened, text, checkpoint=chosen.which)
     if json:
         console.result_json(traced.facts())
     else:
@@ -156,31 +158,33 @@ def heads(
             show_default=False, help="text file to measure on; default: the validation split"
         ),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
 ) -> None:
     """Score and name attention heads by what they attend to."""
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see import heads as see
 
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     display = PreparationDisplay()
     with contextlib.closing(display):
         report = see.study_heads(
-            open_run(run, checkpoint_dir=checkpoint_dir),
+            opened,
             windows=windows,
             ablate=ablate,
             text=text,
-            checkpoint=checkpoint,
+            checkpoint=chosen.which,
             device=device,
             data_dir=data_dir,
             on_event=display,
         )
     loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
     console.say(
-        f"{report.run} ({checkpoint}), measured over {report.windows} windows of "
+        f"{report.run}, {chosen}, measured over {report.windows} windows of "
         f"{report.window} tokens{loss}"
     )
     if json:
@@ -212,7 +216,7 @@ def report(
         int, typer.Option(help="how many windows of the validation split to score heads on")
     ] = 16,
     ablate: Ablate = False,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
@@ -223,11 +227,12 @@ def report(
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
 
-    from attnlm.runs.run import open_run
+    from attnlm.runs.open_run import open_run
     from attnlm.see.report import report as gather
     from attnlm.see.report_page import report_page
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     display = PreparationDisplay()
     with contextlib.closing(display):
         gathered = gather(
@@ -235,7 +240,7 @@ def report(
             text=text,
             windows=windows,
             ablate=ablate,
-            checkpoint=checkpoint,
+            checkpoint=chosen.which,
             device=device,
             data_dir=data_dir,
             on_event=display,
@@ -244,7 +249,7 @@ def report(
     files.write_bytes(page, report_page(gathered))
     best = gathered.best
     console.say(
-        f"{opened.name} ({checkpoint}): {best['val_loss']:.4f} nats per token, "
+        f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
         f"{best['bits_per_byte']:.3f} bits per byte; {console.with_flags(gathered.verdict)}"
     )
     if gathered.data_gone and opened.config.model.maps_per_layer:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from attnlm.base.commands import command_for
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import command_for
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import console
@@ -176,6 +176,13 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
 def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
     from attnlm.training.memory import estimate_memory
 
+    memory = estimate_memory(
+        run.config,
+        run.vocab_size,
+        run.parameters,
+        run.dataset["val_tokens"],
+        run.config.training.device,
+    )
     return {
         "run": str(run.path),
         "model": run.config.model.model,
@@ -186,5 +193,5 @@ def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
         "bits_per_byte": last["bits_per_byte"],
         "seconds": last["seconds"],
         "tokens_per_second": last["tokens_per_second"],
-        "estimated_memory": estimate_memory(run.config, run.vocab_size, run.parameters).total,
+        "estimated_memory": memory.total,
     }

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from attnlm.base.errors import AttnlmError
-from attnlm.config.settings import check_setting
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.suggestions import suggestion
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     Raises AttnlmError when the device asked for is not there, or fails at a small trial;
     UsageError when it is none of these.
     """
-    check_setting("device", device)
+    if device not in DEVICES:
+        hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
+        raise UsageError(f"`device` can't be {device!r}", hint)
     if device != "auto":
         problem = _problem(device)
         if problem:
             raise AttnlmError(
-                f"--device {device} can't be used: {problem}", "leave --device out, or give cpu"
+                f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
             )
         return Device(device, _choose_dtype(device, dtype), "as asked for")
     failures = []

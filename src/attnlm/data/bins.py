@@ -75,7 +75,7 @@ def write_bins(
             text = split.val_text if key == "val" and split.val_text else split.text
             raise AttnlmError(
                 f"the {title} split of {text.corpus.shown} has less than two tokens",
-                "give a longer text" + ("" if split.val_text else ", or another --val-fraction"),
+                "give a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
     return bins
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.base.commands import how_to_make
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import file_hash, read_json, unless_replaced
-from attnlm.base.folders import find_folder, how_to_make, is_safe_name
+from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
+from attnlm.base.folders import find_folder
+from attnlm.base.names import is_safe_name
 from attnlm.tokens import tokenizer
 
 FORMAT = 1  # of meta.json and the files beside it
@@ -28,7 +31,7 @@ _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
 _SAMPLE = 2**20  # bytes
-_DAMAGED = "prepare it again with --force, or copy it again from where it came"
+_DAMAGED = "prepare it again with `force`, or copy it again from where it came"
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,9 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 def sampled_hash(path: Path) -> str:
     """The SHA-256 of at most 64 blocks of 1 MiB spread over a file, in hexadecimal."""
     digest = hashlib.sha256()
-    size = path.stat().st_size
-    count = min(_SAMPLES, math.ceil(size / _SAMPLE))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        count = min(_SAMPLES, math.ceil(size / _SAMPLE))
         for i in range(count):
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
             digest.update(file.read(_SAMPLE))
@@ -198,7 +201,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if meta.get("format") != FORMAT:
         raise AttnlmError(
             f"{path} has a format that this version of attnlm doesn't know",
-            "prepare the text again with --force, or install a newer attnlm",
+            "prepare the text again with `force`, or install a newer attnlm",
         )
     # What earlier versions wrote lacks these.
     meta = {"sources": [meta.get("source")], "newlines": "keep", **meta}
@@ -217,11 +220,11 @@ def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
 
 def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    size = meta[f"{split}_tokens"] * dtype.itemsize
-    with _reading(path):
-        if path.stat().st_size != size:
-            raise AttnlmError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", _DAMAGED)
-        return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+    with _reading(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != meta[f"{split}_tokens"] * dtype.itemsize:
+            raise AttnlmError(f"{path} is damaged: it has {size:,} bytes", _DAMAGED)
+        return np.memmap(file, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
 
 
 def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
@@ -262,11 +265,13 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _open_tokenizer(folder: Path, meta: dict[str, Any]) -> tokenizer.Tokenizer:
     path = folder / "tokenizer.json"
-    opened = tokenizer.load(path)
+    loaded = tokenizer.load(path)
+    with _reading(path):
+        digest = file_hash(path)
     if (
-        file_hash(path) != meta["tokenizer_sha256"]
-        or opened.name != meta["tokenizer"]
-        or opened.vocab_size != meta["vocab_size"]
+        digest != meta["tokenizer_sha256"]
+        or loaded.name != meta["tokenizer"]
+        or loaded.vocab_size != meta["vocab_size"]
     ):
         raise AttnlmError(f"{path} is not the tokenizer of this data set", _DAMAGED)
-    return opened
+    return loaded

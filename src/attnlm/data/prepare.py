@@ -10,7 +10,8 @@ from pathlib import Path
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, write_json
-from attnlm.base.folders import check_name, exchange, workspace, write_latest
+from attnlm.base.folders import exchange, workspace
+from attnlm.base.names import check_name, write_latest
 from attnlm.config.settings import resolve
 from attnlm.data.bins import bigram_loss, write_bins
 from attnlm.data.dataset import (
@@ -63,13 +64,13 @@ def prepare(
     tokenizer = canonical_spec(tokenizer)
     bpe_size(tokenizer)  # for its error
     if newlines not in NEWLINES:
-        raise UsageError(f"--newlines can't be {newlines!r}", "give keep or unix")
+        raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
-        raise UsageError(f"--val-fraction can't be {val_fraction}", "it lies between 0 and 1")
+        raise UsageError(f"`val_fraction` can't be {val_fraction}", "it lies between 0 and 1")
     if name is not None:
-        check_name(name, "--name")
+        check_name(name)
     data_dir = Path(data_dir)
-    hint = "free some space, or name another --data-dir"
+    hint = "free some space, or name another `data_dir`"
     with explaining(data_dir, hint), workspace(data_dir) as work:
 
         def read(place: Source | Iterable[Source] | None) -> Text:
@@ -103,7 +104,7 @@ def prepare(
         on_event(
             Note(
                 f"{name} is too small for the default context of {usual} tokens: "
-                f"train with --block-size {most} or less, or prepare a longer text"
+                f"train with `block_size` {most} or less, or prepare a longer text"
             )
         )
     return dataset
@@ -175,10 +176,10 @@ def _is_prepared(target: Path, spec: str, split: Split, force: bool) -> bool:
     if not os.path.lexists(target):
         return False
     if not (target / "meta.json").is_file():
-        raise AttnlmError(f"{target} exists and is not a data set", "choose another --name")
+        raise AttnlmError(f"{target} exists and is not a data set", "choose another `name`")
     if force:
         return False
-    hint = "--force replaces it, another --name keeps it"
+    hint = "`force` replaces it, another `name` keeps it"
     try:
         there = open_dataset(target)
     except AttnlmError as error:

@@ -127,7 +127,7 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
         on_event(
             Note(
                 f"there are carriage returns in {corpus.shown}, as Windows ends lines (CR LF): "
-                "they are kept; --newlines unix makes plain newlines of them"
+                "they are kept; `newlines` unix makes plain newlines of them"
             )
         )
     return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)

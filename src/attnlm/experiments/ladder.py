@@ -17,17 +17,21 @@ import torch
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.folders import check_name, find_folder, trained_alone, workspace
+from attnlm.base.folders import find_folder, trained_alone, workspace
+from attnlm.base.names import check_name
 from attnlm.base.readable import duration
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import Setting, flag, resolve
+from attnlm.config.settings import Setting, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.train import TRIAL_SHARE, check_fits, measure_pace, plan, settle, train
+from attnlm.experiments.budget import TRIAL_SHARE, measure_pace, plan
+from attnlm.experiments.settle import check_fits, settle
+from attnlm.experiments.train import train
 from attnlm.generation.sampling import SamplingConfig, drawn_seed, load_sampler
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.ladder_plan import RECORD, Plan, checked_rungs, read_plan, run_path
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.open_run import open_run
+from attnlm.runs.run import Run
 from attnlm.see.ladder import Ladder, Rung
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
@@ -105,11 +109,11 @@ def _existing(name: str | None, resume: str | Path | None, checkpoint_dir: Path)
     """The folder of the ladder that goes on; None where a new one is to begin."""
     if resume is not None:
         if name is not None:
-            raise UsageError("--resume and --name exclude each other", "give one of them")
+            raise UsageError("`resume` and `name` exclude each other", "give one of them")
         return find_folder(resume, checkpoint_dir, kind="ladder")
     if name is None:
         return None
-    check_name(name, "--name")
+    check_name(name)
     return checkpoint_dir / name if (checkpoint_dir / name / RECORD).exists() else None
 
 
@@ -117,8 +121,8 @@ def _check_unchanged(made: Plan, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if value != getattr(made, key):
             raise UsageError(
-                f"{flag(key)} can't be changed in a ladder that goes on",
-                "leave it out, or begin another ladder with another --name",
+                f"`{key}` can't be changed in a ladder that is resumed",
+                "leave it out, or begin another ladder with another `name`",
             )
 
 
@@ -184,7 +188,7 @@ def _begin(
             if os.path.lexists(taken):
                 raise AttnlmError(
                     f"{taken} is there already, and runs are never overwritten",
-                    "give the ladder another --name",
+                    "give the ladder another `name`",
                 )
         new.rename(path)
     return path, made

@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attnlm.base.errors import NotFiniteError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoding import Array, Decoder, Ids, PlainDecoder, new_decoder
+from attnlm.generation.decoding import Decoder, Ids, PlainDecoder, new_decoder
+from attnlm.generation.next_token import (
+    Probabilities,
+    Uniforms,
+    draw,
+    next_token_weights,
+    normalised,
+)
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.run import Run, load_model, open_run
+from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
-
-Probabilities = NDArray[np.float64]
 
 MOST_HELD = 2**26
 """Tokens, of all samples, where none is shown before the last is drawn: about 2 GB."""
@@ -48,101 +53,18 @@ class SamplingConfig:
         self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
         if self.num_samples > 1:
             most = MOST_HELD // max(1, self.tokens)
-            words = f"at most {max(1, most)} with --tokens {self.tokens}: all are held in memory"
+            words = f"at most {max(1, most)} with `tokens` {self.tokens}: all are held in memory"
             self._require(self.num_samples <= most, "num_samples", words)
         self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
 
     def _require(self, holds: bool, name: str, words: str) -> None:
         if not holds:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} can't be {getattr(self, name)}", f"it must be {words}")
+            raise UsageError(f"`{name}` can't be {getattr(self, name)}", f"it must be {words}")
 
 
 def drawn_seed() -> int:
     """A seed for whoever gave none; say it, so that the text can be had again."""
     return secrets.randbits(31)
-
-
-def next_token_probabilities(
-    logits_BV: Array,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Probabilities:
-    """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
-
-    Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
-    likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
-    float64, and what is left sums to 1. Raises NotFiniteError for logits that are NaN or infinite.
-    """
-    with np.errstate(all="ignore"):
-        return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
-
-
-def _next_token_weights(
-    logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
-) -> Probabilities:
-    """`next_token_probabilities` but for a factor."""
-    logits_BV = logits_BV.astype(np.float64)
-    # A sum in float64 of float32 numbers can't overflow: it is finite where all of them are.
-    if not math.isfinite(np.add.reduce(logits_BV, None)):
-        raise NotFiniteError
-    if temperature == 0:
-        likeliest_BV = np.zeros_like(logits_BV)
-        np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
-        return likeliest_BV
-    # The largest logit becomes 0, so that no temperature however small overflows.
-    logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
-    if temperature != 1:
-        logits_BV /= temperature
-    if top_k is not None and top_k < logits_BV.shape[-1]:
-        dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
-        np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
-    weights_BV = np.exp(logits_BV, logits_BV)
-    if top_p is not None and top_p < 1:
-        weights_BV = _normalised(weights_BV)
-        places = np.argsort(-weights_BV, axis=-1, kind="stable")
-        ordered = np.take_along_axis(weights_BV, places, -1)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-        np.put_along_axis(weights_BV, places, ordered, -1)
-    return weights_BV
-
-
-def _normalised(weights_BV: Probabilities) -> Probabilities:
-    return weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
-
-
-def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
-
-    The weights are probabilities but for a factor; a token of weight 0 is never drawn.
-    """
-    sums_BV = np.add.accumulate(weights_BV, -1)
-    totals_B = sums_BV[:, -1]
-    # Rounding must not lift the product to the total itself.
-    wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
-    drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
-    return drawn_B
-
-
-class Uniforms:
-    """For each sample a stream of numbers in [0, 1) of its own: a function of (seed, sample)."""
-
-    def __init__(self, seed: int, num_samples: int) -> None:
-        keys = [np.random.SeedSequence([seed, sample]) for sample in range(num_samples)]
-        self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
-        self._ahead = self._rows()
-
-    def next(self) -> Probabilities:
-        """The next number of every sample, float64 (B,)."""
-        return next(self._ahead)
-
-    def _rows(self) -> Iterator[Probabilities]:
-        # Many at once: a call for a single number takes longer than drawing it.
-        count = max(1, 2**16 // max(64, len(self._streams)))
-        while True:
-            yield from np.stack([stream.random(count) for stream in self._streams], axis=1)
 
 
 def window_start(model: LanguageModel, length: int, start: int) -> int:
@@ -202,7 +124,7 @@ def _drawn_tokens(
             start, known = moved, 0
         with np.errstate(all="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
-            weights_BV = _next_token_weights(
+            weights_BV = next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p
             )
             next_B = draw(weights_BV, uniforms.next())
@@ -279,7 +201,7 @@ class Sampler:
             content = self.tokenizer.decode_bytes([ids[-1]])
             yield self._choice(
                 ids[-1],
-                _normalised(weights_BV)[0],
+                normalised(weights_BV)[0],
                 decoder.decode(content, final=count == config.tokens),
             )
 
@@ -300,8 +222,8 @@ class Sampler:
         return [self.tokenizer.decode(row) for row in rows]
 
 
-def load_sampler(run: Run, *, checkpoint: str = "best", device: str = "auto") -> Sampler:
-    """The model of a run's best or last checkpoint, on a device.
+def load_sampler(run: Run, *, checkpoint: str = "auto", device: str = "auto") -> Sampler:
+    """The model of a run's checkpoint (auto, best or last), on a device.
 
     Raises AttnlmError when files are missing or damaged, or the device can't be had.
     """
@@ -319,7 +241,7 @@ def sample(
     top_p: float | None = None,
     seed: int | None = None,
     num_samples: int = 1,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
@@ -356,7 +278,7 @@ def samples(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,

@@ -49,6 +49,8 @@ def attention(
         key, value = (x.repeat_interleave(group, dim=-3) for x in (key, value))
     if dropout == 0 and 1 < new == total <= SHORT and by_hand(query):
         return short_attention(query, key, value, causal, scale)
+    # Elsewhere PyTorch has only a slower kernel, which holds all weights.
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     mask = None
     if causal and 1 < new < total:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)

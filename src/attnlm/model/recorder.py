@@ -92,7 +92,7 @@ class Recorder:
         if not found:
             raise AttnlmError(
                 "this model has no attention: there are no maps to look at",
-                "look at another model: attnlm train --model single-head",
+                "look at another model, such as single-head",
             )
         return torch.stack(found)
 

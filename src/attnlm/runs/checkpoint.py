@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import json
 import math
-import stat
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,7 +26,6 @@ from attnlm.model.language_model import (
     model_skeleton,
 )
 from attnlm.runs.older_files import Shape, from_older, older_shapes
-from attnlm.training.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -38,7 +37,7 @@ def save_checkpoint(
     path: Path,
     model: LanguageModel,
     facts: Mapping[str, Any],
-    optimizer: Optimizer | None = None,
+    optimizer: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
@@ -47,7 +46,7 @@ def save_checkpoint(
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
     if optimizer is not None:
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
     content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
@@ -69,33 +68,58 @@ def load_checkpoint(
     for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
     tensors are compared before any is read, and before the model takes memory.
     """
+    facts, tensors = _read(path, architecture, vocab_size)
+    shapes = _shapes(architecture, vocab_size)
+    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
+    if not shapes.keys() <= weights.keys():
+        weights, state = from_older(weights, shapes), from_older(state, shapes)
+    check_finite(*weights.values())
+    model = build_model(architecture, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model, facts, state
+
+
+def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+    """The facts alone, at once: the numbers are not read, and the digest is not checked.
+
+    Raises AttnlmError as `load_checkpoint` does.
+    """
+    return _read(path, architecture, vocab_size, numbers=False)[0]
+
+
+def _read(
+    path: Path, architecture: Architecture, vocab_size: int, *, numbers: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
-    # safetensors opens a file twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _load(path, architecture, vocab_size))
+    # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
+    return files.unless_replaced(path, lambda: _read_once(path, architecture, vocab_size, numbers))
 
 
-def _load(
-    path: Path, architecture: Architecture, vocab_size: int
-) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+def _read_once(
+    path: Path, architecture: Architecture, vocab_size: int, numbers: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = _shapes(architecture, vocab_size)
-    older = older_shapes(shapes)
     try:
-        _check_size(path, shapes)
-        with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
+        with (
+            _opened(path, shapes) as opened,
+            safe_open(_name_of(path, opened), framework="pt") as file,
+        ):
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            is_older = _are_of_model(slices, _named(older))
-            if not is_older and not _are_of_model(slices, _named(shapes)):
+            layouts = shapes, older_shapes(shapes)
+            if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
                 raise AttnlmError(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
                 )
-            tensors = {name: file.get_tensor(name) for name in slices}
+            tensors = {name: file.get_tensor(name) for name in slices if numbers}
         described = metadata.get("facts", "")
-        if metadata.get("digest") != _digest(described, tensors):
+        if numbers and metadata.get("digest") != _digest(described, tensors):
             raise _damaged(path)
         facts = json.loads(described)
         if not isinstance(facts, dict):
@@ -106,15 +130,7 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    if is_older:
-        weights, state = from_older(weights, shapes), from_older(state, shapes)
-    check_finite(*weights.values())
-    model = build_model(architecture, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model, facts, state
+    return facts, tensors
 
 
 def _shapes(architecture: Architecture, vocab_size: int) -> dict[str, Shape]:
@@ -130,25 +146,23 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def _check_size(path: Path, expected: Mapping[str, Shape]) -> None:
-    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("a pipe or a device")
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
-    numbers = sum(map(math.prod, expected.values()))
-    if header > most or path.stat().st_size > 8 + most + _BYTES_PER_NUMBER * numbers:
-        raise ValueError("too large")
-
-
 @contextlib.contextmanager
-def _path_in_utf8(path: Path) -> Iterator[str]:
-    """The path as safetensors takes it, in any locale; one that is no UTF-8, by an open file."""
-    with path.open("rb") as file:
-        # What a locale can't decode, Python keeps as half surrogate pairs.
-        is_unicode = not any("\ud800" <= character <= "\udfff" for character in str(path))
-        yield str(path) if is_unicode else f"/dev/fd/{file.fileno()}"
+def _opened(path: Path, expected: Mapping[str, Shape]) -> Iterator[IO[bytes]]:
+    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
+    with files.open_regular(path) as file:
+        header = int.from_bytes(file.read(8), "little")
+        size = os.fstat(file.fileno()).st_size
+        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
+        numbers = sum(map(math.prod, expected.values()))
+        if header > most or size > 8 + most + _BYTES_PER_NUMBER * numbers:
+            raise ValueError("too large")
+        yield file
+
+
+def _name_of(path: Path, file: IO[bytes]) -> str:
+    """How safetensors opens the very file that was checked, also where its path is no UTF-8."""
+    by_number = f"/dev/fd/{file.fileno()}"
+    return by_number if Path(by_number).exists() else str(path)  # Windows has no such names
 
 
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> bool:
@@ -174,5 +188,5 @@ def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
 def _damaged(path: Path) -> AttnlmError:
     return AttnlmError(
         f"{path} is damaged: it does not match its own digest",
-        "the run's other checkpoint may be whole: try --checkpoint last or best",
+        "the run's other checkpoint may be whole: try `checkpoint` last or best",
     )

@@ -101,5 +101,5 @@ def checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
 
 def _damaged(path: Path) -> AttnlmError:
     return AttnlmError(
-        f"{path} is damaged or not ours", "begin another ladder, with another --name"
+        f"{path} is damaged or not ours", "begin another ladder, with another `name`"
     )

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from attnlm.model.language_model import check_finite
 from attnlm.model.recorder import Recorder, record
-from attnlm.runs.run import Run, load_model
+from attnlm.runs.open_run import load_model
+from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 
 Numbers = NDArray[np.float32]
@@ -51,7 +52,7 @@ class Attention:
         }
 
 
-def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
+def attend(run: Run, text: str, *, checkpoint: str = "auto") -> Attention:
     """The attention of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are

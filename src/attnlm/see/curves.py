@@ -19,7 +19,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
 from attnlm.see.verdict import verdict
-from attnlm.training.loop import Evaluated, Finished, Started
+from attnlm.training.events import Evaluated, Finished, Started
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

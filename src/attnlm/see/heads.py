@@ -35,7 +35,8 @@ from attnlm.data.dataset import ids_at
 from attnlm.model.language_model import LanguageModel, check_finite
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, record
-from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer, safe_pieces
 
 PATTERNS = (
@@ -113,7 +114,7 @@ def study_heads(
     ablate: bool = False,
     text: Path | None = None,
     tokens: NDArray[Any] | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -126,7 +127,7 @@ def study_heads(
     TooShortError when the text is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
-        raise UsageError(f"--windows can't be {windows}", "it must be 1 or more")
+        raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
     origin = "the text"
     if tokens is None:
         origin = "val.bin"
@@ -226,7 +227,7 @@ def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[A
     try:
         return open_dataset_of(run, data_dir).val
     except AttnlmError as error:
-        raise AttnlmError(error.message, f"{error.hint}; or give a text: --text FILE") from None
+        raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
 
 
 def _windows(count: int, block_size: int, most: int) -> NDArray[np.int64]:

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import command_for
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
-from attnlm.runs.run import Run, load_model, open_dataset_of
+from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
@@ -27,7 +28,7 @@ from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
 from attnlm.see.verdict import verdict
-from attnlm.training.optimizer import learning_rate_factor
+from attnlm.training.schedule import learning_rate
 
 _TOKENS, _SEED = 500, 1  # of the longer text
 
@@ -77,11 +78,7 @@ class Report:
         """Whether it was given more steps later, so that the learning rate did not fall once."""
         training = self.run.config.training
         return any(
-            not math.isclose(
-                record["learning_rate"],
-                training.learning_rate
-                * learning_rate_factor(max(0, int(record["step"]) - 1), training),
-            )
+            not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
             for record in self.records
         )
 
@@ -107,7 +104,7 @@ def report(
     text: str | None = None,
     windows: int = 16,
     ablate: bool = False,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -125,9 +122,10 @@ def report(
     if not records:
         raise AttnlmError(
             f"{run.name} has no evaluations yet",
-            f"go on with it: {command_for('attnlm train --resume', run.path)}",
+            f"go on with it: {resume_command(run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
+    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()

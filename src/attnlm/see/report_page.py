@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import attnlm
-from attnlm.base.folders import command_for
 from attnlm.base.readable import duration
 from attnlm.runs.ticker import Moment
 from attnlm.see.attend_page import SCRIPTS, attention_parts
@@ -17,6 +16,7 @@ from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import PATTERNS
 from attnlm.see.page import render
 from attnlm.see.report import Report
+from attnlm.see.reproduce import report_command
 from attnlm.see.text import visible
 
 _MOST_MOMENTS = 32
@@ -36,7 +36,7 @@ def report_page(report: Report) -> bytes:
         run=report.run,
         facts=_facts(report),
         sample=_shown(report.sample),
-        report_command=command_for("attnlm report", report.run.path, "--text", "TEXT", named=True),
+        report_command=report_command(report.run),
         settings=_settings(report),
         curve=_curve(report),
         moments=data["moments"],

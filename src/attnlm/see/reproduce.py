@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnlm.base.folders import command_for, elsewhere
+from attnlm.base.commands import command_for, elsewhere
 from attnlm.config.settings import flag
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import Plan
@@ -43,7 +43,7 @@ def train_command(run: Run) -> str:
 
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
     """What prints the run's text again."""
-    flags = [] if checkpoint == "best" else ["--checkpoint", checkpoint]
+    flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
     flags += ["--tokens", str(tokens), "--seed", str(seed)]
     return command_for("attnlm sample", run.path, *flags, named=True)
 
@@ -56,3 +56,8 @@ def ladder_command(plan: Plan) -> str:
     for name in ("steps", "eval_every", "seed", "tokens"):
         words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
+
+
+def report_command(run: Run) -> str:
+    """What reports on the run with another text."""
+    return command_for("attnlm report", run.path, "--text", "TEXT", named=True)

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
-from attnlm.runs.run import Run, load_model
+from attnlm.runs.open_run import load_model
+from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 
 
@@ -29,13 +30,13 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    path = run.checkpoint(checkpoint)
+    path = run.checkpoint(checkpoint).path
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
     if not {f"model.{name}" for name, _ in model.named_parameters()} <= names:
         raise AttnlmError(
             f"{path} was written by an older version, which named its weights differently",
-            "train the run further to write it anew: attnlm train --resume",
+            "resume the run with more steps: that writes it anew",
         )
     functions = specialised(run.config.model)
     return "\n".join([*_begin(run), functions, "", *_end(run, path, ids)]) + "\n"

@@ -22,7 +22,7 @@ def ids_within_context(run: Run, text: str) -> list[int]:
     if len(ids) > most:
         raise AttnlmError(
             f"the text has {len(ids)} tokens, and {run.name} sees {most} at a time (block_size)",
-            f"give a text of at most {most} tokens, or train with a larger --block-size",
+            f"give a text of at most {most} tokens, or train with a larger `block_size`",
         )
     return ids
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
-from attnlm.runs.run import Run, load_model
+from attnlm.runs.open_run import load_model
+from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
@@ -61,7 +62,7 @@ class Trace:
         }
 
 
-def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
+def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     """The forward pass of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are

@@ -42,7 +42,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
     tail = max(1, len(losses) // 5)
     fallen = min(losses[:-tail]) - losses[best]
     if fallen > _NOTICEABLE:
-        return f"still falling, by {fallen:.3f} in its last fifth: more --steps would help"
+        return f"still falling, by {fallen:.3f} in its last fifth: more steps would help"
     rates = [float(record.get("learning_rate", 0)) for record in records]
     if rates[-1] < max(rates) / 2:  # a loss that no longer falls may be all its doing
         return "levelled off as its learning rate fell: a longer run may still get lower"

@@ -214,7 +214,7 @@ def _tales(spool: Path) -> Corpus:
 def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     if offline:
         raise AttnlmError(
-            f"{without_password(url)} needs the network, which --offline forbids",
+            f"{without_password(url)} needs the network, which `offline` forbids",
             "pass a file, or use `attnlm prepare tales`",
         )
     path = Path(tempfile.mkdtemp(dir=spool)) / "download"
@@ -277,9 +277,3 @@ def _not_found(source: str) -> AttnlmError:
     matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"give {SOURCES}"
     return AttnlmError(f"no such file or corpus: {source!r}", hint)
-
-
-# --- Folders --------------------------------------------------------------------------------------
-
-
-# --- Bytes to characters --------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def cached(
         return folder / name
     if offline:
         raise AttnlmError(
-            f"{name} is not in the cache ({folder}), and --offline forbids a download",
+            f"{name} is not in the cache ({folder}), and `offline` forbids a download",
             "pass a file, or use `attnlm prepare tales`, which needs no network",
         )
     fetched = spool / name

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import open_regular
 
 # Characters at most in a piece of decoded text, and bytes in a read: what is made of it on the way
 # to ids stays in a processor's cache.
@@ -33,7 +34,7 @@ def start_of(path: Path, encoding: str) -> str | None:
     """
     if not path.is_file():
         return None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(SNIFFED_BYTES)
     if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
         return None
@@ -65,12 +66,12 @@ def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[st
         decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     read = 0  # bytes
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(UTF16_SNIFFED_BYTES)
             if encoding == "utf-8" and _is_full_of_nuls(start):
                 raise AttnlmError(
                     f"{shown} looks like UTF-16: many of its bytes are NUL",
-                    f"if it is a text, try `--encoding {_likely_encoding(start, encoding)}`",
+                    f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
                 )
             file.seek(0)
             chunk = start
@@ -85,7 +86,7 @@ def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[st
             offset = read - len(error.object) + error.start
         raise AttnlmError(
             f"{shown} is not valid {encoding} at byte {offset}",
-            f"name its encoding, perhaps `--encoding {_likely_encoding(start, encoding)}`",
+            f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
         ) from error
     except OSError as error:
         raise unreadable(shown, error) from error

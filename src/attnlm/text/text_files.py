@@ -22,7 +22,7 @@ def texts_in(folder: Path, encoding: str, on_event: OnEvent) -> tuple[Path, ...]
     if not texts:
         raise AttnlmError(
             f"no {encoding} text in {folder} ({count} files looked at, {len(empty)} of them empty)",
-            "give a folder with text files in it, or their encoding with `--encoding`",
+            "give a folder with text files in it, or name their `encoding`",
         )
     for paths, what in ((others, f"not {encoding} text"), (empty, "empty")):
         if paths:

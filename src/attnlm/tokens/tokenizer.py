@@ -109,7 +109,7 @@ class CharTokenizer(Tokenizer):
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
             raise UnknownCharactersError(
                 f"the vocabulary lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
-                "leave them out, or prepare the text with --tokenizer byte, which lacks nothing",
+                "leave them out, or prepare the text with `tokenizer` byte, which lacks nothing",
             )
         return ids
 
@@ -241,7 +241,7 @@ def encoded(text: str, codec: str) -> bytes:
         half = f"U+{ord(text[error.start]):04X}"
         raise AttnlmError(
             f"the text has half a surrogate pair ({half}), which is no character",
-            "it was decoded wrongly: name its real --encoding",
+            "it was decoded wrongly: name its real `encoding`",
         ) from None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
+from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SHORT
 
 FACTOR = 2.0
@@ -18,8 +19,15 @@ FACTOR = 2.0
 _FLOAT = 4
 # Weights, gradient and two moments stay; a checkpoint is built in memory before it is written.
 _FLOATS_PER_PARAMETER = 4 + 4
-# Whatever the run: the batches drawn ahead, the validation split's windows, kernels' own memory.
+# Whatever the run: the batches drawn ahead, the validation split's ids, kernels' own memory.
 _ALWAYS = 2**25
+
+# Of an evaluation: enough tokens for products to run at full speed; on a CPU, few enough to stay in
+# its caches.
+_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
+_LOGITS_AT_ONCE = 2**23
+# Only where a token takes more than this are there fewer of them: at most 512 MB on a CPU.
+_BYTES_PER_TOKEN = 2**18
 
 
 @dataclass(frozen=True)
@@ -30,23 +38,44 @@ class MemoryEstimate:
     """Weights, gradients, the optimizer's state, and the checkpoint on its way to the disk."""
     activations: int
     """What a step computes from its batch."""
+    evaluation: int
+    """What an evaluation computes from the windows that it takes at once."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.activations + _ALWAYS
+        return self.parameters + self.activations + self.evaluation + _ALWAYS
 
 
-def estimate_memory(config: Config, vocab_size: int, parameters: int) -> MemoryEstimate:
+def estimate_memory(
+    config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
+) -> MemoryEstimate:
     """From the sizes alone, for a run in float32; lower precision takes less."""
-    tokens = config.training.batch_size * config.model.block_size
+    model, length = config.model, config.model.block_size
     # Logits, their softmax and its gradient.
-    floats = tokens * (3 * vocab_size + _floats_per_token(config))
-    return MemoryEstimate(_FLOATS_PER_PARAMETER * _FLOAT * parameters, _FLOAT * floats)
+    per_token = 3 * vocab_size + _floats_per_token(model)
+    evaluated = min(windows_at_once(model, vocab_size, device) * length, val_tokens)
+    return MemoryEstimate(
+        parameters=_FLOATS_PER_PARAMETER * _FLOAT * parameters,
+        activations=_FLOAT * config.training.batch_size * length * per_token,
+        evaluation=evaluated * _evaluated_bytes_per_token(model, vocab_size),
+    )
 
 
-def _floats_per_token(config: Config) -> int:
+def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
+    """How many windows of block_size an evaluation computes together, at least 1."""
+    per_token = max(_BYTES_PER_TOKEN, _evaluated_bytes_per_token(a, vocab_size))
+    tokens = _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token
+    return max(1, min(tokens, _LOGITS_AT_ONCE // vocab_size) // a.block_size)
+
+
+def _evaluated_bytes_per_token(a: Architecture, vocab_size: int) -> int:
+    """Nothing is kept for a way back: only one layer, and no dropout, takes memory."""
+    one_layer = replace(a, layers=1, dropout=0.0)
+    return _FLOAT * (2 * vocab_size + _floats_per_token(one_layer))
+
+
+def _floats_per_token(a: Architecture) -> int:
     """Of the body's activations, kept for the way back or alive at its widest place."""
-    a = config.model
     if a.embed_dim is None:
         return 0
     width, length = a.embed_dim, a.block_size
@@ -55,25 +84,29 @@ def _floats_per_token(config: Config) -> int:
     has_dropout = bool(a.dropout) and not a.residual
     keeps_scores = length <= SHORT or has_dropout or a.attention != "softmax"
     scores = a.maps_per_layer * length * (2 + 2 * has_dropout) if keeps_scores else 0
-    # Queries, keys and values before and after rotation; what an MLP multiplies.
-    mixed = 8 * heads if a.attention == "softmax" else 2 * width
+    # Queries, keys and values before and after rotation, and copied where there are several heads;
+    # what an MLP multiplies.
+    mixed = (8 if a.heads > 1 else 6) * heads if a.attention == "softmax" else 2 * width
     norms = 4 * width if a.norm != "none" else 0
     mlp = {"none": 0, "swiglu": 5, "gelu": 3, "relu2": 4}[a.mlp] * a.mlp_dim
     per_block = 2 * width + mixed + scores + norms + mlp
     return 4 * width + a.layers * per_block
 
 
-def check_memory(config: Config, vocab_size: int, parameters: int, device: Device) -> None:
+def check_memory(
+    config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
+) -> None:
     """Raises AttnlmError where the run clearly can't fit: by more than the estimate may be off."""
-    estimate, there = estimate_memory(config, vocab_size, parameters), _memory_of(device)
+    estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
+    there = _memory_of(device)
     if there is None or estimate.total <= FACTOR * there:
         return
-    if estimate.activations > estimate.parameters:
+    if estimate.activations > max(estimate.parameters, estimate.evaluation):
         hint = "lower `batch_size` or `block_size`"
     elif config.model.embed_dim is None:
         hint = "prepare the text with fewer ids, such as tokenizer bpe:1024"
     else:
-        hint = "lower `embed_dim`, `heads` or `layers`"
+        hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(
         f"this run takes about {shown(estimate.total)} of memory, and {device.name} has "
         f"{shown(there)}",

@@ -1,0 +1,127 @@
+"""Settles what a configuration leaves open: seed, device, what is compiled, threads."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from dataclasses import asdict, replace
+
+import torch
+
+from attnlm.base.caches import code_folder
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.signals import Interruption
+from attnlm.compute.device import Device
+from attnlm.compute.threads import choose_threads
+from attnlm.config.settings import (
+    Config,
+    with_steps,
+)
+from attnlm.data.batches import check_length
+from attnlm.data.dataset import Dataset
+from attnlm.model.language_model import count_parameters, model_skeleton
+from attnlm.training.memory import check_memory
+from attnlm.training.one_layer import has_native_parts, native_parts
+from attnlm.training.state import initial_state, keeping_random_state
+from attnlm.training.step import Stepper
+
+# Where PyTorch's compiler keeps what it makes, and loads it again: by itself, in a folder of the
+# temporary one that anybody could have made.
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def settle(config: Config, device: Device, dataset: Dataset) -> Config:
+    """Settles what was left open, so that the saved configuration is complete."""
+    training = config.training
+    decided = replace(
+        training,
+        seed=secrets.randbits(31) if training.seed is None else training.seed,
+        device=device.name,
+        dtype=device.dtype,
+        compile=_compiled(config, device, dataset),
+    )
+    config = replace(config, training=decided)
+    threads = training.threads or _chosen_threads(config, device, dataset)
+    torch.set_num_threads(threads)
+    return replace(config, training=replace(decided, threads=threads))
+
+
+def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
+    """What is compiled: "on" all of a step, "parts" of it, or "off" nothing.
+
+    Raises AttnlmError where that is asked for and there is no compiler, no folder for what it
+    makes, or there are no such parts.
+    """
+    asked, on_cpu = config.training.compile, device.name == "cpu"
+    if asked == "on" and on_cpu and not _has_compiler():
+        raise AttnlmError(
+            "`compile` on needs a C++ compiler, and there is none",
+            "install g++ or clang++, or give `compile` off",
+        )
+    if asked == "on" and sys.platform != "win32" and not os.environ.get(_COMPILED):
+        os.environ[_COMPILED] = str(code_folder())
+    if asked in ("on", "off"):
+        return asked
+    tokens = config.training.batch_size * config.model.block_size
+    possible = (
+        on_cpu
+        and device.dtype == "float32"
+        and has_native_parts(config.model, dataset.vocab_size, tokens)
+    )
+    if asked == "auto":
+        return "parts" if possible and native_parts(config.model) else "off"
+    if not possible:
+        raise UsageError(
+            "`compile` parts is for one-layer rungs with small heads, in float32 on a CPU",
+            "give `compile` off",
+        )
+    if not native_parts(config.model):
+        raise AttnlmError(
+            "`compile` parts needs a C compiler that works, and there is none",
+            "install gcc or clang, let TMPDIR name a folder that programs may be loaded from, "
+            "or give `compile` off",
+        )
+    return "parts"
+
+
+def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
+    """As many as make a step fastest, by a trial whose weights are thrown away."""
+    if device.name != "cpu" or config.training.compile == "on":
+        return torch.get_num_threads()
+    trial = replace(config, training=with_steps(config.training, 2**30))
+    training = config.training
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    work = 6 * parameters * training.batch_size * config.model.block_size
+    about = [
+        *(asdict(config.model), dataset.vocab_size),
+        *(training.batch_size, training.optimizer, training.compile),
+    ]
+    stepper: list[Stepper] = []
+
+    def step() -> None:
+        if not stepper:  # made only where a trial is needed
+            state = initial_state(trial, dataset.vocab_size, device)
+            stepper.append(Stepper(state, trial, dataset))
+        stepper[0].step(Interruption())
+
+    with keeping_random_state(device):
+        return choose_threads(work, about, step)
+
+
+def _has_compiler() -> bool:
+    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
+
+
+def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
+    """How many parameters the model has, which fits.
+
+    Raises AttnlmError where the data are too short for the context, or memory for the training.
+    """
+    hint = f"give `block_size` {dataset.largest_block_size} or less, or prepare a longer text"
+    check_length(dataset.train_tokens, config.model.block_size, "training", hint)
+    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
+    return parameters

@@ -1,0 +1,96 @@
+"""From logits to the next token: temperature, top-k, top-p, and the draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.errors import NotFiniteError
+from attnlm.generation.decoding import Array, Ids
+
+Probabilities = NDArray[np.float64]
+
+
+def next_token_probabilities(
+    logits_BV: Array,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Probabilities:
+    """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
+
+    Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
+    likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
+    float64, and what is left sums to 1. Raises NotFiniteError for logits that are NaN or infinite.
+    """
+    with np.errstate(all="ignore"):
+        return normalised(next_token_weights(logits_BV, temperature, top_k, top_p))
+
+
+def next_token_weights(
+    logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
+) -> Probabilities:
+    """`next_token_probabilities` but for a factor."""
+    logits_BV = logits_BV.astype(np.float64)
+    # A sum in float64 of float32 numbers can't overflow: it is finite where all of them are.
+    if not math.isfinite(np.add.reduce(logits_BV, None)):
+        raise NotFiniteError
+    if temperature == 0:
+        likeliest_BV = np.zeros_like(logits_BV)
+        np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
+        return likeliest_BV
+    # The largest logit becomes 0, so that no temperature however small overflows.
+    logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
+    if temperature != 1:
+        logits_BV /= temperature
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
+        np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
+    weights_BV = np.exp(logits_BV, logits_BV)
+    if top_p is not None and top_p < 1:
+        weights_BV = normalised(weights_BV)
+        places = np.argsort(-weights_BV, axis=-1, kind="stable")
+        ordered = np.take_along_axis(weights_BV, places, -1)
+        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+        np.put_along_axis(weights_BV, places, ordered, -1)
+    return weights_BV
+
+
+def normalised(weights_BV: Probabilities) -> Probabilities:
+    return weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
+
+
+def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
+    """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
+
+    The weights are probabilities but for a factor; a token of weight 0 is never drawn.
+    """
+    sums_BV = np.add.accumulate(weights_BV, -1)
+    totals_B = sums_BV[:, -1]
+    # Rounding must not lift the product to the total itself.
+    wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
+    drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
+    return drawn_B
+
+
+class Uniforms:
+    """For each sample a stream of numbers in [0, 1) of its own: a function of (seed, sample)."""
+
+    def __init__(self, seed: int, num_samples: int) -> None:
+        keys = [np.random.SeedSequence([seed, sample]) for sample in range(num_samples)]
+        self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
+        self._ahead = self._rows()
+
+    def next(self) -> Probabilities:
+        """The next number of every sample, float64 (B,)."""
+        return next(self._ahead)
+
+    def _rows(self) -> Iterator[Probabilities]:
+        # Many at once: a call for a single number takes longer than drawing it.
+        count = max(1, 2**16 // max(64, len(self._streams)))
+        while True:
+            yield from np.stack([stream.random(count) for stream in self._streams], axis=1)

@@ -1,0 +1,69 @@
+"""Begins new runs."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from attnlm.base.commands import resume_command
+from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import workspace
+from attnlm.base.names import check_name, write_latest
+from attnlm.config.settings import Config
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
+from attnlm.tokens import tokenizer
+
+
+def create_run(
+    config: Config, dataset: Dataset, parameters: int, *, name: str | None, checkpoint_dir: Path
+) -> Run:
+    """Makes the folder of a new run, `<model>-001` and so on unless named: whole from the first.
+
+    Raises AttnlmError when the name is taken, UsageError when it can't be a folder's name.
+    """
+    about = {
+        "name": dataset.name,
+        "path": str(dataset.path),
+        "train_sha256": dataset.train_sha256,
+        "val_sha256": dataset.val_sha256,
+        "train_tokens": dataset.train_tokens,
+        "val_tokens": dataset.val_tokens,
+        "val_bytes": dataset.val_bytes,
+        "bigram_loss": dataset.bigram_loss,
+        "floor": dataset.floor,
+    }
+    if name is not None:
+        check_name(name)
+    with workspace(checkpoint_dir) as work:
+        new = work / "new"
+        new.mkdir()
+        tokenizer.save(dataset.tokenizer, new / "tokenizer.json")
+        run = Run(new, config, dataset.vocab_size, parameters, about)
+        run.save_config()
+        run = replace(run, path=_put_in_place(new, checkpoint_dir, config.model.model, name))
+    write_latest(checkpoint_dir, run.name)
+    return run
+
+
+def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None) -> Path:
+    """Moves a run's folder to its name, unless that is taken."""
+    for number in itertools.count(1):
+        path = checkpoint_dir / (name or f"{model}-{number:03}")
+        try:
+            # An empty folder could be replaced, but it is somebody's.
+            if not os.path.lexists(path):
+                new.rename(path)
+                return path
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        if name is not None:
+            break
+    raise AttnlmError(
+        f"there is a run called {name} already, and runs are never overwritten",
+        f"give another `name`, or go on with it: {resume_command(path)}",
+    )

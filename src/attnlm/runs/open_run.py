@@ -1,0 +1,135 @@
+"""Opens runs, and what belongs to them: models, data sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import find_folder, is_folder
+from attnlm.compute.device import Device, choose_device
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.model.language_model import LanguageModel
+from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.run import FORMAT, Run, damaged, is_number
+
+
+def open_run(
+    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+) -> Run:
+    """The run of that name in `checkpoint_dir`, or at that path, or the one trained last.
+
+    One that is open already is returned as it is. Raises AttnlmError when there is none, or when
+    its configuration is damaged.
+    """
+    if isinstance(name, Run):
+        return name
+    path = find_folder(name, Path(checkpoint_dir), kind="run")
+    if (path / "ladder.json").exists():
+        raise AttnlmError(
+            f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
+        )
+    content = {"stopped_after": 0.0, **files.read_json(path / "config.json")}
+    if content.get("format") != FORMAT:
+        raise AttnlmError(
+            f"{path / 'config.json'} was written by another version of attnlm", "use that version"
+        )
+    if not all(key in content and is_valid(content[key]) for key, is_valid in _CONTENT.items()):
+        raise damaged(path / "config.json")
+    try:
+        config = resolve({}, content["config"])
+    except AttnlmError as error:
+        raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
+    if config.training.steps is None:
+        raise damaged(path / "config.json")
+    facts = {key: content[key] for key in _CONTENT if key != "config"}
+    return Run(path, config, **facts)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 2**48
+
+
+def _is_loss(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isfinite(value))
+
+
+_DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: isinstance(value, str),
+    "path": lambda value: isinstance(value, str) and "\0" not in value,
+    "train_sha256": lambda value: isinstance(value, str),
+    "val_sha256": lambda value: isinstance(value, str),
+    "train_tokens": _is_count,
+    "val_tokens": _is_count,
+    "val_bytes": _is_count,
+    "bigram_loss": _is_loss,
+    "floor": _is_loss,
+}
+
+
+def _is_dataset(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        key in value and is_valid(value[key]) for key, is_valid in _DATASET_FACTS.items()
+    )
+
+
+_CONTENT: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict),
+    "vocab_size": lambda value: _is_count(value) and value <= 2**21,
+    "parameters": _is_count,
+    "dataset": _is_dataset,
+    "stopped_after": lambda value: is_number(value) and value >= 0,
+}
+
+
+def load_model(
+    run: str | Path | Run | None = None,
+    *,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> tuple[LanguageModel, Device]:
+    """The model of a run (by default the one trained last), ready to be used, and its device.
+
+    The model is a torch.nn.Module in evaluation mode, on `device.torch`: ids (B, T) of at most
+    block_size tokens → logits (B, T, V).
+
+        model, device = attnlm.load_model("multi-head-001")
+        ids = attnlm.open_run("multi-head-001").tokenizer.encode("To be")
+        logits = model(torch.tensor([ids], device=device.torch))
+
+    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when
+    files are missing or damaged, or the device can't be had.
+    """
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    path = run.checkpoint(checkpoint).path
+    # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
+    dtype = "float32" if run.config.training.dtype == "float32" else "auto"
+    chosen = choose_device(device, dtype)
+    model, _, _ = load_checkpoint(path, run.config.model, run.vocab_size)
+    return model.to(chosen.torch).eval(), chosen
+
+
+def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
+    """The data set that a run is trained on: where it was, or by its name below `data_dir`.
+
+    Raises AttnlmError when it is gone, or is another one by now.
+    """
+    recorded = Path(run.dataset["path"])
+    dataset = open_dataset(
+        recorded if is_folder(recorded) else run.dataset["name"],
+        data_dir=data_dir,
+        verify=verify,
+    )
+    recorded_facts = {**run.dataset, "vocab_size": run.vocab_size}
+    for key in ("train_sha256", "val_sha256", "vocab_size"):
+        if getattr(dataset, key) != recorded_facts[key]:
+            raise AttnlmError(
+                f"{dataset.path} is not the data set that {run.name} was trained on",
+                f"prepare that one again, or move it to {recorded}",
+            )
+    return dataset

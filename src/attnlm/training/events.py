@@ -1,0 +1,53 @@
+"""What training reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnlm.compute.device import Device
+from attnlm.runs.run import Run
+from attnlm.runs.ticker import Moment
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run in `run.path` is about to make step `first_step` + 1."""
+
+    run: Run
+    device: Device
+    first_step: int
+    memory: int
+    """Bytes that it will take, about."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Reported a few times a second, with the newest batch's loss in nats per token.
+
+    `seconds_left` is for the steps to come and their evaluations, at the pace of the latest ones.
+    """
+
+    step: int
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation was made and is on disk; `record` is its line of metrics.jsonl."""
+
+    record: dict[str, Any]
+    improved: bool
+    moment: Moment | None = field(default=None, repr=False)
+    """What the model said and saw then."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run ended at its last step, or before it since patience ran out."""
+
+    run: Run
+    step: int
+    out_of_patience: bool
