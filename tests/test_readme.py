@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm.cli.commands import run_command
+from attnlm.cli.app import run_command
 from attnlm.config.settings import RUNGS, recipe_names
 
 ROOT = Path(__file__).parent.parent

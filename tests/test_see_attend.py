@@ -20,8 +20,7 @@ from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture
 from attnlm.see.text import visible
 from attnlm.see.tint import tint
-from tests.in_process import refused
-from tests.test_cli import ATTNLM, attnlm, fails
+from tests.command import ATTNLM, attnlm, fails
 
 TEXT = "the dog.\nth"
 
@@ -127,9 +126,9 @@ def test_what_is_refused(trained: Path) -> None:
         (["x" * 17, "--run", "average"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "average"], 1, "lacks 'Ü'", ""),
         (["the", "-o", "map.pdf"], 2, "map.pdf", ".html, .png"),
-        (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "make it"),
+        (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "create it"),
     ]:
-        refused("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        fails("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("attend", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
 
 

@@ -24,8 +24,7 @@ from attnlm.see.heads import (
 )
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
-from tests.in_process import refused
-from tests.test_cli import attnlm, fails
+from tests.command import attnlm, fails
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
@@ -186,5 +185,5 @@ def test_what_is_refused(trained: Path) -> None:
         (["--windows", "0"], 2, "--windows", "1 or more"),
         (["--text", "none.txt"], 1, "none.txt", ""),
     ]:
-        refused("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("heads", "--text", "none.txt", cwd=trained, code=1, says="none.txt", hints="path")

@@ -19,7 +19,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
-from attnlm.cli.commands import run_command
+from attnlm.cli.app import run_command
 from attnlm.config.settings import RUNGS
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.runs.run import Run
@@ -32,7 +32,7 @@ from attnlm.see.report import Report, report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import prepare_command
 from tests.browser import check_fits, opened, photograph
-from tests.in_process import refused
+from tests.command import fails
 from tests.test_see_attend_page import elements
 
 TEXT = "the quick fox"
@@ -366,10 +366,10 @@ def test_the_command_writes_it(
 
 def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd = runs.parent
-    refused("report", "tied", "-o", "no/such.html", cwd=cwd, code=1, says="no folder", hints="make")
+    fails("report", "tied", "-o", "no/such.html", cwd=cwd, code=1, says="no folder", hints="create")
     weights = (runs / "tied" / "best.safetensors").read_bytes()
     target = str(Path("checkpoints") / "tied" / "best.safetensors")
-    refused("report", "tied", "-o", target, cwd=cwd, code=2, says="--output", hints=".html")
+    fails("report", "tied", "-o", target, cwd=cwd, code=2, says="--output", hints=".html")
     assert (runs / "tied" / "best.safetensors").read_bytes() == weights
     odd = tmp_path.parent / "odd"
     (odd / "folder.html").mkdir(parents=True)
@@ -377,15 +377,15 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
     os.mkfifo(odd / "pipe.html")
     for name in ("folder.html", "link.html", "pipe.html"):
         place = str(odd / name)
-        refused("report", "tied", "-o", place, cwd=cwd, code=1, says="plain file", hints="another")
-    refused("report", "tide", cwd=cwd, code=1, says="no run is called", hints="tied")
-    refused("report", "tied", "--text", "Ω", cwd=cwd, code=1, says="Ω", hints="")
-    refused("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")
-    refused("report", "tied", "--windows", "0", cwd=cwd, code=2, says="--windows", hints="1")
-    refused("report", "tied", "--text", "a" * 17, cwd=cwd, code=1, says="17 tokens", hints="16")
+        fails("report", "tied", "-o", place, cwd=cwd, code=1, says="regular file", hints="another")
+    fails("report", "tide", cwd=cwd, code=1, says="no run is called", hints="tied")
+    fails("report", "tied", "--text", "Ω", cwd=cwd, code=1, says="Ω", hints="")
+    fails("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")
+    fails("report", "tied", "--windows", "0", cwd=cwd, code=2, says="--windows", hints="1")
+    fails("report", "tied", "--text", "a" * 17, cwd=cwd, code=1, says="17 tokens", hints="16")
     shutil.copytree(runs / "wide-head", tmp_path / "checkpoints" / "young")
     (tmp_path / "checkpoints" / "young" / "metrics.jsonl").unlink()
-    refused("report", "young", cwd=tmp_path, code=1, says="no evaluations", hints="--resume")
+    fails("report", "young", cwd=tmp_path, code=1, says="no evaluations", hints="--resume")
     assert not list(tmp_path.rglob("*.html"))
 
 

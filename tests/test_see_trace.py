@@ -16,8 +16,7 @@ import torch
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.script import as_script
 from attnlm.see.trace import in_words, trace
-from tests.in_process import refused
-from tests.test_cli import attnlm, fails
+from tests.command import attnlm, fails
 
 RUNS = [
     "bigram",
@@ -113,5 +112,5 @@ def test_what_is_refused(trained: Path) -> None:
         (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
         (["the", "--checkpoint", "newest"], 2, "newest", "best or last"),
     ]:
-        refused("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        fails("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("trace", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")

@@ -16,7 +16,8 @@ from pathlib import Path
 import attnlm
 from attnlm.base.events import Progress
 from attnlm.config.settings import RUNGS, flag, setting_names
-from tests.trials import commands, opening
+from tests import command as commands
+from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own

@@ -41,7 +41,7 @@ class TrainingConfig:
         choices=("epoch", "random"),
     )
     stride: int | None = setting(
-        "tokens from one window's start to the next (epoch); block_size unless given",
+        "tokens from one window's start to the next (epoch); default: block_size",
         at_least=1,
         at_most=2**40,
     )
@@ -75,13 +75,13 @@ class TrainingConfig:
     )
     gradient_clip: float | None = setting("largest norm of the whole gradient", above=0)
     eval_every: int | None = setting(
-        "steps from one evaluation to the next; a tenth of the steps unless given", at_least=1
+        "steps from one evaluation to the next; default: a tenth of the steps", at_least=1
     )
     patience: int | None = setting(
         "stop after this many evaluations without a better one", at_least=1
     )
     seed: int | None = setting(
-        "of weights, batches and dropout; drawn unless given", at_least=0, at_most=2**63 - 1
+        "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
     )
     device: str = setting(
         "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
@@ -94,7 +94,9 @@ class TrainingConfig:
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
-    threads: int | None = setting("CPU threads", at_least=1, at_most=1024)
+    threads: int | None = setting(
+        "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
+    )
 
 
 @dataclass(frozen=True)
