@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
-from attnlm.config.settings import Setting, resolve
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.generation.sampling import SamplingConfig, generate
 from attnlm.model.language_model import LanguageModel, build_model

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.config.settings import RUNGS, resolve
+from attnlm.config.settings import resolve
+from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import build_model
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint

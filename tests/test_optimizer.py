@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from attnlm.config.settings import Config, Setting, resolve
+from attnlm.base.settings import Setting
+from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
 from attnlm.training.optimizer import Optimizer, orthogonalize
 from attnlm.training.schedule import learning_rate_factor

@@ -12,7 +12,8 @@ import pytest
 
 import attnlm
 from attnlm.cli.app import run_command
-from attnlm.config.settings import RUNGS, recipe_names
+from attnlm.config.settings import recipe_names
+from attnlm.model.architecture import RUNGS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

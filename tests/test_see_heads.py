@@ -144,7 +144,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
     else:
         *_, body = (m for m in model.modules() if isinstance(m, SelfAttention))
         with torch.no_grad():
-            body.qkv[2, body.head_size :] = 0
+            body.value.weight[body.head_size :] = 0
         without = validation_loss(model, whole, device, bytes_per_token=1).loss
         assert report.heads[-1].loss_change == pytest.approx(without - wanted, abs=1e-5)
 
@@ -170,7 +170,7 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
     run = type(run)(run.path, run.config, run.vocab_size, run.parameters, gone)
     with pytest.raises(AttnlmError) as raised:
         study_heads(run, data_dir=tmp_path)
-    assert "--text FILE" in raised.value.hint
+    assert "`text`" in raised.value.hint
     (tmp_path / "mine.txt").write_text("the fox jumps")
     report = study_heads(run, text=tmp_path / "mine.txt")
     assert (report.windows, report.window, report.loss) == (1, 12, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlm.config.settings import RUNGS
+from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import Transformer
 from attnlm.model.recorder import record
 from attnlm.runs.open_run import load_model, open_run

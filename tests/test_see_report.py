@@ -20,7 +20,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.cli.app import run_command
-from attnlm.config.settings import RUNGS
+from attnlm.model.architecture import RUNGS
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Moment
@@ -71,7 +71,7 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
 
 def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path) -> None:
     found = of("multi-head", runs)
-    val = attnlm.data.dataset.open_dataset(trained / "data" / "foxes").val
+    val = attnlm.open_dataset(trained / "data" / "foxes").val
     assert found.ids == val[:16].tolist()
     assert found.text_is == "the first 16 tokens of the validation split"
     assert "".join(found.attention.tokens) == "".join(found.passage)
@@ -238,7 +238,7 @@ def test_several_sources_are_prepared_in_their_order(
 
 
 def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
-    dataset = attnlm.data.dataset.open_dataset(trained / "data" / "foxes")
+    dataset = attnlm.open_dataset(trained / "data" / "foxes")
     piped = prepare_command(replace(dataset, source="-", sources=("-",)))
     assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
 
@@ -571,5 +571,5 @@ def test_the_checkpoint_is_what_speaks(runs: Path) -> None:
     model, _ = load_model(found.run, checkpoint="last", device="cpu")
     assert "read by the last checkpoint" in html(report_page(found))
     assert model.vocab_size == found.attention.probabilities.shape[1]
-    with pytest.raises(AttnlmError, match="--checkpoint"):
+    with pytest.raises(AttnlmError, match="`checkpoint`"):
         of("multi-head", runs, checkpoint="worst")

@@ -13,13 +13,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings
-from attnlm.config.settings import (
-    help_of,
-    load_recipe,
-    recipe_names,
-    resolve,
-    to_toml,
-)
+from attnlm.config.settings import help_of, load_recipe, recipe_names, resolve, to_toml
 from attnlm.model.architecture import MODELS
 
 

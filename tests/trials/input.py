@@ -15,7 +15,8 @@ from pathlib import Path
 
 import attnlm
 from attnlm.base.events import Progress
-from attnlm.config.settings import RUNGS, flag, setting_names
+from attnlm.config.settings import flag, setting_names
+from attnlm.model.architecture import RUNGS
 from tests import command as commands
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial

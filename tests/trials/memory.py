@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.config.settings import RUNGS
+from attnlm.model.architecture import RUNGS
 from attnlm.training.events import Started, Stepped
 from attnlm.training.memory import FACTOR
 from attnlm.training.step import Stepper

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.config.settings import RUNGS, resolve
-from attnlm.experiments.train import _has_compiler
+from attnlm.config.settings import resolve
+from attnlm.experiments.settle import _has_compiler
+from attnlm.model.architecture import RUNGS
 from attnlm.training.one_layer import native_parts
 from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
