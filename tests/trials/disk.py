@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -21,11 +20,9 @@ _ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 _TAKES_ROOM = ("write", "open", "fsync", "os.mkdir")
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
+def _run(tally: Tally, folder: Path) -> None:
     faults = list(_faults(list(scenarios(("multi-head",), folder)), folder))
-    chosen = faults if cases >= len(faults) else random.Random(seed).sample(faults, cases)
-    for scenario, number, event, error, stays in chosen:
+    for (scenario, number, event, error, stays), _ in tally.chosen(faults, tally.wanted):
         place = folder / "case"
         scenario.begin(place)
         outcome = in_child(lambda s=scenario, f=(number, error, stays): _act(s, place, *f))  # type: ignore[misc] # noqa: B023
@@ -33,7 +30,6 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         what = f"{errno.errorcode[error]} {'from' if stays else 'at'} event {number}, {event}"
         tally.count(failure, f"{scenario.name}, {what}")
         shutil.rmtree(place)
-    return tally
 
 
 def _faults(
@@ -81,11 +77,10 @@ TRIAL = Trial(
 # --- A disk that is really full -------------------------------------------------------------------
 
 
-def _run_full(cases: int, seed: int, folder: Path) -> Tally:
+def _run_full(tally: Tally, folder: Path) -> None:
     """A small tmpfs with less room from case to case, and one that can't be written."""
-    tally = Tally()
     written = list(scenarios(("multi-head",), folder))
-    for case in range(cases):
+    for case, _ in tally.drawn(tally.wanted):
         scenario = written[case % len(written)]
         place = folder / "case"
         place.mkdir()
@@ -104,7 +99,6 @@ def _run_full(cases: int, seed: int, folder: Path) -> Tally:
         finally:
             subprocess.run(["umount", "-l", str(place)], check=True)
             place.rmdir()
-    return tally
 
 
 def _mount(*arguments: str) -> None:

@@ -5,45 +5,42 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import random
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import attnlm
-from attnlm.config import RUNGS, flag, setting_names
-from attnlm.events import Progress
 from tests.trials import commands, opening
+from tests.trials.internals import RUNGS, Progress, flag, setting_names
 from tests.trials.trial import Tally, Trial
 
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
 _FULL = 10_000
 
 
-def _input(cases: int, seed: int, folder: Path) -> Tally:
-    """The named cases, and `cases` drawn ones, some of which have a process of their own too."""
+def _input(tally: Tally, folder: Path) -> None:
+    """The named cases, and so many drawn ones, some of which have a process of their own too."""
     opening.make_all(folder / "made")
-    generator = random.Random(seed)
-    tally = Tally()
+    named = list(_NAMED.items())
+    if tally.wanted >= _FULL:
+        named.append(("one line of 2 GB", _endless_line))
     before = Path.cwd()
     os.chdir(folder / "made")
     try:
-        for name, named in _NAMED.items():
+        for (name, case), _ in tally.chosen(named, len(named)):
             with _folder(folder) as place:
-                tally.count(named(place), name)
-        if cases >= _FULL:
-            with _folder(folder) as place:
-                tally.count(_endless_line(place), "one line of 2 GB")
-        for case in range(cases):
+                tally.count(case(place), name)
+        for number, generator in tally.drawn(tally.wanted, len(_NAMED) + 1):
             with _folder(folder) as place:
                 arguments, stdin = generator.choice(_COMMANDS)(place, generator)
                 done = commands.here(arguments, stdin)
                 fault = done.fault() or _checked(done, arguments)
                 tally.count(fault, f"{arguments} {stdin[:40]!r}")
-                if case % _PER_PROCESS == 0 and _can_be_typed(arguments):
+                if number % _PER_PROCESS == 0 and _can_be_typed(arguments):
                     shutil.rmtree(place / "data", ignore_errors=True)
                     alone = commands.alone(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
@@ -52,7 +49,6 @@ def _input(cases: int, seed: int, folder: Path) -> Tally:
                     tally.count(fault, f"by itself, {arguments}")
     finally:
         os.chdir(before)
-    return tally
 
 
 @contextlib.contextmanager
@@ -85,7 +81,7 @@ _WORDS = (
 )
 
 
-def _words(generator: random.Random, flags: tuple[str, ...]) -> list[str]:
+def _words(generator: Random, flags: tuple[str, ...]) -> list[str]:
     """Some flags, most with a value, in all kinds of wrong ways."""
     words = []
     for _ in range(generator.choice((0, 1, 1, 2, 2, 3, 5))):
@@ -104,12 +100,12 @@ def _words(generator: random.Random, flags: tuple[str, ...]) -> list[str]:
     return words
 
 
-def _settings(place: Path, generator: random.Random) -> _Command:
+def _settings(place: Path, generator: Random) -> _Command:
     flags = (*map(flag, setting_names()), "--recipe", "--no-projection", "--json", "-q")
     return ["train", "--print-config", *_words(generator, flags)], b""
 
 
-def _recipe(place: Path, generator: random.Random) -> _Command:
+def _recipe(place: Path, generator: Random) -> _Command:
     lines = []
     for _ in range(generator.randrange(6)):
         key = generator.choice((*setting_names(), "config", "a.b", '""', "[model]", "é"))
@@ -152,7 +148,7 @@ _PIECES = (
 _TIDY = tuple(piece for piece in _PIECES if piece.isascii() and b"\0" not in piece)
 
 
-def _text(place: Path, generator: random.Random) -> _Command:
+def _text(place: Path, generator: Random) -> _Command:
     """A file, or stdin, of pieces that do not always fit an encoding."""
     pieces = generator.choice((_PIECES, _TIDY, _TIDY))
     content = b"".join(generator.choices(pieces, k=generator.choice((0, 1, 2, 5, 40, 300))))
@@ -171,13 +167,13 @@ def _text(place: Path, generator: random.Random) -> _Command:
     return ["prepare", source, *words], content if source == "-" else b""
 
 
-def _any_prepare(place: Path, generator: random.Random) -> _Command:
+def _any_prepare(place: Path, generator: Random) -> _Command:
     flags = ("--tokenizer", "--val-fraction", "--val-file", "--name", "--encoding", "--force")
     words = _words(generator, (*flags, "--json"))
     return ["prepare", "--offline", "--data-dir", str(place / "data"), *words], b"abc\n" * 9
 
 
-def _sample(place: Path, generator: random.Random) -> _Command:
+def _sample(place: Path, generator: Random) -> _Command:
     flags = ("--temperature", "--top-k", "--top-p", "--seed", "--checkpoint", "--device", "--json")
     words = _words(generator, flags) if generator.random() < 0.6 else []
     prompt = "".join(
@@ -190,7 +186,7 @@ def _sample(place: Path, generator: random.Random) -> _Command:
     return ["sample", "--tokens", tokens, *how, *words], stdin
 
 
-def _train(place: Path, generator: random.Random) -> _Command:
+def _train(place: Path, generator: Random) -> _Command:
     """Small runs with settings that may not fit each other."""
     words = ["--steps", "2", "--threads", "1", "--checkpoint-dir", str(place)]
     for name, values in (

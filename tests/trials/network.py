@@ -6,18 +6,17 @@ import contextlib
 import gzip
 import hashlib
 import os
-import random
 import socket
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from attnlm import download
-from attnlm.download import cached, fetch
 from tests.trials import opening
+from tests.trials.internals import download
 from tests.trials.trial import Tally, Trial
 from tests.web_server import Answer, WebServer, body, serving
 
@@ -26,17 +25,18 @@ _STALL_DEADLINE, _DEADLINE = 0.5, 20.0
 _PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
 
 
-def _network(cases: int, seed: int, folder: Path) -> Tally:
-    """`cases` servers, each of which answers in up to three drawn ways, one request after another.
+def _network(tally: Tally, folder: Path) -> None:
+    """A machine that is silent; and so many servers, each of which answers in up to three drawn
+    ways, one request after another.
 
     What may be over in a moment is asked for again, so that the first other answer decides: a good
     one ends with that content in the cache, any other with an error that says what it was. At no
     time may anything else be in the cache, nor half of anything anywhere.
     """
-    generator = random.Random(seed)
-    tally = Tally()
     with _own_surroundings(), serving() as web:
-        for case in range(cases):
+        for name, _ in tally.chosen(["nobody accepts"], 1):
+            tally.count(_nobody_accepts(folder), name)
+        for case, generator in tally.drawn(tally.wanted, 1):
             # A server of which only the first half of a file came may have another one by then.
             size = generator.choice((0, 1, 999, 70_000))
             content, other = generator.randbytes(size), generator.randbytes(size)
@@ -52,8 +52,6 @@ def _network(cases: int, seed: int, folder: Path) -> Tally:
             names = ", ".join(kind.__name__[1:] for kind in kinds)
             fault = _downloaded(url, content, place, kinds[-1])
             tally.count(fault, f"{names} ({len(content)} bytes)")
-        tally.count(_nobody_accepts(folder))
-    return tally
 
 
 def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | None:
@@ -64,7 +62,7 @@ def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | 
 
     def get() -> None:
         found.append(
-            cached(
+            download.cached(
                 url,
                 "text.txt",
                 sha256=hashlib.sha256(content).hexdigest(),
@@ -100,7 +98,7 @@ def _nobody_accepts(folder: Path) -> str | None:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/a"
         began = time.monotonic()
         refused, fault = opening.refusal(
-            lambda: fetch(url, folder / "a", deadline=_DEADLINE, timeout=0.1)
+            lambda: download.fetch(url, folder / "a", deadline=_DEADLINE, timeout=0.1)
         )
     if time.monotonic() - began > _MARGIN:
         return "a silent machine was waited for"
@@ -109,10 +107,10 @@ def _nobody_accepts(folder: Path) -> str | None:
 
 # --- Answers --------------------------------------------------------------------------------------
 
-_Kind = Callable[[WebServer, random.Random, bytes], Answer]
+_Kind = Callable[[WebServer, Random, bytes], Answer]
 
 
-def _pieces(generator: random.Random, content: bytes) -> list[bytes]:
+def _pieces(generator: Random, content: bytes) -> list[bytes]:
     """The content, cut at random places."""
     count = generator.randrange(1, 12)
     cuts = sorted(generator.randrange(len(content) + 1) for _ in range(count))
@@ -131,12 +129,12 @@ def _raw(head: str, pieces: list[bytes]) -> Answer:
     return answer
 
 
-def _whole(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _whole(web: WebServer, generator: Random, content: bytes) -> Answer:
     head = f"HTTP/1.1 200 OK\nConnection: close\nContent-Length: {len(content)}\n"
     return _raw(head, _pieces(generator, content))
 
 
-def _of_unknown_length(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _of_unknown_length(web: WebServer, generator: Random, content: bytes) -> Answer:
     return _raw("HTTP/1.0 200 OK\n", _pieces(generator, content))
 
 
@@ -147,50 +145,50 @@ def _chunks(pieces: list[bytes]) -> list[bytes]:
 _CHUNKED = "HTTP/1.1 200 OK\nConnection: close\nTransfer-Encoding: chunked\n"
 
 
-def _chunked(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _chunked(web: WebServer, generator: Random, content: bytes) -> Answer:
     return _raw(_CHUNKED, [*_chunks(_pieces(generator, content)), b"0\r\n\r\n"])
 
 
-def _compressed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _compressed(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(gzip.compress(content), Content_Encoding="gzip")
 
 
-def _redirected(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _redirected(web: WebServer, generator: Random, content: bytes) -> Answer:
     place = f"/{generator.randrange(2**60)}"
     web.answer(place, _whole(web, generator, content))
     return body(b"", generator.choice((301, 302, 303, 307, 308)), Location=place)
 
 
-def _short(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _short(web: WebServer, generator: Random, content: bytes) -> Answer:
     missing = generator.randrange(1, 99)
     return body(content, Content_Length=str(len(content) + missing))
 
 
-def _short_chunks(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _short_chunks(web: WebServer, generator: Random, content: bytes) -> Answer:
     return _raw(_CHUNKED, _chunks(_pieces(generator, content)))
 
 
-def _broken(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _broken(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(content[: len(content) // 2], generator.choice((500, 502, 503, 504)))
 
 
-def _busy(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _busy(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(b"", 429, Retry_After="0")
 
 
-def _hung_up(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _hung_up(web: WebServer, generator: Random, content: bytes) -> Answer:
     return lambda handler: None
 
 
-def _refused(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _refused(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(content, generator.choice((204, 206, 304, 400, 401, 403, 404, 410, 416)))
 
 
-def _busy_for_an_hour(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _busy_for_an_hour(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(b"", 429, Retry_After="3600")
 
 
-def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _changed(web: WebServer, generator: Random, content: bytes) -> Answer:
     changed = bytearray(content or b"")
     if not changed:
         return body(b"x")
@@ -198,35 +196,35 @@ def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer
     return body(bytes(changed))
 
 
-def _longer(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _longer(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(content + b"x", Content_Length=generator.choice(("", str(len(content) + 1))))
 
 
-def _portal(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _portal(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(_PORTAL, Content_Type=generator.choice(("text/html", "text/plain")))
 
 
-def _loop(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _loop(web: WebServer, generator: Random, content: bytes) -> Answer:
     places = [f"/{generator.randrange(2**60)}" for _ in range(generator.randrange(1, 4))]
     for place, following in zip(places, [*places[1:], places[0]], strict=True):
         web.answer(place, body(b"", 302, Location=following))
     return body(b"", 301, Location=places[0])
 
 
-def _out_of_the_web(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _out_of_the_web(web: WebServer, generator: Random, content: bytes) -> Answer:
     place = generator.choice(("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a"))
     return body(b"", 302, Location=place)
 
 
-def _no_gzip(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _no_gzip(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(content + b"no gzip", Content_Encoding="gzip")
 
 
-def _silent(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _silent(web: WebServer, generator: Random, content: bytes) -> Answer:
     return web.stay_silent
 
 
-def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _silent_halfway(web: WebServer, generator: Random, content: bytes) -> Answer:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         _short(web, generator, content)(handler)
         web.stay_silent(handler)
@@ -234,7 +232,7 @@ def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) ->
     return answer
 
 
-def _dripping(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+def _dripping(web: WebServer, generator: Random, content: bytes) -> Answer:
     in_header = generator.random() < 0.5
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import attnlm
-from attnlm.training import Evaluated
 from tests.trials.children import Child, in_child, in_own_process
+from tests.trials.internals import Evaluated
 from tests.trials.small import TEXT, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
-    generator = random.Random(seed)
+def _run(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(lambda: _train(data, whole))
     kinds = (_two_trainers, _two_preparations, _readers)
-    for case in range(cases):
+    for case, generator in tally.drawn(tally.wanted):
         place = folder / "case"
         place.mkdir()
         kind = kinds[case % len(kinds)]
         tally.count(kind(data, whole, place, generator), kind.__name__)
         shutil.rmtree(place)
-    return tally
 
 
 def _train(data: Path, runs: Path, **settings: object) -> None:
     attnlm.train(data, checkpoint_dir=runs, name="run", **settings_of("multi-head", **settings))
 
 
-def _two_trainers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
+def _two_trainers(data: Path, whole: Path, place: Path, generator: Random) -> str | None:
     """The second is refused, while the first lives; a kill gives the run free."""
     reader, writer = os.pipe()
     waiting_reader, waiting_writer = os.pipe()
@@ -76,7 +73,7 @@ def _two_trainers(data: Path, whole: Path, place: Path, generator: random.Random
     return in_child(check).failure
 
 
-def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
+def _two_preparations(data: Path, whole: Path, place: Path, generator: Random) -> str | None:
     """Of one name, with `--force`, again and again, while somebody reads it."""
     texts = {}
     for letter in "ab":
@@ -109,7 +106,7 @@ def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Ra
     return f"leftovers: {', '.join(left)}" if left else None
 
 
-def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
+def _readers(data: Path, whole: Path, place: Path, generator: Random) -> str | None:
     """`sample` and `eval` of a run that is being trained."""
     seed = generator.randrange(2**31)
     writer = Child(lambda: _train(data, place, steps=40, eval_every=1, seed=seed))
