@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from tests.trials import commands, opening
 from tests.trials.internals import RUNGS, Progress, flag, setting_names
 from tests.trials.trial import Tally, Trial
 
+_LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
 _FULL = 10_000
 
@@ -112,6 +114,13 @@ def _recipe(place: Path, generator: Random) -> _Command:
         value = generator.choice(
             (*_WORDS, '"muon"', "'x'", "1979-05-27", "[1, 2]", "{a = 1}", '"""a', "1e3", "+inf")
         )
+        if generator.random() < 0.1:
+            key += generator.choice(("x", ".x", '."é"')) * generator.choice((100, 1500, 4000))
+        if generator.random() < 0.1:
+            deep = generator.choice((100, 400, 5000))
+            value = generator.choice(
+                (f"0x{'f' * deep}", "9" * deep, f"{'[' * deep}1{']' * deep}", "{a = " * deep)
+            )
         lines.append(f"{key}{generator.choice((' = ', '=', ': ', ' '))}{value}")
     text = generator.choice(("\n", "\n", "\r\n", ",")).join(lines)
     if generator.random() < 0.3:
@@ -227,7 +236,9 @@ _COMMANDS = (
 
 
 def _checked(done: commands.Done, arguments: list[str]) -> str | None:
-    """Whether a text that was prepared is the text that was given."""
+    """Whether a text that was prepared is the text that was given, and a refusal is short."""
+    if "--recipe" in arguments and done.code and len(done.stderr) > _LONGEST_REFUSAL:
+        return f"its refusal has {len(done.stderr):,} characters"
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None
     encoding = (
@@ -343,6 +354,47 @@ def _unreadable(place: Path) -> str | None:
     return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
 
 
+def _recipe_of(content: Callable[[], str]) -> Callable[[Path], str | None]:
+    """A recipe with this content is refused, in a few words and in time."""
+
+    def run(place: Path) -> str | None:
+        (place / "a.toml").write_text(content())
+        arguments = ["train", "--print-config", "--recipe", str(place / "a.toml")]
+        began = time.monotonic()
+        done = commands.here(arguments)
+        if (took := time.monotonic() - began) > _LONGEST_READING:
+            return f"it took {took:.0f} s"
+        return done.fault() or _checked(done, arguments) or (None if done.code else "accepted")
+
+    return run
+
+
+_LONGEST_READING = 20.0  # seconds
+_DEEP, _HUGE = 2**18, 10**7
+_RECIPES: dict[str, Callable[[], str]] = {
+    "lists in lists": lambda: f"heads = {'[' * _DEEP}",
+    "lists in lists, closed": lambda: f"heads = {'[' * 400}{']' * 400}",
+    "tables in tables": lambda: f"heads = {'{a = ' * _DEEP}",
+    "tables in tables, closed": lambda: f"heads = {'{a = ' * 200}1{'}' * 200}",
+    "a table's name of many parts": lambda: f"[a{'.a' * _DEEP}]",
+    "a key of many parts": lambda: f"heads{'.a' * _DEEP} = 1",
+    "a key of some thousand parts": lambda: f"heads{'.a' * 8000} = 1",
+    "a key of one part more each line": lambda: "".join(
+        f"heads{'.a' * i} = 1\n" for i in range(2, 120)
+    ),
+    "a long key": lambda: f"{'k' * _DEEP} = 1",
+    "a key of 10 MB": lambda: f"{'k' * _HUGE} = 1",
+    "a huge number": lambda: f"heads = {'9' * _DEEP}",
+    "a huge number in base 16": lambda: f"heads = 0x{'f' * 10_000}",
+    "a huge number for a real one": lambda: f"budget = 0x{'f' * 10_000}",
+    "a huge number in a list": lambda: f"heads = [0x{'f' * 10_000}]",
+    "a long text": lambda: f"model = '{'x' * 10_000}'",
+    "10 MB of comments": lambda: "# comment\n" * (_HUGE // 10),
+    "10 MB of keys": lambda: "".join(f"k{i} = 1\n" for i in range(_HUGE // 12)),
+    "10 MB of tables": lambda: "[[a]]\n" * (_HUGE // 6),
+    "many keys": lambda: "".join(f"k{i} = 1\n" for i in range(1000)),
+}
+
 _LINE = "Größe: 12 Äpfel, naïve cafés\n" * 30
 
 _NAMED: dict[str, Callable[[Path], str | None]] = {
@@ -368,6 +420,7 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
     "a folder without text": _no_text,
     "a file that changes while it is read": _changing,
     "no permission": _unreadable,
+    **{f"a recipe: {name}": _recipe_of(content) for name, content in _RECIPES.items()},
 }
 if hasattr(os, "mkfifo"):
     _NAMED["a pipe"] = _pipe
