@@ -6,12 +6,12 @@ import contextlib
 import gzip
 import hashlib
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -107,10 +107,10 @@ def _nobody_accepts(folder: Path) -> str | None:
 
 # --- Answers --------------------------------------------------------------------------------------
 
-_Kind = Callable[[WebServer, Random, bytes], Answer]
+_Kind = Callable[[WebServer, random.Random, bytes], Answer]
 
 
-def _pieces(generator: Random, content: bytes) -> list[bytes]:
+def _pieces(generator: random.Random, content: bytes) -> list[bytes]:
     """The content, cut at random places."""
     count = generator.randrange(1, 12)
     cuts = sorted(generator.randrange(len(content) + 1) for _ in range(count))
@@ -129,12 +129,12 @@ def _raw(head: str, pieces: list[bytes]) -> Answer:
     return answer
 
 
-def _whole(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _whole(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     head = f"HTTP/1.1 200 OK\nConnection: close\nContent-Length: {len(content)}\n"
     return _raw(head, _pieces(generator, content))
 
 
-def _of_unknown_length(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _of_unknown_length(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return _raw("HTTP/1.0 200 OK\n", _pieces(generator, content))
 
 
@@ -145,50 +145,50 @@ def _chunks(pieces: list[bytes]) -> list[bytes]:
 _CHUNKED = "HTTP/1.1 200 OK\nConnection: close\nTransfer-Encoding: chunked\n"
 
 
-def _chunked(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _chunked(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return _raw(_CHUNKED, [*_chunks(_pieces(generator, content)), b"0\r\n\r\n"])
 
 
-def _compressed(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _compressed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(gzip.compress(content), Content_Encoding="gzip")
 
 
-def _redirected(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _redirected(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     place = f"/{generator.randrange(2**60)}"
     web.answer(place, _whole(web, generator, content))
     return body(b"", generator.choice((301, 302, 303, 307, 308)), Location=place)
 
 
-def _short(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _short(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     missing = generator.randrange(1, 99)
     return body(content, Content_Length=str(len(content) + missing))
 
 
-def _short_chunks(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _short_chunks(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return _raw(_CHUNKED, _chunks(_pieces(generator, content)))
 
 
-def _broken(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _broken(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(content[: len(content) // 2], generator.choice((500, 502, 503, 504)))
 
 
-def _busy(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _busy(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(b"", 429, Retry_After="0")
 
 
-def _hung_up(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _hung_up(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return lambda handler: None
 
 
-def _refused(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _refused(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(content, generator.choice((204, 206, 304, 400, 401, 403, 404, 410, 416)))
 
 
-def _busy_for_an_hour(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _busy_for_an_hour(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(b"", 429, Retry_After="3600")
 
 
-def _changed(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     changed = bytearray(content or b"")
     if not changed:
         return body(b"x")
@@ -196,35 +196,35 @@ def _changed(web: WebServer, generator: Random, content: bytes) -> Answer:
     return body(bytes(changed))
 
 
-def _longer(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _longer(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(content + b"x", Content_Length=generator.choice(("", str(len(content) + 1))))
 
 
-def _portal(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _portal(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(_PORTAL, Content_Type=generator.choice(("text/html", "text/plain")))
 
 
-def _loop(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _loop(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     places = [f"/{generator.randrange(2**60)}" for _ in range(generator.randrange(1, 4))]
     for place, following in zip(places, [*places[1:], places[0]], strict=True):
         web.answer(place, body(b"", 302, Location=following))
     return body(b"", 301, Location=places[0])
 
 
-def _out_of_the_web(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _out_of_the_web(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     place = generator.choice(("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a"))
     return body(b"", 302, Location=place)
 
 
-def _no_gzip(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _no_gzip(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(content + b"no gzip", Content_Encoding="gzip")
 
 
-def _silent(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _silent(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return web.stay_silent
 
 
-def _silent_halfway(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         _short(web, generator, content)(handler)
         web.stay_silent(handler)
@@ -232,7 +232,7 @@ def _silent_halfway(web: WebServer, generator: Random, content: bytes) -> Answer
     return answer
 
 
-def _dripping(web: WebServer, generator: Random, content: bytes) -> Answer:
+def _dripping(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     in_header = generator.random() < 0.5
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import sys
 import time
 from pathlib import Path
-from random import Random
 
 import attnlm
 from tests.trials.children import Child, in_child, in_own_process
@@ -33,7 +33,7 @@ def _train(data: Path, runs: Path, **settings: object) -> None:
     attnlm.train(data, checkpoint_dir=runs, name="run", **settings_of("multi-head", **settings))
 
 
-def _two_trainers(data: Path, whole: Path, place: Path, generator: Random) -> str | None:
+def _two_trainers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
     """The second is refused, while the first lives; a kill gives the run free."""
     reader, writer = os.pipe()
     waiting_reader, waiting_writer = os.pipe()
@@ -73,7 +73,7 @@ def _two_trainers(data: Path, whole: Path, place: Path, generator: Random) -> st
     return in_child(check).failure
 
 
-def _two_preparations(data: Path, whole: Path, place: Path, generator: Random) -> str | None:
+def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
     """Of one name, with `--force`, again and again, while somebody reads it."""
     texts = {}
     for letter in "ab":
@@ -106,7 +106,7 @@ def _two_preparations(data: Path, whole: Path, place: Path, generator: Random) -
     return f"leftovers: {', '.join(left)}" if left else None
 
 
-def _readers(data: Path, whole: Path, place: Path, generator: Random) -> str | None:
+def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
     """`sample` and `eval` of a run that is being trained."""
     seed = generator.randrange(2**31)
     writer = Child(lambda: _train(data, place, steps=40, eval_every=1, seed=seed))
