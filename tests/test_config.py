@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from attnlm.config import (
     to_toml,
 )
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.model import model_skeleton
 
 
 def test_flags_go_over_recipe_over_defaults() -> None:
@@ -194,6 +196,21 @@ def test_no_setting_is_too_large_for_what_computes_with_it() -> None:
     for name in ("budget", "warmup", "eval_every", "patience", "gradient_clip"):
         with pytest.raises(UsageError, match="out of range"):
             resolve({name: 10**400})
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model": "wide-head", "heads": 2**20, "embed_dim": 2**20},
+        {"model": "multi-head", "heads": 2**20, "head_size": 2**20, "embed_dim": 2**20},
+        {"model": "transformer", "heads": 2**16, "head_size": 2**10, "block_size": 1},
+    ],
+)
+def test_the_sizes_of_all_tensors_can_be_told(sizes: Settings) -> None:
+    with pytest.raises(UsageError, match="too wide together") as caught:
+        resolve(sizes)
+    fewer = int(re.findall(r"--heads (\d+)", caught.value.hint)[0])
+    model_skeleton(resolve({**sizes, "heads": fewer}).model, 2**21)
 
 
 def test_a_rotary_table_has_a_largest_size() -> None:

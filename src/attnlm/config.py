@@ -49,6 +49,7 @@ def _setting(
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
+_WIDEST_HEADS = 2**24  # all of a layer's together: a matrix's bytes fit into 64 bits
 _MOST_STEPS = 2**40
 _LARGEST_RECIPE = 2**20  # bytes
 # For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
@@ -360,6 +361,11 @@ def _check_shape(model: ModelConfig) -> None:
             f"--embed-dim {model.embed_dim} can't be divided into --heads {model.heads}",
             f"give --embed-dim {model.num_heads * max(1, model.embed_dim // model.num_heads)}, "
             "or a --head-size",
+        )
+    if model.num_heads * model.head_dim > _WIDEST_HEADS:
+        raise UsageError(
+            f"--heads {model.num_heads} of {model.head_dim} are too wide together",
+            f"give --heads {_WIDEST_HEADS // model.head_dim} or fewer",
         )
     if model.model == "transformer" and model.head_dim % 2:
         raise UsageError(

@@ -6,6 +6,7 @@ window, T new ones among them, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -121,7 +122,9 @@ class SideBySide:
         sizes = [len(part) for part in np.array_split(np.arange(num_samples), parts)]
         self._decoders = list(map(make, sizes))
         self._borders = np.cumsum(sizes)[:-1]
-        self._pool = ThreadPoolExecutor(parts - 1)
+        # A thread does not take over how NumPy's warnings are set here.
+        quiet = functools.partial(np.seterr, all="ignore")
+        self._pool = ThreadPoolExecutor(parts - 1, initializer=quiet)
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         parts = np.split(ids_BS, self._borders)

@@ -275,8 +275,9 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
         data_dir=data_dir,
         verify=verify,
     )
-    for key in ("train_sha256", "val_sha256"):
-        if getattr(dataset, key) != run.dataset[key]:
+    recorded_facts = {**run.dataset, "vocab_size": run.vocab_size}
+    for key in ("train_sha256", "val_sha256", "vocab_size"):
+        if getattr(dataset, key) != recorded_facts[key]:
             raise AttnlmError(
                 f"{dataset.path} is not the data set that {run.name} was trained on",
                 f"prepare that one again, or move it to {recorded}",

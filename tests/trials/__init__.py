@@ -10,6 +10,7 @@ from tests.trials import (
     anywhere,
     damage,
     disk,
+    forged,
     hostile,
     input,
     kill,
@@ -35,6 +36,7 @@ _ALL: list[Trial] = [
     anywhere.TEMPORARY,
     damage.TRIAL,
     hostile.TRIAL,
+    forged.TRIAL,
     input.TRIAL,
     network.TRIAL,
 ]

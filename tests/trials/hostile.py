@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,7 +64,7 @@ def _hostile(tally: Tally, folder: Path) -> None:
 def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -> str | None:
     """What happens that nothing should when `read` reads what lies in `folder`."""
     began = time.monotonic()
-    with _bounded_memory():
+    with opening.bounded_memory(_MOST_MEMORY):
         refused, fault = opening.refusal(lambda: read(folder))
     if (folder / _MARK).exists():
         return "code ran"
@@ -445,23 +444,6 @@ def _copy(folder: Path) -> Iterator[Path]:
         yield copy
     finally:
         shutil.rmtree(copy)
-
-
-@contextlib.contextmanager
-def _bounded_memory() -> Iterator[None]:
-    """Lets this process take so much more memory and no more, where the system can count it."""
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + _MOST_MEMORY, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 TRIAL = Trial(

@@ -9,9 +9,10 @@ from attnlm.events import Progress
 from attnlm.journal import Journal
 from attnlm.launch import _has_compiler as has_compiler
 from attnlm.memory import FACTOR
-from attnlm.model import model_skeleton
+from attnlm.model import build_model, count_parameters, model_skeleton
 from attnlm.native import library
 from attnlm.one_layer import compiled_parts, has_parts
+from attnlm.optimizer import Optimizer
 from attnlm.run import Run
 from attnlm.training import Evaluated, Started, Stepped, Stepper, saved_state
 
@@ -20,15 +21,18 @@ __all__ = [
     "RUNGS",
     "Evaluated",
     "Journal",
+    "Optimizer",
     "Progress",
     "Run",
     "Started",
     "Stepped",
     "Stepper",
+    "build_model",
     "checkpoint",
     "choose_device",
     "compiled_parts",
     "console",
+    "count_parameters",
     "decoding",
     "download",
     "exits",
