@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlm.attention import (
+    SHORT,
     LayerCache,
     SelfAttention,
     UniformAttention,
@@ -165,3 +166,21 @@ def test_query_and_key_norms_are_applied_per_head() -> None:
     expected = explicit_attention(query, key, value).transpose(1, 2).flatten(2)
     unturned = torch.ones(T, size).double(), torch.zeros(T, size).double()
     torch.testing.assert_close(module(x_BTC, unturned), expected)
+
+
+def test_long_contexts_go_to_the_kernel_that_holds_no_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes nothing but vectors whose numbers lie side by side; rotary heads' do not."""
+    strides: list[int] = []
+    original = F.scaled_dot_product_attention
+
+    def watched(*tensors: Tensor, **options: object) -> Tensor:
+        strides.extend(x.stride(-1) for x in tensors)
+        mixed: Tensor = original(*tensors, **options)  # type: ignore[arg-type]
+        return mixed
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    module = SelfAttention(C, H, 2 * D, rotary=True)
+    module(torch.randn(B, SHORT + 1, C), rotary_angles(SHORT + 1, 2 * D))
+    assert strides == [1, 1, 1]

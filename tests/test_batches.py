@@ -80,10 +80,9 @@ def test_the_smallest_text_has_one_window() -> None:
         assert np.array_equal(batches(2)[1], [[1, 2, 3, 4]] * 3)
 
 
-def test_a_text_too_short_is_refused_with_the_block_size_that_fits() -> None:
-    with pytest.raises(AttnlmError) as caught:
+def test_a_text_too_short_is_refused() -> None:
+    with pytest.raises(AttnlmError, match=r"has 5 tokens, and a window .* needs 6"):
         Batches(numbered(5), block_size=5, batch_size=3, stride=5, seed=0)
-    assert caught.value.hint is not None and "--block-size 4" in caught.value.hint
 
 
 def test_large_seeds_and_steps_do_not_overflow() -> None:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from attnlm import checkpoint
 from attnlm.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.config import RUNGS, resolve
-from attnlm.errors import AttnlmError
+from attnlm.errors import AttnlmError, NotFiniteError
 from attnlm.model import build_model, cross_entropy
 from attnlm.optimizer import Optimizer
 
@@ -40,6 +41,34 @@ def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_pa
     assert any(tensor.any() for tensor in optimizer.state().values())
     for name, tensor in optimizer.state().items():
         assert torch.equal(tensor, restored.state()[name]), name
+
+
+def test_the_same_content_is_the_same_bytes(tmp_path: Path) -> None:
+    """safetensors orders the keys of its header by chance, even within one process."""
+    model = build_model(resolve({"model": "single-head", "embed_dim": 4}).model, 5)
+    path = tmp_path / "best.safetensors"
+    contents = set()
+    for _ in range(20):
+        save_checkpoint(path, model, {"step": 1})
+        contents.add(path.read_bytes())
+    (content,) = contents
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size].decode()
+    canonical = json.dumps(json.loads(header), sort_keys=True, separators=(",", ":"))
+    assert header == canonical.ljust(size) and size % 8 == 0
+    for name, tensor in load_file(str(path)).items():
+        assert torch.equal(tensor, model.get_parameter(name.removeprefix("model.")))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused(number: float, tmp_path: Path) -> None:
+    config, path = resolve({"model": "bigram"}).model, tmp_path / "best.safetensors"
+    model = build_model(config, 5)
+    with torch.no_grad():
+        model.get_parameter("table.weight")[2, 3] = number
+    save_checkpoint(path, model, {"step": 1})
+    with pytest.raises(NotFiniteError):
+        load_checkpoint(path, config, 5)
 
 
 def test_every_changed_byte_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from attnlm.cli import _seconds
 from attnlm.config import RUNGS
+from attnlm.errors import UsageError
 
 ATTNLM = [sys.executable, "-m", "attnlm"]
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
@@ -107,6 +109,17 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
     assert "step " not in quiet.stderr.replace("at step", "") and "attnlm sample" in quiet.stderr
 
 
+def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
+    flags = ["--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
+    for number in "012":
+        folder = ["--checkpoint-dir", f"process-{number}"]
+        attnlm("train", *flags, *folder, cwd=project, PYTHONHASHSEED=number)
+    names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
+    runs = [project / f"process-{number}" / "same" for number in "012"]
+    for name in names:
+        assert len({(run / name).read_bytes() for run in runs}) == 1, name
+
+
 def test_train_draws_its_curve_for_a_terminal_only(project: Path) -> None:
     ours, theirs = os.openpty()
     command = [*ATTNLM, "train", *QUICK]
@@ -191,6 +204,50 @@ def test_a_budget_becomes_steps(project: Path) -> None:
     assert config["steps"] == facts["steps"] and "budget" not in config
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("90", 90), ("90s", 90), ("90 sec", 90), ("1.5", 1.5), ("0.5 seconds", 0.5)),
+        *(("5m", 300), ("5min", 300), ("5 Minutes", 300), ("1.5m", 90), (" 2 mins ", 120)),
+        *(("2h", 7200), ("1 hour", 3600), ("2hrs", 7200), ("1m30s", 90), ("1 min 30 sec", 90)),
+        *(("1h30m", 5400), ("1h 1m 1s", 3661), ("1h1s", 3601)),
+    ],
+)
+def test_a_time_is_understood_as_people_write_it(text: str, seconds: float) -> None:
+    assert _seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "0", "0m", "-5", "m", "5x", "5 mm", "1h30", "30s1m", "1:30", "1e3", "9" * 400]
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget can't be") as caught:
+        _seconds(text)
+    assert "1h30m" in caught.value.hint
+
+
+def test_several_sources_and_their_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
+    (tmp_path / "b.txt").write_text(TEXT)
+    kept = attnlm("prepare", "b.txt", "notes", cwd=tmp_path)
+    assert kept.stdout == f"{Path('data/b-and-1-more-char')}\n"
+    assert "carriage returns" in kept.stderr and "--newlines unix" in kept.stderr
+    flags = ["--newlines", "unix", "--tokenizer", "Byte", "--json"]
+    unix = attnlm("prepare", "b.txt", *flags, "notes", cwd=tmp_path)
+    assert json.loads(unix.stdout)["characters"] == 2 * len(TEXT)
+    assert "carriage returns" not in unix.stderr
+
+
+def test_what_is_next_after_a_small_text_works(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT[:200])
+    done = attnlm("prepare", "text.txt", cwd=tmp_path)
+    assert "text-char is too small for the default context of 64 tokens" in done.stderr
+    (command,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
+    assert command == "train --block-size 19"
+    attnlm(*command.split(), "--steps", "1", cwd=tmp_path)
+
+
 def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
     flags = [*QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3"]
     done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
@@ -244,7 +301,8 @@ def _last_step(run: Path) -> int:
 def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
     done = attnlm("sample", "small", "--prompt", "the ", "--tokens", "20", cwd=project)
     assert done.stdout.startswith("the ") and len(done.stdout) == 24
-    assert "seed" in done.stderr and "tokens/s" in done.stderr
+    read = r"small, step \d+, validation loss \d\.\d{4} \(best\) on cpu, temperature 1, seed \d+\n"
+    assert re.match(read, done.stderr) and "tokens/s" in done.stderr
     piped = attnlm("sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog ")
     assert piped.stdout == "dog "
     (project / "prompt.txt").write_text("fox ")
@@ -257,9 +315,11 @@ def test_sample_as_json_and_in_numbers(project: Path) -> None:
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
     facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
+    assert facts["texts"] == [facts["text"]]
+    assert facts["checkpoint"] == "best" and facts["step"] > 0
     several = json.loads(attnlm("sample", *flags, "--num-samples", "3", cwd=project).stdout)
     assert [len(text) for text in several["texts"]] == [9, 9, 9]
-    assert several["texts"][0] == facts["text"]
+    assert several["texts"][0] == several["text"] == facts["text"]
     assert len(set(several["texts"])) == 3 and several["tokens"] == 27
 
 
@@ -267,9 +327,50 @@ def test_talking_ends_with_bye_or_the_end_of_input(project: Path) -> None:
     flags = ["sample", "small", "-i", "--tokens", "5", "--seed", "1"]
     bye = attnlm(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
     assert len(bye.stdout) == 6
+    for end in ("quit", "exit", "/quit"):
+        assert attnlm(*flags, cwd=project, stdin=f"the dog\n{end}\nfox\n").stdout == bye.stdout
     ended = attnlm(*flags, cwd=project, stdin="the dog\nÜ\nfox\n")
     assert len(ended.stdout) == 12
     assert "lacks 'Ü'" in ended.stderr
+    prompted = attnlm(*flags, "--prompt", "Ü", cwd=project, stdin="the dog\n")
+    assert "lacks 'Ü'" in prompted.stderr and prompted.stdout == bye.stdout
+
+
+def test_commands_while_talking_are_obeyed_and_are_no_text(project: Path) -> None:
+    flags = ["sample", "small", "-i", "--tokens", "5"]
+    plain = attnlm(*flags, "--seed", "1", "--temperature", "0.5", cwd=project, stdin="the dog\n")
+    lines = ["/help", "/seed x", "/seed 1", "/temperature -1", "/temperature 0.5", "/nothing"]
+    done = attnlm(*flags, cwd=project, stdin="\n".join([*lines, "the dog", ""]))
+    assert done.stdout == plain.stdout
+    for words in (
+        "/temperature X",
+        "error: /seed can't be 'x'\nhint: it must be a number\n",
+        "seed 1\n",
+        "error: /temperature can't be '-1'\nhint: it must be 0 (greedy) or more\n",
+        "error: there is no /nothing\nhint: there is /seed N, /temperature X, ",
+    ):
+        assert words in done.stderr
+    last = attnlm(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
+    assert len(last.stdout) == 12
+
+
+def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
+    attnlm("train", *QUICK, "--name", "older", cwd=project)
+    attnlm("train", *QUICK, "--name", "newer", cwd=project)
+    longer = attnlm("train", "--resume", "older", "--steps", "8", "-q", cwd=project)
+    assert longer.stderr.endswith("next  attnlm sample older --tokens 500\n")
+    sampled = attnlm("sample", "newer", "--tokens", "1", cwd=project)
+    assert sampled.stderr.endswith("next  attnlm report\n")
+    sampled = attnlm("sample", "older", "--tokens", "1", cwd=project)
+    assert sampled.stderr.endswith("next  attnlm report older\n")
+    away = project / "away"
+    away.mkdir()
+    (project / "checkpoints" / "older").rename(away / "older")
+    for arguments in (["away/older"], ["older", "--checkpoint-dir", "away"]):
+        sampled = attnlm("sample", *arguments, "--tokens", "1", cwd=project)
+        assert sampled.stderr.endswith("next  attnlm report older --checkpoint-dir away\n")
+    longer = attnlm("train", "--resume", "away/older", "--steps", "9", "-q", cwd=project)
+    assert longer.stderr.endswith("next  attnlm sample older --tokens 500 --checkpoint-dir away\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
@@ -341,6 +442,7 @@ def test_named_errors(project: Path) -> None:
         (["sample", "--show-probs", "--json", "--tokens=2000000"], 2, "2000000", f"{2**20}"),
         (["sample", "small", "--prompt", "Ünü"], 1, "lacks 'Ü', 'ü'", ""),
         (["sample", "small", "--checkpoint", "newest"], 2, "newest", "best or last"),
+        (["sample", "small", "--device", "gpu"], 2, "gpu", "cuda"),
         (["eval", "small", "--data", "nothing"], 1, "nothing", ""),
     ]:
         if "cuda" in arguments and _has_cuda():

@@ -41,7 +41,7 @@ def test_every_rung_has_complete_defaults(rung: str) -> None:
     [
         ({"model": "bigram", "heads": 4}, "--heads does not apply to bigram", "multi-head"),
         ({"layers": 2}, "--layers does not apply to multi-head", "transformer"),
-        ({"model": "tranformer"}, "--model can't be 'tranformer'", "'transformer'"),
+        ({"model": "tranformer"}, "--model can't be 'tranformer'", "transformer?"),
         ({"heads": 3, "embed_dim": 32}, "can't be divided", "--embed-dim 30"),
         ({"model": "transformer", "head_size": 5}, "odd", "--head-size 6"),
         ({"heads": 0}, "--heads 0 is out of range", "at least 1"),
@@ -51,7 +51,7 @@ def test_every_rung_has_complete_defaults(rung: str) -> None:
         ({"sampling": "random", "stride": 4}, "--stride does not apply", "leave"),
         ({"model": "bigram", "optimizer": "muon"}, "no matrices", "adamw"),
         ({"steps": 5, "warmup": 6}, "longer than the run", "fewer"),
-        ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "'embed_dim'"),
+        ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "embed_dim?"),
         ({"heads": 2.0}, "--heads can't be 2.0", "a whole number"),
         ({"projection": 1}, "--projection can't be 1", "true or false"),
         ({"seed": True}, "--seed can't be True", "a whole number"),
@@ -62,6 +62,17 @@ def test_what_is_wrong_is_named(settings: dict[str, object], message: str, hint:
         resolve(settings)  # type: ignore[arg-type]
     assert message in caught.value.message
     assert caught.value.hint is not None and hint in caught.value.hint
+
+
+@pytest.mark.parametrize("model", ["multi-head", "transformer"])
+@pytest.mark.parametrize(("heads", "embed_dim"), [(3, 32), (4, 15), (4, 3), (5, 64)])
+def test_the_width_that_is_suggested_works(model: str, heads: int, embed_dim: int) -> None:
+    """Also where rotary positions need an even head."""
+    settings: Settings = {"model": model, "heads": heads, "embed_dim": embed_dim}
+    with pytest.raises(UsageError, match="can't be divided") as caught:
+        resolve(settings)
+    suggested = caught.value.hint.removeprefix("give --embed-dim ").partition(",")[0]
+    resolve({**settings, "embed_dim": int(suggested)})
 
 
 def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> None:

@@ -101,9 +101,9 @@ def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.Monk
     ("seconds_left", "quiet", "says"),
     [
         (59.0, False, ""),
-        (852.0, False, "step     20  about 14 minutes left\n"),
-        (61.0, False, "step     20  about 1 minute left\n"),
-        (9000.0, False, "step     20  about 2.5 hours left\n"),
+        (852.0, False, "step     20  about 14 min left\n"),
+        (61.0, False, "step     20  about 61 s left\n"),
+        (9000.0, False, "step     20  about 2.5 h left\n"),
         (852.0, True, ""),
     ],
 )
@@ -119,6 +119,15 @@ def test_elsewhere_the_time_left_is_told_once(
     for step in (19, 20, 21, 22):
         display(Stepped(step, 2.5, tokens_per_second=5000.0, seconds_left=seconds_left))
     assert capsys.readouterr().err == says
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_does_not_have_is_never_printed(
+    number: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        console.result_json({"weights": [[0.5, number]]})
+    assert capsys.readouterr().out == ""
 
 
 def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str]) -> None:

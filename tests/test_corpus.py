@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlm import corpus
-from attnlm.corpus import PIECE, SNIFFED_BYTES, Corpus, get_corpus, safe_name
+from attnlm.corpus import PIECE, SNIFFED_BYTES, Corpus, Source, get_corpus, safe_name
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
 from attnlm.folders import is_safe_name
@@ -78,6 +78,38 @@ def text_of(content: bytes, path: Path, encoding: str = "utf-8") -> str:
 )
 def test_text_is_what_was_encoded(content: bytes, encoding: str, text: str, tmp_path: Path) -> None:
     assert text_of(content, tmp_path / "a", encoding) == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "latin-1"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, PIECE])
+def test_unix_newlines_are_exact_wherever_a_read_ends(
+    size: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE", size)
+    text = "\ra\r\nb\rc\n\r\n\r\r\n\n\n\r \r\né\x85\x0b\r\r"
+    path = tmp_path / "a"
+    path.write_bytes(text.encode(encoding))
+    for newlines, expected in (
+        ("unix", text.replace("\r\n", "\n").replace("\r", "\n")),
+        ("keep", text),
+    ):
+        pieces = list(Corpus("a", "a", (path,), encoding, newlines).pieces())
+        assert "".join(pieces) == expected
+        assert all(0 < len(piece) <= size for piece in pieces)
+
+
+def test_the_line_ends_of_two_files_are_not_one(tmp_path: Path) -> None:
+    paths = tmp_path / "a", tmp_path / "b"
+    for path, content in zip(paths, (b"a\r", b"\nb"), strict=True):
+        path.write_bytes(content)
+    assert "".join(Corpus("a", "a", paths, newlines="unix").pieces()) == "a\n\nb"
+
+
+def test_bad_bytes_are_found_behind_line_ends_that_change(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"a\r\n" * PIECE + b"\xff")
+    with pytest.raises(AttnlmError, match=f"not valid utf-8 at byte {3 * PIECE}$"):
+        list(Corpus("a", "a", (path,), newlines="unix").pieces())
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "gb18030"])
@@ -275,14 +307,17 @@ def test_a_folder_is_named_however_it_is_given(here: Path, spool: Path) -> None:
 def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> None:
     edge = b"a" * (SNIFFED_BYTES - 1) + "é".encode()
     texts = {"cut by the sniff.txt": edge, "plain.txt": PLAY}
-    others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "3.empty": b"", "4.cut": b"a\xe2\x82"}
+    others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "4.cut": b"a\xe2\x82", "5.bin": b"\0"}
+    others |= {"3.empty": b"", "6.mark": codecs.BOM_UTF8}
     hidden = {".git/config": PLAY, ".hidden": PLAY}
     write_all(here, texts | others | hidden)
     events: list[object] = []
     found = get_corpus(".", spool=spool, on_event=events.append)
     assert [str(path) for path in found.files] == sorted(texts)
-    wanted = "left out 4 of 6 files, which are not utf-8 text: 1.png, 2.bin, 3.empty, …"
-    assert events == [Note(wanted)]
+    assert events == [
+        Note("left out 4 of 8 files, which are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
+        Note("left out 2 of 8 files, which are empty: 3.empty, 6.mark"),
+    ]
 
 
 def test_wide_encodings_may_be_full_of_nuls(here: Path, spool: Path) -> None:
@@ -290,10 +325,20 @@ def test_wide_encodings_may_be_full_of_nuls(here: Path, spool: Path) -> None:
     assert "".join(get_corpus(".", encoding="UTF16", spool=spool).pieces()) == "onetwo"
 
 
-@pytest.mark.parametrize("contents", [{}, {"a.png": b"\x89PNG\r\n"}, {".a.txt": PLAY}])
-def test_a_folder_without_text(contents: dict[str, bytes], here: Path, spool: Path) -> None:
+@pytest.mark.parametrize(
+    ("contents", "counts"),
+    [
+        ({}, "0 files looked at, 0 of them empty"),
+        ({"a.png": b"\x89PNG\r\n"}, "1 files looked at, 0 of them empty"),
+        ({".a.txt": PLAY}, "0 files looked at, 0 of them empty"),
+        ({"a.txt": b"", "b.txt": b""}, "2 files looked at, 2 of them empty"),
+    ],
+)
+def test_a_folder_without_text(
+    contents: dict[str, bytes], counts: str, here: Path, spool: Path
+) -> None:
     write_all(here, contents)
-    with pytest.raises(AttnlmError, match=r"no utf-8 text in \. \([01] files"):
+    with pytest.raises(AttnlmError, match=rf"no utf-8 text in \. \({counts}\)"):
         get_corpus(".", spool=spool)
 
 
@@ -321,6 +366,62 @@ def test_links_are_followed_but_not_in_circles(here: Path, spool: Path) -> None:
         "top/c/text",
     ]
     assert events == [Note("left out 1 of 6 files, which are not utf-8 text: broken")]
+
+
+# --- Several sources ------------------------------------------------------------------------------
+
+
+def test_several_sources_are_one_text_in_their_order(
+    here: Path, spool: Path, web: WebServer, short_tales: None
+) -> None:
+    write_all(here, {"b.txt": b"b", "notes/2": b"2", "notes/1": codecs.BOM_UTF8 + b"1"})
+    url = web.answer("/u", body(b"u"))
+    sources: list[Source] = ["b.txt", "-", Path("notes"), "tales", url, "b.txt"]
+    found = get_corpus(iter(sources), spool=spool, stdin=io.BytesIO(b"s"))
+    for _ in range(2):
+        assert "".join(found.pieces()) == "bs12Once upon a time.\nub"
+    assert (found.name, found.source) == ("b-and-5-more", "b.txt and 5 more")
+    assert found.sources == ("b.txt", "-", "notes", "tales", url, "b.txt")
+
+
+def test_each_source_has_its_encoding_and_its_name_in_errors(
+    here: Path, spool: Path, short_tales: None
+) -> None:
+    """The named corpora are UTF-8, whatever the user's own texts are."""
+    write_all(here, {"a": "é".encode("latin-1"), "b/c": b"c" * SNIFFED_BYTES + b"\xff"})
+    found = get_corpus(["a", "tales"], encoding="latin-1", spool=spool)
+    assert "".join(found.pieces()) == "éOnce upon a time.\n"
+    for sources, name in ((["b/c", "a"], "b/c"), (["b", "a"], "b/c"), (["tales", "a"], "a")):
+        with pytest.raises(AttnlmError, match=f"^{name} is not valid utf-8 at byte"):
+            list(get_corpus(sources, spool=spool).pieces())
+
+
+def test_one_source_in_a_list_is_that_source(here: Path, spool: Path) -> None:
+    write_all(here, {"a.txt": PLAY})
+    found = get_corpus(["a.txt"], spool=spool)
+    assert found == get_corpus("a.txt", spool=spool)
+    assert (found.name, found.sources) == ("a", ("a.txt",))
+
+
+def test_an_empty_one_of_several_is_named(here: Path, spool: Path) -> None:
+    write_all(here, {"a": PLAY, "b": b"", "c": codecs.BOM_UTF8})
+    events: list[object] = []
+    found = get_corpus(
+        ["a", "b", "c", "-"], spool=spool, stdin=io.BytesIO(), on_event=events.append
+    )
+    assert "".join(found.pieces()) == PLAY.decode()
+    assert events == [Note("b is empty"), Note("c is empty"), Note("stdin is empty")]
+
+
+def test_no_source_at_all_is_not_the_default_one(spool: Path) -> None:
+    with pytest.raises(UsageError, match="no source was given"):
+        get_corpus([], spool=spool)
+
+
+def test_far_too_many_sources_are_refused(here: Path, spool: Path) -> None:
+    write_all(here, {"a": b"a"})
+    with pytest.raises(UsageError, match="20,001 sources are too many"):
+        get_corpus(["./" * 99 + "a"] * 20_001, spool=spool)
 
 
 # --- The web and the named corpora ----------------------------------------------------------------

@@ -170,6 +170,14 @@ def test_seconds_that_differ_tenfold_are_shown_on_a_logarithmic_axis() -> None:
     assert "logarithmic" not in panel_svg([slow], {}, "seconds")
 
 
+def test_numbers_on_axes_have_no_exponents_and_no_offset() -> None:
+    line = Line("loss", [0, 1e6, 3e6], [2.48391, 2.48392, 2.48393], "#000000")
+    svg = panel_svg([line], {"nothing": -0.0}, "step")
+    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)", svg)]
+    assert "3,000,000" in texts and "nothing 0.000" in texts
+    assert not any(re.search(r"\de[+−-]?\d|^\+", text) for text in texts)
+
+
 def test_a_curve_in_plain_characters() -> None:
     records = [{"step": 10 * i, "val_loss": loss} for i, loss in enumerate((4.0, 2.0, 1.0, 1.0))]
     drawn = plain_curve(records, {"counted bigram": 2.0}, width=31, height=7)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import attnlm
 from attnlm import dataset, files
 from attnlm.batches import Batches
 from attnlm.dataset import id_dtype, open_dataset, sampled_hash
 from attnlm.errors import AttnlmError
+from attnlm.evaluation import evaluate
+from attnlm.moments import passage_texts, take_moment
 from attnlm.preparation import prepare
+from attnlm.run import load_model, open_run
+from attnlm.see.heads import study_heads
+from attnlm.see.report import report
 
 
 @pytest.fixture
@@ -172,13 +180,69 @@ def test_an_id_that_the_vocabulary_lacks_is_refused(
         batches(0)
 
 
+@pytest.mark.parametrize("place", [0, 100])
+def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
+    place: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large file, where not all was looked at when it was opened."""
+    monkeypatch.setattr(dataset, "_LARGE", 10)
+    folder = tmp_path / "foxes"
+    shutil.copytree(trained / "data" / "foxes", folder)
+    path, meta = folder / "val.bin", files.read_json(folder / "meta.json")
+    ids = np.fromfile(path, "<u2")
+    ids[place] = meta["vocab_size"]
+    path.write_bytes(ids.tobytes())
+    hashes = {"val_sha256": files.file_hash(path), "val_sampled_sha256": sampled_hash(path)}
+    files.write_json(folder / "meta.json", {**meta, **hashes})
+    shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    about = {**run.dataset, "val_sha256": hashes["val_sha256"], "path": str(folder)}
+    run = replace(run, dataset=about)
+    run.save_config()
+    model, device = load_model(run, checkpoint="last", device="cpu")
+    opened = open_dataset(folder)
+    readers: list[Callable[[], object]] = [
+        lambda: evaluate(run),
+        lambda: study_heads(run),
+        lambda: study_heads(run, tokens=ids),
+        lambda: report(run),
+        lambda: attnlm.train(resume=run.path, steps=40),
+        lambda: attnlm.train(folder, checkpoint_dir=tmp_path / "new", block_size=8, steps=1),
+    ]
+    if place == 0:
+        readers.append(lambda: take_moment(1, model, opened, device))
+        readers.append(lambda: passage_texts(model, opened))
+    for read in readers:
+        with pytest.raises(AttnlmError, match="is damaged: it has ids that its vocabulary"):
+            read()
+
+
 def test_every_value_of_meta_is_needed(folder: Path) -> None:
     path = folder / "meta.json"
     whole = files.read_json(path)
-    for key in whole:
+    for key in whole.keys() - {"sources", "newlines"}:
         files.write_json(path, {k: value for k, value in whole.items() if k != key})
         with pytest.raises(AttnlmError, match=r"meta\.json"):
             open_dataset(folder)
+
+
+def test_what_earlier_versions_wrote_still_opens(folder: Path) -> None:
+    path = folder / "meta.json"
+    meta = files.read_json(path)
+    del meta["sources"], meta["newlines"]
+    files.write_json(path, meta)
+    opened = open_dataset(folder)
+    assert (opened.sources, opened.newlines) == ((meta["source"],), "keep")
+
+
+@pytest.mark.parametrize("wrong", [{"sources": "cats"}, {"sources": [1]}, {"newlines": "dos"}])
+def test_sources_and_newlines_that_make_no_sense_are_refused(
+    folder: Path, wrong: dict[str, object]
+) -> None:
+    path = folder / "meta.json"
+    files.write_json(path, {**files.read_json(path), **wrong})
+    with pytest.raises(AttnlmError, match=f"its {next(iter(wrong))!r} is missing or wrong"):
+        open_dataset(folder)
 
 
 def test_a_meta_that_is_huge_deep_or_no_object_is_refused(folder: Path) -> None:
@@ -227,7 +291,9 @@ def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> Non
         return caught.value.hint
 
     assert "attnlm prepare" in str(hint("psalms"))
-    for there in ("foxes", "geese", "hens", "ibises", "jays", "kites"):
+    for age, there in enumerate(("geese", "foxes", "hens", "ibises", "jays", "kites")):
         (tmp_path / there).mkdir()
+        (tmp_path / there / "meta.json").touch()
+        os.utime(tmp_path / there / "meta.json", (2**30 - age, 2**30 - age))
     assert hint("fox") == "did you mean foxes?"
-    assert hint("psalms") == "there is foxes, geese, hens, ibises, jays and 1 more"
+    assert hint("psalms") == "there is geese, foxes, hens, ibises, jays and 1 more"

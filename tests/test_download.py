@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from attnlm import download
 from attnlm.download import cached, fetch, without_password
 from attnlm.errors import AttnlmError
 from attnlm.events import Note, Progress, ignore
-from tests.web_server import WebServer, body
+from tests.web_server import Answer, WebServer, body
 
 CONTENT = b"To be, or not to be.\n" * 5000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -202,12 +203,83 @@ def test_a_body_of_unknown_length_is_read_to_its_end(web: WebServer, destination
     assert events[-1] == Progress(f"downloading {url}", len(CONTENT), None, "B")
 
 
-def test_a_body_compressed_all_the_same_is_unpacked(web: WebServer, destination: Path) -> None:
-    events: list[object] = []
-    url = web.answer("/a", body(gzip.compress(CONTENT), Content_Encoding="gzip"))
-    fetch(url, destination, sha256=SHA256, on_event=events.append)
+def test_a_server_that_says_a_lot_is_quoted_in_part(web: WebServer, destination: Path) -> None:
+    url = web.answer("/a", body(b"", Content_Encoding="gzip, " * 1000))
+    assert len(refused(url, destination).message) < 400
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "x-unheard-of", "GZIP"])
+def test_a_body_compressed_all_the_same_is_refused(
+    web: WebServer, destination: Path, encoding: str
+) -> None:
+    packed = gzip.compress(gzip.compress(bytes(2**20)))
+    error = refused(web.answer("/a", body(packed, Content_Encoding=encoding)), destination)
+    assert f"it is compressed ({encoding}), which was not asked for" in error.message
+    assert len(web.asked) == 1
+
+
+def test_a_body_that_is_said_to_be_as_it_is_is_taken(web: WebServer, destination: Path) -> None:
+    fetch(web.answer("/a", body(CONTENT, Content_Encoding="Identity")), destination)
     assert destination.read_bytes() == CONTENT
-    assert events[-1] == Progress("downloading a", len(CONTENT), None, "B")
+
+
+def _endless(web: WebServer, head: str, pulse: bytes) -> Answer:
+    """An answer that sends `head`, then a pulse every few milliseconds until the end."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(head.encode())
+        while not web.closing.wait(0.005):
+            handler.wfile.write(pulse)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("head", "pulse"),
+    [
+        ("HTTP/1.1 200 OK\r\n\r\n", b"x"),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 99),
+        ("HTTP/1.1 200 OK\r\n\r\n" + "x" * 2**17, b"x"),  # what came before earns no time
+        ("HTTP/1.1 200 OK\r\nA: ", b"x"),
+        ("", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["drips", "one chunk's header", "drips after a while", "a header", "100 Continue"],
+)
+def test_a_server_that_never_ends_is_given_up_without_a_deadline(
+    web: WebServer, destination: Path, head: str, pulse: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PERIOD", 0.3)
+    error = refused(web.answer("/a", _endless(web, head, pulse)), destination)
+    assert "it sends less than 32 KiB in 0.3 s" in error.message
+    assert len(web.asked) == 1
+
+
+def test_a_slow_server_is_waited_for_while_it_makes_progress(
+    web: WebServer, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each period brings enough, and all of it takes longer than many of them."""
+    monkeypatch.setattr(download, "PERIOD", 0.5)
+    monkeypatch.setattr(download, "PERIOD_BYTES", 2**10)
+    monkeypatch.setattr(download, "CHUNK_BYTES", 2**10)
+
+    def slowly(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+        for start in range(0, len(CONTENT), 2**12):
+            handler.wfile.write(CONTENT[start : start + 2**12])
+            web.closing.wait(0.05)
+
+    fetch(web.answer("/a", slowly), destination, sha256=SHA256)
+    assert destination.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "head", ["", "Content-Encoding: gzip\r\n"], ids=["without an end", "that can't be unpacked"]
+)
+def test_the_body_of_a_redirect_is_not_read(web: WebServer, destination: Path, head: str) -> None:
+    web.answer("/new", body(CONTENT))
+    start = f"HTTP/1.1 302 Found\r\nLocation: /new\r\n{head}\r\n"
+    fetch(web.answer("/old", _endless(web, start, b"x" * 99)), destination, deadline=2.0)
+    assert destination.read_bytes() == CONTENT
 
 
 def test_redirects_are_followed(web: WebServer, destination: Path) -> None:

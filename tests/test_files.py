@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from attnlm.errors import AttnlmError
-from attnlm.files import read_json, replacing, write_bytes, write_json
+from attnlm.files import open_regular, read_json, replacing, write_bytes, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -78,6 +81,65 @@ def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(AttnlmError, match="not a regular file"):
             read_json(tmp_path / "pipe")
+
+
+def bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # the path of a socket may have some hundred bytes
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a folder": Path.mkdir,
+    "a named pipe": lambda path: os.mkfifo(path),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a socket": bind_socket,
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_only_a_regular_file_is_opened(kind: str, tmp_path: Path) -> None:
+    NO_FILES[kind](tmp_path / "x")
+    with pytest.raises(OSError, match=f"it is {kind}, not a regular file"):
+        open_regular(tmp_path / "x")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
+def test_a_link_is_read_but_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("there")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"content"
+    for mode in ("ab", "wb"):
+        with pytest.raises(OSError, match="it is a link, not a regular file"):
+            open_regular(tmp_path / "link", mode)
+    write_bytes(tmp_path / "link", b"other content")
+    assert (tmp_path / "there").read_bytes() == b"content"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
+def test_a_file_that_is_replaced_as_it_is_opened_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, open_ = tmp_path / "x", os.open
+    path.write_bytes(b"content")
+    (tmp_path / "elsewhere").write_bytes(b"content")
+    replacements = {"rb": lambda: os.mkfifo(path), "wb": lambda: path.symlink_to("elsewhere")}
+
+    def late(name: str, flags: int, *mode: int) -> int:
+        path.unlink()
+        replacements["wb" if flags & os.O_WRONLY else "rb"]()
+        return open_(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(OSError, match="it is a named pipe"):
+        open_regular(path)
+    path.unlink()
+    path.write_bytes(b"content")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_regular(path, "wb")
+    assert (tmp_path / "elsewhere").read_bytes() == b"content"
 
 
 def test_a_folder_that_a_failing_disk_cannot_keep_is_told(

@@ -1,4 +1,4 @@
-"""Signals that arrive where an exception would be dropped, and second ones: in real processes."""
+"""Signals that arrive where an exception would be dropped, second ones, closed terminals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm.interruption import Interrupted
+from attnlm.interruption import Interrupted, Interruption, signals
 from attnlm.training import Evaluated
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
@@ -139,3 +139,61 @@ def test_a_compiler_that_is_stopped_leaves_nothing_behind(
     assert not list(temporary.iterdir())
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("came", "answered"),
+    [("HUP HUP", "HUP"), ("TERM HUP", "TERM"), ("HUP TERM", "TERM"), ("INT HUP HUP", "INT")],
+)
+def test_a_hangup_is_never_a_second_signal(came: str, answered: str) -> None:
+    """A closed terminal sends several, and the end of a session SIGTERM and SIGHUP together."""
+    interruption = Interruption()
+    with pytest.raises(Interrupted) as caught, interruption.listen(), interruption.shield():
+        for name in came.split():
+            signal.raise_signal(getattr(signal, f"SIG{name}"))
+    interruption.answered = True
+    assert caught.value.signum == getattr(signal, f"SIG{answered}")
+    assert not caught.value.at_once
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption().listen():
+            assert signals() == (signal.SIGINT, signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_training_outlives_its_terminal(is_ignored: bool, tmp_path: Path) -> None:
+    """It saves and ends with 129; where hangups are ignored, it goes on to its end."""
+    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
+    attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+    steps = 200 if is_ignored else 10**8
+    arguments = ["train", f"--steps={steps}", "--eval-every=100", "--model=bigram", "--name=run"]
+    ours, terminal = os.openpty()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "attnlm", *arguments],
+            cwd=tmp_path,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.close(terminal)
+    last, deadline = tmp_path / "checkpoints" / "run" / "last.safetensors", time.monotonic() + 60
+    while not last.exists() and time.monotonic() < deadline:
+        os.read(ours, 2**12)
+    os.close(ours)
+    for _ in range(2):
+        process.send_signal(signal.SIGHUP)
+    assert process.wait(50) == (0 if is_ignored else 128 + signal.SIGHUP)
+    assert attnlm.open_run(last.parent).last.exists()
+    if is_ignored:
+        assert [r["step"] for r in attnlm.open_run(last.parent).metrics()] == [0, 100, 200]

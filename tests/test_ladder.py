@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import attnlm
+from attnlm.config import RUNGS
 from attnlm.dataset import Dataset
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note
@@ -20,7 +21,7 @@ from attnlm.files import read_json, write_json
 from attnlm.interruption import Interrupted
 from attnlm.run import open_run
 from attnlm.see.ladder import Ladder, LadderStarted, Plan, climb, read_plan
-from attnlm.see.ladder_page import write_ladder
+from attnlm.see.ladder_page import explained, write_ladder
 from attnlm.training import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
 
@@ -71,9 +72,40 @@ def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset
         assert "".join(said) == "1 " + rung.text
 
 
-def test_gains_are_over_the_rung_before(climbed: Ladder) -> None:
+def with_losses(climbed: Ladder, **losses: float) -> Ladder:
+    """A ladder of these rungs, which ended at these losses."""
+    rungs = []
+    for model, loss in losses.items():
+        run = climbed.rungs[0].run
+        config = replace(run.config, model=replace(run.config.model, model=model.replace("_", "-")))
+        records = [{**climbed.rungs[0].best, "val_loss": loss}]
+        rungs.append(replace(climbed.rungs[0], run=replace(run, config=config), records=records))
+    return replace(climbed, rungs=tuple(rungs))
+
+
+def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
     first, second = (rung.best["val_loss"] for rung in climbed.rungs)
     assert climbed.gains == [None, first - second]
+    ladder = with_losses(climbed, bigram=2.5, average=3.25, single_head=2.25, multi_head=2.0)
+    assert ladder.gains == [None, -0.75, 0.25, 0.25]
+
+
+def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
+    losses = {"bigram": 2.5, "average": 3.25, "single_head": 2.25, "multi_head": 2.249}
+    said = dict(explained(with_losses(climbed, **losses)))
+    assert list(said) == ["bigram", "average", "single-head", "multi-head"]
+    assert said["bigram"].endswith("The others are compared with it.")
+    assert "0.750 nats per token worse than bigram: the mean does not say" in said["average"]
+    assert "0.250 nats per token better than bigram: it learns" in said["single-head"]
+    assert said["multi-head"].endswith("As good as single-head after these steps.")
+    every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
+    assert len(dict(explained(every))) == len(RUNGS)
+
+
+def test_no_gain_is_less_than_nothing(climbed: Ladder) -> None:
+    ladder = with_losses(climbed, bigram=2.5, average=2.50002)
+    assert "-0.0000" not in write_ladder(ladder).read_text(encoding="utf-8")
+    assert not any("loss rose" in warning for warning in ladder.warnings)
 
 
 def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
@@ -176,6 +208,21 @@ def test_what_is_wrong_is_said_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
+def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
+    (tmp_path / "fruits.txt").write_text(TEXT[:23])  # of which 3 tokens are to validate
+    small = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    notes: list[object] = []
+    rungs = ("bigram", "multi-head", "transformer")
+    climbed = climb(
+        small.path,
+        checkpoint_dir=tmp_path / "runs",
+        on_event=notes.append,
+        **{**SMALL, "rungs": rungs},
+    )
+    assert Note("fruits-char is small: the rungs get a context of 2 tokens") in notes
+    assert {rung.run.config.model.block_size for rung in climbed.rungs} == {2}
+
+
 def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine-bigram").mkdir()
     with pytest.raises(AttnlmError, match="mine-bigram is there already"):
@@ -244,6 +291,8 @@ def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> N
         assert f"{rung.best['val_loss']:.4f}" in parsed.shown
     for warning in climbed.warnings:
         assert warning in parsed.shown
+    for _, sentence in explained(climbed):
+        assert sentence in parsed.shown
     assert parsed.shown.rstrip().endswith(climbed.command)
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))

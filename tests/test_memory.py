@@ -11,7 +11,7 @@ from attnlm import memory
 from attnlm.config import resolve
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
-from attnlm.memory import FACTOR, check_memory, estimate_memory
+from attnlm.memory import FACTOR, check_memory, estimate_memory, windows_at_once
 
 CPU = Device("cpu", "float32", "as asked for")
 
@@ -20,7 +20,8 @@ CPU = Device("cpu", "float32", "as asked for")
     ("settings", "vocab_size", "parameters", "hint"),
     [
         ({"model": "transformer", "batch_size": 4096}, 65, 10_000, "--batch-size or --block-size"),
-        ({"model": "transformer", "batch_size": 1}, 65, 10**9, "--embed-dim, --heads or --layers"),
+        ({"model": "transformer", "batch_size": 1}, 65, 10**9, "--heads, --head-size or --layers"),
+        ({"heads": 1, "head_size": 2**15, "batch_size": 1}, 65, 10**4, "--head-size"),
         ({"model": "bigram", "batch_size": 1}, 50_000, 50_000**2, "--tokenizer bpe:1024"),
     ],
 )
@@ -32,15 +33,16 @@ def test_what_takes_more_than_there_is_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = resolve(settings)
-    takes = estimate_memory(config, vocab_size, parameters).total
+    sizes = config, vocab_size, parameters, 10**4
+    takes = estimate_memory(*sizes, "cpu").total
     monkeypatch.setattr(memory, "_memory_of", lambda device: int(takes / FACTOR) + 1)
-    check_memory(config, vocab_size, parameters, CPU)  # it may fit, as the estimate may be off
+    check_memory(*sizes, CPU)  # it may fit, as the estimate may be off
     monkeypatch.setattr(memory, "_memory_of", lambda device: int(takes / FACTOR) - 1)
     with pytest.raises(AttnlmError, match="and cpu has") as caught:
-        check_memory(config, vocab_size, parameters, CPU)
+        check_memory(*sizes, CPU)
     assert hint in caught.value.hint
     monkeypatch.setattr(memory, "_memory_of", lambda device: None)  # a device that does not tell
-    check_memory(config, vocab_size, parameters, CPU)
+    check_memory(*sizes, CPU)
 
 
 def test_nothing_is_made_of_a_run_that_is_refused(
@@ -52,3 +54,33 @@ def test_nothing_is_made_of_a_run_that_is_refused(
     with pytest.raises(AttnlmError, match="of memory, and cpu has"):
         attnlm.train(dataset.path, device="cpu", checkpoint_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "vocab_size", "windows"),
+    [
+        ({"model": "bigram", "block_size": 8}, 65, 256),  # 2,048 tokens
+        ({"model": "transformer", "embed_dim": 384, "heads": 6, "block_size": 256}, 65, 8),
+        ({"block_size": 8}, 2**16, 16),  # 8 million logits
+        ({"heads": 1, "head_size": 2**15, "block_size": 8}, 65, 73),  # 512 MB
+        ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 7),
+        ({"heads": 1, "head_size": 2**20, "block_size": 64}, 65, 1),
+    ],
+)
+def test_an_evaluation_takes_few_enough_windows_at_once(
+    settings: dict[str, str | int], vocab_size: int, windows: int
+) -> None:
+    """As many as make 2,048 tokens, but for large vocabularies and where a token takes a lot."""
+    config = resolve(settings)
+    assert windows_at_once(config.model, vocab_size, "cpu") == windows
+    if windows > 1:
+        assert estimate_memory(config, vocab_size, 0, 10**6, "cpu").evaluation <= 2**29
+
+
+def test_an_evaluation_is_part_of_the_estimate() -> None:
+    """But for what the validation split is too short for."""
+    config = resolve({"heads": 1, "head_size": 2**15, "batch_size": 1, "block_size": 8})
+    long, short = (estimate_memory(config, 65, 10**6, tokens, "cpu") for tokens in (10**6, 100))
+    assert long.total - long.evaluation == short.total - short.evaluation
+    assert long.evaluation > 5 * long.activations > 30 * 2**20
+    assert 0 < short.evaluation < long.evaluation / 5

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm import evaluation, kernels
+from attnlm import evaluation, kernels, memory
 from attnlm.attention import SelfAttention
 from attnlm.config import resolve
 from attnlm.device import Device
@@ -176,7 +176,7 @@ def test_validation_loss_is_the_same_in_this_form(
 ) -> None:
     """Over whole batches, windows that fill none, and a last window that is shorter."""
     model = a_model(model="multi-head", embed_dim=6, heads=3, qkv_bias=True).float()
-    monkeypatch.setitem(evaluation._TOKENS_AT_ONCE, "cpu", 4 * T)
+    monkeypatch.setitem(memory._TOKENS_AT_ONCE, "cpu", 4 * T)
     tokens = torch.randint(V, (4 * T * 3 + 2 * T + 3,)).numpy().astype(np.uint16)
     loss = validation_loss(model, tokens, CPU, bytes_per_token=1, compile=compile).loss
     with monkeypatch.context() as patch:

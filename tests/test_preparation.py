@@ -24,6 +24,7 @@ from attnlm.dataset import Dataset, open_dataset
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, Progress
 from attnlm.preparation import prepare
+from tests.web_server import WebServer, body
 
 TEXT = "The cat sat.\nThe naïve cat's hat: 猫!\n" * 40
 
@@ -190,6 +191,12 @@ def test_the_bigram_loss_is_that_of_counted_pairs(
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_text_of_one_character_has_no_negative_loss(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 100)
+    dataset = prepare(tmp_path / "a.txt", data_dir=tmp_path / "data")
+    assert str(dataset.bigram_loss) == "0.0"
+
+
 MIXED = "\ufeffA cat.\r\nna\u0131\u0308ve \u65e5\u672c, \U0001d11e!\x7f\x80\xff ab" * 3 + "\u732b"
 
 
@@ -273,6 +280,105 @@ def test_stdin_is_read_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert entries(data) == {"stdin-char", "latest"}
 
 
+def notes_of(events: list[object]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note)]
+
+
+WINDOWS = ("One line.\r\nAnother\rline.\r\n" * 40).encode()
+
+
+def test_carriage_returns_are_kept_and_told(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "w.txt").write_bytes(WINDOWS)
+    events: list[object] = []
+    dataset = prepare(tmp_path / "w.txt", data_dir=data, on_event=events.append)
+    assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == WINDOWS.decode()
+    assert dataset.newlines == "keep"
+    (note,) = notes_of(events)
+    assert "w.txt, as Windows ends lines" in note and "--newlines unix" in note
+
+
+def test_newlines_unix_makes_other_data_of_them(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "w.txt").write_bytes(WINDOWS)
+    expected = WINDOWS.decode().replace("\r\n", "\n").replace("\r", "\n")
+    prepare(tmp_path / "w.txt", data_dir=data)
+    with pytest.raises(AttnlmError, match="other content"):
+        prepare(tmp_path / "w.txt", newlines="unix", data_dir=data)
+    events: list[object] = []
+    dataset = prepare(
+        tmp_path / "w.txt", newlines="unix", data_dir=data, force=True, on_event=events.append
+    )
+    assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == expected
+    assert (dataset.newlines, dataset.characters) == ("unix", len(expected))
+    assert not notes_of(events)
+    with pytest.raises(AttnlmError, match="other content"):
+        prepare(tmp_path / "w.txt", data_dir=data)
+
+
+def test_newlines_are_those_of_the_validation_file_too(
+    source: Path, tmp_path: Path, data: Path
+) -> None:
+    (tmp_path / "val.txt").write_bytes(WINDOWS)
+    events: list[object] = []
+    prepare(source, val_file=tmp_path / "val.txt", data_dir=data, on_event=events.append)
+    assert ["carriage returns in" in note for note in notes_of(events)] == [True]
+    dataset = prepare(
+        source, val_file=tmp_path / "val.txt", newlines="unix", data_dir=data, name="unix"
+    )
+    assert "\r" not in dataset.tokenizer.decode(dataset.val)
+
+
+def test_a_choice_of_newlines_without_a_difference_is_the_same_data(
+    source: Path, data: Path
+) -> None:
+    first = prepare(source, data_dir=data).path.stat()
+    again = prepare(source, newlines="unix", data_dir=data).path.stat()
+    assert (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+
+
+def test_several_sources_are_one_text(source: Path, tmp_path: Path, data: Path) -> None:
+    (tmp_path / "dogs.txt").write_text("Dogs. " * 30)
+    dataset = prepare([tmp_path / "dogs.txt", source], data_dir=data)
+    assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == "Dogs. " * 30 + TEXT
+    assert dataset.name == "dogs-and-1-more-char"
+    assert dataset.sources == (str(tmp_path / "dogs.txt"), str(source))
+    assert open_dataset(dataset.path).sources == dataset.sources
+    with pytest.raises(AttnlmError, match="other content"):
+        prepare([source, tmp_path / "dogs.txt"], name=dataset.name, data_dir=data)
+
+
+def test_many_sources_with_long_names_can_be_opened_again(
+    source: Path, tmp_path: Path, data: Path
+) -> None:
+    long = Path(tmp_path, *["é" * 60] * 20)
+    long.mkdir(parents=True)
+    (long / "a").write_text("Dogs.")
+    assert len(prepare([long / "a"] * 300, data_dir=data).sources) == 300
+
+
+def test_a_url_of_any_length_can_be_opened_again(web: WebServer, data: Path) -> None:
+    path = "/cats?" + "a" * 9000
+    dataset = prepare(web.answer(path, body(TEXT.encode())), data_dir=data)
+    assert dataset.sources == (web.url + path,)
+
+
+def test_a_tokenizer_is_known_by_other_spellings(source: Path, data: Path) -> None:
+    dataset = prepare(source, tokenizer="BPE-300", data_dir=data)
+    assert (dataset.name, dataset.tokenizer.name) == ("cats-bpe300", "bpe:300")
+
+
+def test_a_text_too_small_for_the_defaults_is_told(tmp_path: Path, data: Path) -> None:
+    for size, fits in ((650, True), (640, False)):  # a context of 64 needs 65 tokens to validate
+        path = tmp_path / f"{size}.txt"
+        path.write_text("abcdefghij" * (size // 10))
+        for _ in range(2):  # also where it is prepared already
+            events: list[object] = []
+            dataset = prepare(path, data_dir=data, on_event=events.append)
+            told = [note for note in notes_of(events) if "too small" in note]
+            assert len(told) == (not fits)
+    assert "--block-size 63 or less" in told[0]
+    assert dataset.largest_block_size == 63
+
+
 # --- What is refused ------------------------------------------------------------------------------
 
 
@@ -309,6 +415,27 @@ def test_a_text_too_short_is_refused(
     with pytest.raises(AttnlmError, match=message):
         prepare(tmp_path / "t.txt", tokenizer=spec, data_dir=data)
     assert entries(data) == set()
+
+
+@pytest.mark.parametrize("newlines", ["", "dos", "Unix"])
+def test_newlines_that_are_none_are_refused(newlines: str, source: Path, data: Path) -> None:
+    with pytest.raises(UsageError, match="--newlines") as caught:
+        prepare(source, newlines=newlines, data_dir=data)
+    assert "keep or unix" in caught.value.hint
+    assert not data.exists()
+
+
+def test_a_validation_file_too_short_is_named(source: Path, tmp_path: Path, data: Path) -> None:
+    (tmp_path / "val.txt").write_text("T")
+    with pytest.raises(AttnlmError, match=r"validation split of .*val\.txt has less") as caught:
+        prepare(source, val_file=tmp_path / "val.txt", data_dir=data)
+    assert "--val-fraction" not in caught.value.hint
+
+
+def test_an_empty_pipe_is_called_stdin(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(AttnlmError, match=r"^stdin is empty"):
+        prepare("-", data_dir=data)
 
 
 @pytest.mark.parametrize("changed", ["tac", "Ωat"])

@@ -13,7 +13,7 @@ from attnlm.decoding import CachedDecoder, Decoder, PlainDecoder, SideBySide, ne
 from attnlm.decoding_native import NativeOneLayer, NativeTransformer
 from attnlm.decoding_numpy import TransformerDecoder, table_size
 from attnlm.device import Device
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.errors import NotFiniteError, UsageError
 from attnlm.model import AttentionModel, LanguageModel, Transformer, build_model
 from attnlm.native import library
 from attnlm.sampling import (
@@ -90,12 +90,14 @@ def test_draw_finds_the_interval_that_the_number_falls_into() -> None:
         assert draw(probabilities_BV, np.array([number])).tolist() == [token]
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_numbers_that_are_no_probabilities_are_refused(wrong: float) -> None:
-    with np.errstate(invalid="ignore"):
-        probabilities_BV = next_token_probabilities(np.array([[0.0, wrong, 1.0]]))
-    with pytest.raises(AttnlmError, match="not finite"):
-        draw(probabilities_BV, np.array([0.5]))
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e-300])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_are_refused(wrong: float, temperature: float) -> None:
+    finite = np.array([[0.0, 3e38, -3e38]], np.float32)
+    assert_probabilities(next_token_probabilities(finite, temperature=temperature), 0, 1, 0)
+    for logits_BV in ([[0.0, wrong, 1.0]], [[0.0, 1.0, 2.0], [0.0, wrong, -wrong]]):
+        with pytest.raises(NotFiniteError):
+            next_token_probabilities(np.array(logits_BV), temperature=temperature)
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -215,12 +217,29 @@ def test_there_is_another_way_where_nothing_can_be_compiled(
             library.cache_clear()
 
 
-def test_numbers_that_are_not_finite_are_noticed_by_compiled_code_too() -> None:
-    model = a_model("transformer", torch.float32)
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung != "bigram"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numbers_that_are_not_finite_are_refused_by_every_decoder(
+    rung: str, number: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is warned of, as the tests turn warnings into errors."""
+    model = a_model(rung, torch.float32)
     with torch.no_grad():
-        model.get_parameter("norm.gain")[3] = math.nan
-    with pytest.raises(AttnlmError, match="not finite"):
-        list(generate(model, [1], SamplingConfig(tokens=MANY), CPU))
+        for name in ("token_embedding.weight", "head.weight"):
+            model.get_parameter(name).fill_(number)
+
+    def refused(tokens: int, *, cached: bool = True, num_samples: int = 1) -> None:
+        config = SamplingConfig(tokens=tokens, temperature=temperature, num_samples=num_samples)
+        with pytest.raises(NotFiniteError):
+            next(generate(model, [1, 2], config, CPU, cached=cached))
+
+    if rung != "transformer" or not math.isfinite(number):  # its last norm makes zeros of 3e38
+        refused(FEW, cached=False)
+    monkeypatch.setattr("attnlm.decoding.cores", lambda: 2)
+    for tokens in (FEW, 2**20):
+        refused(tokens)
+        refused(tokens, num_samples=32)
 
 
 @pytest.mark.parametrize("rung", RUNGS)

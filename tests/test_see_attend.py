@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_explicit_pass(trained: Path) -> None:
     facts = json.loads(done.stdout)
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
-    ids = torch.from_numpy(run.tokenizer.encode(TEXT).astype("int64"))
+    ids = torch.tensor(run.tokenizer.encode(TEXT))
     weights = explicit_pass(model, ids).weights
     np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-6)
     assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))

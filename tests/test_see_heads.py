@@ -109,10 +109,10 @@ def test_a_name_is_not_given_by_chance() -> None:
 def test_where_words_start() -> None:
     text = "it's a b2b, no?"
     tokenizer = CharTokenizer("".join(sorted(set(text))))
-    starts = word_starts(tokenizer, tokenizer.encode(text).astype(np.int64)[None])[0]
+    starts = word_starts(tokenizer, np.array([tokenizer.encode(text)]))[0]
     assert [i for i, start in enumerate(starts) if start] == [3, 5, 7, 12]
     inside = "é ü"
-    ids = ByteTokenizer().encode(inside).astype(np.int64)[None]
+    ids = np.array([ByteTokenizer().encode(inside)])
     assert word_starts(ByteTokenizer(), ids)[0].tolist() == [False, False, False, True, False]
 
 
@@ -159,7 +159,7 @@ def test_what_the_command_shows(trained: Path) -> None:
     facts = json.loads(attnlm(*flags, "--json", cwd=trained).stdout)
     assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
     for line, head in zip(lines[1:-1], facts["heads"], strict=True):
-        assert line.split()[-1] == f"{head['loss_change']:+.4f}" and head["name"] in line
+        assert line.split()[-1] == f"{head['loss_change']:+z.4f}" and head["name"] in line
 
 
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:

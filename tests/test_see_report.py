@@ -85,7 +85,7 @@ def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
     assert ("The logit lens" in page) == (rung != "bigram")
     assert ("Heads by measurement" in page) == (rung != "bigram")
     assert ("A head forming" in page) == (rung != "bigram")
-    for command in found.commands:
+    for command in (*found.commands, found.sample_command):
         assert command in elements(page.encode()).text
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -118,7 +118,7 @@ def test_without_the_data_set_it_says_so(runs: Path, tmp_path: Path) -> None:
     assert found.attention.tokens == list(found.passage)
     page = html(report_page(found))
     assert "Not measured: no data set is called" in page
-    assert len(found.commands) == 2 and found.commands[0].startswith("attnlm train")
+    assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
     measured = report(run, text=TEXT, data_dir=tmp_path)
     assert measured.heads is not None and measured.heads.window == len(TEXT) - 1
     assert f"the {len(TEXT)} tokens of the text above only" in measured.heads_over
@@ -136,7 +136,26 @@ def test_ablation_is_optional(runs: Path) -> None:
     page = html(report_page(ablated))
     assert "loss without it" in page
     for head in ablated.heads.heads:
-        assert f"<td>{head.loss_change:+.4f}</td>" in page
+        assert f"<td>{head.loss_change:+z.4f}</td>" in page
+
+
+def test_it_shows_a_longer_text_and_what_prints_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    found = of("single-head", Path("checkpoints"), checkpoint="last")
+    assert len(found.sample) == 500
+    command = "attnlm sample single-head --checkpoint last --tokens 500 --seed 1"
+    assert found.sample_command == command  # which is not the run trained last
+    typed(f"{command} --device cpu", monkeypatch)
+    assert capsys.readouterr().out == found.sample
+    assert found.facts()["sample"] == found.sample
+    assert elements(report_page(found)).text.count(found.sample) == 1
+
+
+def test_without_the_data_set_it_names_the_run_for_another_try(runs: Path, tmp_path: Path) -> None:
+    page = elements(report_page(report(gone(runs, tmp_path), data_dir=tmp_path)))
+    assert f"attnlm report transformer --text TEXT --checkpoint-dir {tmp_path}" in page.text
 
 
 # --- The commands ---------------------------------------------------------------------------------
@@ -194,7 +213,7 @@ def test_the_data_set_is_prepared_as_it_was(
         data_dir="else where",
     )
     run = attnlm.train(dataset.path, model="bigram", steps=1, block_size=4, seed=1, threads=1)
-    prepare, train, _ = report(run).commands
+    prepare, train = report(run).commands
     shutil.rmtree("else where")
     typed(prepare, monkeypatch)
     typed(train, monkeypatch)
@@ -203,9 +222,23 @@ def test_the_data_set_is_prepared_as_it_was(
     capsys.readouterr()
 
 
+def test_several_sources_are_prepared_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b c.txt").write_bytes(b"the second\r\n" * 9)
+    Path("a.txt").write_bytes(b"the first\r" * 9)
+    dataset = attnlm.prepare(["b c.txt", "a.txt"], newlines="unix")
+    shutil.rmtree("data")
+    typed(prepare_command(dataset), monkeypatch)
+    again = attnlm.open_dataset(dataset.name)
+    assert again.train_sha256 == dataset.train_sha256 and again.newlines == "unix"
+    capsys.readouterr()
+
+
 def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
     dataset = attnlm.dataset.open_dataset(trained / "data" / "foxes")
-    piped = prepare_command(replace(dataset, source="-"))
+    piped = prepare_command(replace(dataset, source="-", sources=("-",)))
     assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ TEXT = "the lazy\n"
 def logits_of(trained: Path, name: str, text: str) -> torch.Tensor:
     run = open_run(name, checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
-    ids = torch.from_numpy(run.tokenizer.encode(text).astype("int64"))
+    ids = torch.tensor(run.tokenizer.encode(text))
     with torch.inference_mode():
         logits: torch.Tensor = model.eval()(ids[None])[0]
     return logits
@@ -64,7 +66,7 @@ def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -
     traced = trace(run, TEXT)
     steps = {step.name: step for step in traced.steps}
     torch.testing.assert_close(steps["logits"].values, logits_of(trained, name, TEXT))
-    assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT).tolist()
+    assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
     for step in traced.steps:
         sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))
         assert sizes["T"] == len(TEXT) and sizes.get("V", run.vocab_size) == run.vocab_size
@@ -83,7 +85,7 @@ def test_what_the_command_shows(trained: Path) -> None:
     shown = attnlm("trace", "the", "--run", "transformer", cwd=trained)
     for word in ("embedding", "layer 2 q", "scores", "mask", "−∞", "mlp", "logits", "next token"):
         assert word in shown.stdout
-    assert "transformer (best)" in shown.stderr
+    assert re.search(r"transformer, step \d+, validation loss \d\.\d{4} \(best\)", shown.stderr)
     code = attnlm("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
     assert code == as_code(open_run("transformer", checkpoint_dir=trained / "checkpoints"), "the")
     facts = json.loads(attnlm("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)
@@ -93,6 +95,13 @@ def test_what_the_command_shows(trained: Path) -> None:
     assert "Infinity" not in text and "NaN" not in text
     masks = [step["values"] for step in json.loads(text)["steps"] if step["name"] == "mask"]
     assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
+
+
+def test_what_rounds_to_nothing_has_no_sign(trained: Path) -> None:
+    traced = trace(open_run("average", checkpoint_dir=trained / "checkpoints"), "the")
+    tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
+    words = "\n".join(in_words(replace(traced, steps=tiny)))
+    assert " 0.000" in words and "-0.000" not in words
 
 
 def test_what_is_refused(trained: Path) -> None:

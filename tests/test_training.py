@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -61,12 +62,6 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     return train
 
 
-def tensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(str(path))
-
-
 def timeless(run: Run) -> list[dict[str, Any]]:
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
@@ -80,10 +75,8 @@ def assert_same_run(one: Run, other: Run) -> None:
     assert timeless(one) == timeless(other)
     assert ticker_bytes(one) == ticker_bytes(other)
     for file in ("last", "best"):
-        ours, theirs = (tensors(run.checkpoint(file)) for run in (one, other))
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            assert torch.equal(tensor, theirs[name]), name
+        ours, theirs = (run.checkpoint(file).path.read_bytes() for run in (one, other))
+        assert ours == theirs, file
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -184,7 +177,86 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     assert [record["step"] for record in stopped.metrics()] == [0, 5]
     _, facts, _ = load_checkpoint(stopped.last, stopped.config.model, stopped.vocab_size)
     assert 5 < facts["step"] < 10  # beyond the last evaluation
-    assert_same_run(whole, attnlm.train(resume=stopped.path))
+    # The count of seconds goes on from where it was stopped, though no checkpoint holds it.
+    assert stopped.stopped_after >= stopped.metrics()[-1]["seconds"]
+    replace(stopped, stopped_after=1000.0).save_config()
+    resumed = attnlm.train(resume=stopped.path)
+    assert resumed.metrics()[1]["seconds"] < 1000 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
+
+
+def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Path) -> None:
+    whole = trained()
+    with pytest.raises(Interrupted):
+        trained(name="older", on_event=StopAt(5))
+    older = attnlm.open_run(tmp_path / "checkpoints" / "older")
+    config = files.read_json(older.path / "config.json")
+    del config["stopped_after"]
+    files.write_json(older.path / "config.json", config)
+    state = training.saved_state(older, choose_device("cpu"))
+
+    def save_with(seconds: object) -> None:
+        facts = {**state.facts(), "seconds": seconds}
+        save_checkpoint(older.last, state.model, facts, state.optimizer)
+
+    for wrong in ("long", math.nan):
+        save_with(wrong)
+        with pytest.raises(AttnlmError, match="does not hold the state"):
+            attnlm.train(resume=older.path)
+    save_with(500.0)
+    resumed = attnlm.train(resume=older.path)
+    assert resumed.metrics()[1]["seconds"] < 500 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "which", "read"),
+    [
+        ({}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({}, 3, "best", "step 0, validation loss {:.4f} (best)"),
+        ({}, 7, "auto", "step 5, validation loss {:.4f} (best)"),
+        ({}, 7, "last", "step 7, no evaluation recorded (last)"),
+        ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({"learning_rate": 100.0}, 7, "auto", "step 0, validation loss {:.4f} (best)"),
+    ],
+)
+def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
+    settings: dict[str, Any],
+    stop: int,
+    which: str,
+    read: str,
+    trained: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best of a training that was stopped early may be of step 0, or not be there."""
+    original = Optimizer.step
+
+    def step(self: Optimizer, number: int) -> None:
+        original(self, number)
+        if number == stop - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(Interrupted):
+        trained(model="bigram", name="stopped", **settings)
+    run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    losses = {record["step"]: record["val_loss"] for record in run.metrics()}
+    chosen = run.checkpoint(which)
+    assert str(chosen) == read.format(losses.get(chosen.step))
+    texts = [
+        "".join(attnlm.sample(run, tokens=20, seed=1, device="cpu", checkpoint=asked))
+        for asked in (which, chosen.which)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_last_checkpoint_that_was_evaluated_says_its_loss(trained: Any) -> None:
+    run = trained(learning_rate=100.0)
+    loss = run.metrics()[-1]["val_loss"]
+    assert str(run.checkpoint("last")) == f"step 12, validation loss {loss:.4f} (last)"
+    (run.path / "metrics.jsonl").write_text("{}\n" * 3)  # damaged: not what is asked for
+    assert str(run.checkpoint("last")) == "step 12, no evaluation recorded (last)"
 
 
 def test_a_second_signal_within_a_step_saves_nothing(
@@ -238,6 +310,36 @@ def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None
 
     trained(name="taken", on_event=another)
     assert len(refusals) == 4
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symlinks need a privilege")
+def test_folders_that_the_user_keeps_elsewhere_work_through_links(
+    trained: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("disk")
+    run = trained(name="mine")
+    run.path.resolve().rename(tmp_path / "elsewhere")
+    run.path.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "elsewhere" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    attnlm.train(resume="mine", checkpoint_dir=tmp_path / "checkpoints", steps=14)
+    assert attnlm.open_run(tmp_path / "elsewhere").metrics()[-1]["step"] == 14
+    opened = attnlm.open_run("mine", checkpoint_dir=tmp_path / "checkpoints")
+    assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "metrics.jsonl", "ticker.jsonl", "last.safetensors"],
+)
+def test_a_pipe_in_the_place_of_a_runs_file_is_told_by_its_name(name: str, trained: Any) -> None:
+    path = trained().path
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(AttnlmError, match=f"can't read .*{name}: it is a named pipe"):
+        attnlm.train(resume=path, steps=14)
 
 
 def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:
@@ -302,6 +404,33 @@ def test_resume_refuses_facts_that_do_not_fit_together(
     save_checkpoint(run.last, state.model, facts, state.optimizer)
     with pytest.raises(AttnlmError, match="does not hold the state that its run describes"):
         attnlm.train(resume=run.path, steps=14)
+
+
+def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
+    run = trained()
+    (tmp_path / "fruits.txt").write_text(TEXT + "What else? Yes, QUINCES! " * 20)
+    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    assert other.vocab_size > run.vocab_size
+    same = {key: getattr(other, key) for key in ("train_sha256", "val_sha256")}
+    replace(run, dataset={**run.dataset, **same, "path": str(other.path)}).save_config()
+    for read in (
+        lambda: attnlm.train(resume=run.path, steps=20),
+        lambda: attnlm.evaluate(run.path),
+    ):
+        with pytest.raises(AttnlmError, match="is not the data set"):
+            read()
+
+
+@pytest.mark.parametrize("key", ["seconds", "val_loss", "train_loss", "learning_rate"])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 10**400, True, "1"], ids=["nan", "inf", "huge", "true", "text"]
+)
+def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, trained: Any) -> None:
+    run = trained(model="bigram", steps=1)
+    *before, last = run.metrics()
+    run._metrics.replace([*before, {**last, key: value}])
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        run.metrics()
 
 
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,6 +631,41 @@ def test_verify_reads_all_of_what_is_large(
     ):
         with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
             read()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize(
+    ("size", "fraction"), [(4, 0.5), (20, 0.1), (300, 0.1), (300, 0.9), (1000, 0.05)]
+)
+def test_the_hint_for_data_that_are_too_small_works(
+    rung: str, size: int, fraction: float, tmp_path: Path
+) -> None:
+    """Whichever split is the smaller one; and no larger context would do."""
+    (tmp_path / "fruits.txt").write_text(TEXT[:size])
+    small = attnlm.prepare(
+        tmp_path / "fruits.txt", val_fraction=fraction, data_dir=tmp_path / "data"
+    )
+    settings: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "threads": 1}
+    settings["checkpoint_dir"] = tmp_path / "checkpoints"
+    with pytest.raises(AttnlmError, match="split has") as caught:
+        attnlm.train(small.path, **{**settings, "block_size": 2000})
+    hint = re.fullmatch(r"give --block-size (\d+) or less, or prepare .*", caught.value.hint)
+    assert hint
+    attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
+    with pytest.raises(AttnlmError, match="split has"):
+        attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
+
+
+def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
+    trained: Any, tmp_path: Path
+) -> None:
+    run = trained(model="bigram")
+    (tmp_path / "few.txt").write_text(TEXT)
+    few = attnlm.prepare(tmp_path / "few.txt", val_fraction=0.001, data_dir=tmp_path / "data")
+    assert few.val_tokens < 8
+    with pytest.raises(AttnlmError, match="validation split has") as caught:
+        attnlm.evaluate(run, data=few.path)
+    assert caught.value.hint == "prepare a longer text"
 
 
 def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:

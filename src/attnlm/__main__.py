@@ -7,12 +7,18 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
+from attnlm.interruption import signals
+
 
 def main() -> NoReturn:
     """Runs the command line; ends the process with the exit code that the design promises."""
     # While the rest is imported there is nothing to save, and a signal ends us at once.
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in signals():
         signal.signal(signum, _leave)
+    # OpenMP's threads spin while they wait, for billions of rounds, and take the processor from
+    # each other where other processes are busy too. Read when torch is loaded.
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "10000"
 
     from attnlm.cli import run_command
     from attnlm.exits import run_and_exit

@@ -40,6 +40,8 @@ def attention(
     if dropout == 0 and 1 < new == total <= SHORT and kernels.suits(query):
         scale = query.size(-1) ** -0.5 if scale is None else scale
         return kernels.attention(query, key, value, causal, scale)
+    # Elsewhere PyTorch has only a slower kernel, which holds all weights.
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     mask = None
     if causal and 1 < new < total:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)

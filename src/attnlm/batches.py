@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.dataset import Ids, check_ids
+from attnlm.dataset import Ids, ids_at
 from attnlm.errors import AttnlmError
 
 # The windows of several steps are looked up at once: NumPy's cost per call is spread.
@@ -58,9 +58,8 @@ class Batches:
         count = self._steps_at_once * self.batch_size
         starts = self.starts(np.arange(block * count, (block + 1) * count, dtype=np.uint64))
         places = starts[:, None] + np.arange(self.block_size + 1)
-        windows: NDArray[np.int64] = self.tokens[places].astype(np.int64)
-        check_ids(windows, self.vocab_size, "train.bin")
-        return windows
+        windows = ids_at(self.tokens, places, self.vocab_size, "train.bin")
+        return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Where windows number 0, 1, … of the training begin; step s has the next batch_size."""
@@ -74,13 +73,15 @@ class Batches:
         return (phase + order * np.uint64(self.stride)).astype(np.int64)
 
 
-def check_length(length: int, block_size: int, split: str) -> None:
+def check_length(
+    length: int, block_size: int, split: str, hint: str = "prepare a longer text"
+) -> None:
     """Refuses a split without room for one window and its targets."""
     if length < block_size + 1:
         raise AttnlmError(
             f"the {split} split has {length} tokens, and a window of block_size {block_size} "
             f"with its targets needs {block_size + 1}",
-            f"give --block-size {max(1, length - 1)} or less, or prepare more text",
+            hint,
         )
 
 

@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import json
 import math
-import stat
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +19,7 @@ from torch import Tensor
 from attnlm import files
 from attnlm.config import ModelConfig
 from attnlm.errors import AttnlmError
-from attnlm.model import LanguageModel, build_model, model_skeleton
+from attnlm.model import LanguageModel, build_model, check_finite, model_skeleton
 from attnlm.optimizer import Optimizer
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
@@ -36,15 +36,22 @@ def save_checkpoint(
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
-    The file replaces an older one in one step. A digest of all that it holds is part of it.
+    The file replaces an older one in one step, and the same content is the same bytes. A digest of
+    all that it holds is part of it.
     """
     tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
     if optimizer is not None:
         tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
-    metadata = {"facts": described, "digest": _digest(described, tensors)}
-    files.write_bytes(path, save(tensors, metadata))
+    content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
+    end = 8 + int.from_bytes(content[:8], "little")
+    # safetensors writes the keys of its header in an order that differs from call to call.
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with files.replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(memoryview(content)[end:])
 
 
 def load_checkpoint(
@@ -52,24 +59,48 @@ def load_checkpoint(
 ) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
     """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
 
-    Raises AttnlmError when the file is missing, damaged, or holds another model. Names, shapes and
-    types of all tensors are compared before any is read, and before the model takes memory.
+    Raises AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError
+    for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
+    tensors are compared before any is read, and before the model takes memory.
     """
+    facts, tensors = _read(path, config, vocab_size)
+    check_finite(*(tensor for name, tensor in tensors.items() if name.startswith(_MODEL)))
+    model = build_model(config, vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[_MODEL + name])
+    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
+    return model, facts, state
+
+
+def load_facts(path: Path, config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """The facts alone, at once: the numbers are not read, and the digest is not checked.
+
+    Raises AttnlmError as `load_checkpoint` does.
+    """
+    return _read(path, config, vocab_size, numbers=False)[0]
+
+
+def _read(
+    path: Path, config: ModelConfig, vocab_size: int, *, numbers: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
             f"there is no checkpoint {path}", "the run has not got that far; train it again"
         )
-    # safetensors opens a file twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _load(path, config, vocab_size))
+    # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
+    return files.unless_replaced(path, lambda: _read_once(path, config, vocab_size, numbers))
 
 
-def _load(
-    path: Path, config: ModelConfig, vocab_size: int
-) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
+def _read_once(
+    path: Path, config: ModelConfig, vocab_size: int, numbers: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     expected = _expected_shapes(config, vocab_size)
     try:
-        _check_size(path, expected)
-        with _path_in_utf8(path) as name, safe_open(name, framework="pt") as file:
+        with (
+            _opened(path, expected) as opened,
+            safe_open(_name_of(path, opened), framework="pt") as file,
+        ):
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             if not _are_of_model(slices, expected):
@@ -77,9 +108,9 @@ def _load(
                     f"{path} does not hold the model that its run describes",
                     "copy the run's folder again from where it came",
                 )
-            tensors = {name: file.get_tensor(name) for name in slices}
+            tensors = {name: file.get_tensor(name) for name in slices if numbers}
         described = metadata.get("facts", "")
-        if metadata.get("digest") != _digest(described, tensors):
+        if numbers and metadata.get("digest") != _digest(described, tensors):
             raise _damaged(path)
         facts = json.loads(described)
         if not isinstance(facts, dict):
@@ -90,12 +121,7 @@ def _load(
         ) from None
     except (SafetensorError, ValueError, RecursionError):
         raise _damaged(path) from None
-    model = build_model(config, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[_MODEL + name])
-    state = {n.removeprefix(_OPTIMIZER): t for n, t in tensors.items() if n.startswith(_OPTIMIZER)}
-    return model, facts, state
+    return facts, tensors
 
 
 def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
@@ -103,25 +129,23 @@ def _expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[in
     return {_MODEL + name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
-def _check_size(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("a pipe or a device")
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
-    numbers = sum(map(math.prod, expected.values()))
-    if header > most or path.stat().st_size > 8 + most + _BYTES_PER_NUMBER * numbers:
-        raise ValueError("too large")
-
-
 @contextlib.contextmanager
-def _path_in_utf8(path: Path) -> Iterator[str]:
-    """The path as safetensors takes it, in any locale; one that is no UTF-8, by an open file."""
-    with path.open("rb") as file:
-        # What a locale can't decode, Python keeps as half surrogate pairs.
-        is_unicode = not any("\ud800" <= character <= "\udfff" for character in str(path))
-        yield str(path) if is_unicode else f"/dev/fd/{file.fileno()}"
+def _opened(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Iterator[IO[bytes]]:
+    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
+    with files.open_regular(path) as file:
+        header = int.from_bytes(file.read(8), "little")
+        size = os.fstat(file.fileno()).st_size
+        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
+        numbers = sum(map(math.prod, expected.values()))
+        if header > most or size > 8 + most + _BYTES_PER_NUMBER * numbers:
+            raise ValueError("too large")
+        yield file
+
+
+def _name_of(path: Path, file: IO[bytes]) -> str:
+    """How safetensors opens the very file that was checked, also where its path is no UTF-8."""
+    by_number = f"/dev/fd/{file.fileno()}"
+    return by_number if Path(by_number).exists() else str(path)  # Windows has no such names
 
 
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> bool:

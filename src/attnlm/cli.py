@@ -17,6 +17,7 @@ import attnlm
 from attnlm import cli_see, console
 from attnlm.config import Setting, help_of, load_recipe, resolve, setting_names, to_toml
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.folders import command_for
 from attnlm.options import (
     Checkpoint,
     CheckpointDir,
@@ -27,6 +28,7 @@ from attnlm.options import (
     decoded,
     typed,
 )
+from attnlm.readable import duration
 
 app = typer.Typer(
     name="attnlm",
@@ -59,11 +61,11 @@ def _root(
 @app.command()
 def prepare(
     source: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
             show_default=False,
-            help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin); "
-            "tinyshakespeare unless given, and tales where that can't be had",
+            help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin), or several, "
+            "joined in their order; default: tinyshakespeare, or tales where that can't be had",
         ),
     ] = None,
     tokenizer: Annotated[
@@ -80,6 +82,9 @@ def prepare(
     ] = None,
     data_dir: DataDir = Path("data"),
     encoding: Annotated[str, typer.Option(help="of the text")] = "utf-8",
+    newlines: Annotated[
+        str, typer.Option(help="keep|unix: line ends as they are, or CR LF and CR become LF")
+    ] = "keep",
     offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="replace another data set of the same name")
@@ -92,13 +97,14 @@ def prepare(
     display = console.PreparationDisplay()
     with contextlib.closing(display):
         dataset = run_prepare(
-            source,
+            source or None,
             tokenizer=tokenizer,
             val_fraction=val_fraction,
             val_file=val_file,
             name=name,
             data_dir=data_dir,
             encoding=encoding,
+            newlines=newlines,
             offline=offline,
             force=force,
             on_event=display,
@@ -113,8 +119,10 @@ def prepare(
             "losses": _reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
         }
     )
-    command = "attnlm train" + (f" --data-dir {data_dir}" if data_dir != Path("data") else "")
-    console.say_next(command)
+    flags = []
+    if dataset.largest_block_size < resolve({}).model.block_size:
+        flags = ["--block-size", str(dataset.largest_block_size)]
+    console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     if json:
         console.result_json(
             {
@@ -156,7 +164,9 @@ def train(
     steps: Annotated[int | None, _setting("steps")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(show_default=False, help="time to train for, in place of steps: 90s|5m|2h"),
+        typer.Option(
+            show_default=False, help="time to train for, in place of steps: 90s|5min|1h30m"
+        ),
     ] = None,
     batch_size: Annotated[int | None, _setting("batch_size")] = None,
     learning_rate: Annotated[float | None, _setting("learning_rate")] = None,
@@ -231,40 +241,43 @@ def train(
         except KeyboardInterrupt:
             display.close()
             if display.run is not None:
-                _say_how_to_resume(display.run, checkpoint_dir)
+                _say_how_to_resume(display.run)
             raise
-    _report_training(run, checkpoint_dir, json, quiet)
+    _report_training(run, json, quiet)
+
+
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_TIME = re.compile(
+    rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
+    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?"
+)
 
 
 def _seconds(text: str) -> float:
-    """90s, 5m, 2h or plain seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    """90s, 5min, 1h30m or plain seconds."""
+    match = _TIME.fullmatch(text.strip().lower())
+    parts = match.groups("0") if match else ()
+    seconds = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--budget can't be {text!r}", "give a time such as 90s, 5m or 2h")
+        raise UsageError(f"--budget can't be {text!r}", "give a time such as 90s, 5m or 1h30m")
     return seconds
 
 
 def _reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
     parts = [f"guessing (ln V) {math.log(vocab_size):.4f}"]
     if bigram is not None:
-        parts.append(f"counted bigram {bigram:.4f}")
+        parts.append(f"counted bigram {bigram:z.4f}")
     if floor is not None:
-        parts.append(f"floor {floor:.4f}")
+        parts.append(f"floor {floor:z.4f}")
     return ", ".join(parts) + " nats per token"
 
 
-def _say_how_to_resume(run: Any, checkpoint_dir: Path) -> None:
+def _say_how_to_resume(run: Any) -> None:
     console.say(f"stopped; the last complete step is saved in {run.path}")
-    console.say_next(f"attnlm train --resume {run.name}{_checkpoint_flag(checkpoint_dir)}")
+    console.say_next(command_for("attnlm train --resume", run.path))
 
 
-def _checkpoint_flag(checkpoint_dir: Path) -> str:
-    default = checkpoint_dir == Path("checkpoints")
-    return "" if default else f" --checkpoint-dir {checkpoint_dir}"
-
-
-def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) -> None:
+def _report_training(run: Any, json: bool, quiet: bool) -> None:
     from attnlm.curves import plain_curve, references_of
     from attnlm.memory import estimate_memory
     from attnlm.verdict import verdict
@@ -273,11 +286,18 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
     if not records:
         raise AttnlmError(
             f"{run.path / 'metrics.jsonl'} has no evaluations",
-            "its checkpoints can be measured again: attnlm eval",
+            f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
         )
     if sys.stderr.isatty() and not quiet:
         console.say(plain_curve(records, references_of(run)))
     last, best = records[-1], min(records, key=lambda record: record["val_loss"])
+    memory = estimate_memory(
+        run.config,
+        run.vocab_size,
+        run.parameters,
+        run.dataset["val_tokens"],
+        run.config.training.device,
+    )
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     console.say_facts(
         {
@@ -285,10 +305,10 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
             f"{best['bits_per_byte']:.3f} bits per byte",
             "beside": _reference_losses(run.vocab_size, bigram, floor),
             "verdict": verdict(records, bigram_loss=bigram, floor=floor),
-            "time": f"{last['seconds']:.1f} s, {last['tokens']:,} tokens",
+            "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )
-    console.say_next(f"attnlm sample --tokens 500{_checkpoint_flag(checkpoint_dir)}")
+    console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
     if json:
         console.result_json(
             {
@@ -301,9 +321,7 @@ def _report_training(run: Any, checkpoint_dir: Path, json: bool, quiet: bool) ->
                 "bits_per_byte": last["bits_per_byte"],
                 "seconds": last["seconds"],
                 "tokens_per_second": last["tokens_per_second"],
-                "estimated_memory": estimate_memory(
-                    run.config, run.vocab_size, run.parameters
-                ).total,
+                "estimated_memory": memory.total,
             }
         )
     else:
@@ -326,7 +344,9 @@ def ladder(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(show_default=False, help="time for all rungs: 90s|5m|2h; 2m unless given"),
+        typer.Option(
+            show_default=False, help="time for all rungs: 90s|5min|1h30m; 2m unless given"
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -395,8 +415,7 @@ def ladder(
             display.close()
             if started:
                 console.say(f"stopped; the rungs so far are beside {started[0]}")
-                flags = _checkpoint_flag(checkpoint_dir)
-                console.say_next(f"attnlm ladder --resume {started[0].name}{flags}")
+                console.say_next(command_for("attnlm ladder --resume", started[0]))
             raise
     _report_ladder(climbed, write_ladder(climbed), json)
 
@@ -414,7 +433,7 @@ def _report_ladder(climbed: Any, page: Path, json: bool) -> None:
             (
                 rung.model,
                 f"{rung.best['val_loss']:.4f}",
-                "–" if gain is None else f"{gain:+.4f}",
+                "–" if gain is None else f"{gain:+z.4f}",
                 f"{rung.best['bits_per_byte']:.3f}",
                 f"{rung.run.parameters:,}",
                 f"{rung.last['seconds']:.1f}",
@@ -482,7 +501,7 @@ def sample(
         int | None, typer.Option(show_default=False, help="of the choices; drawn unless given")
     ] = None,
     num_samples: Annotated[int, typer.Option(help="texts, computed side by side")] = 1,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     show_probs: Annotated[
@@ -490,7 +509,7 @@ def sample(
         typer.Option("--show-probs", help="how likely each token was, and which others were"),
     ] = False,
     interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="talk back and forth, until /bye")
+        bool, typer.Option("--interactive", "-i", help="talk back and forth; /help says how")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -530,16 +549,17 @@ def sample(
         seed=drawn_seed() if seed is None else seed,
     )
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    chosen = opened.checkpoint(checkpoint)
+    sampler = load_sampler(opened, checkpoint=chosen.which, device=device)
     console.say(
-        f"{opened.name} ({checkpoint}) on {sampler.device.name}, "
+        f"{opened.name}, {chosen} on {sampler.device.name}, "
         f"temperature {temperature:g}, seed {config.seed}"
     )
     if interactive:
         _talk(sampler, text, config)
     else:
-        _sample(sampler, text, config, json, show_probs)
-        console.say_next(f"attnlm report{_checkpoint_flag(checkpoint_dir)}")
+        _sample(sampler, text, config, chosen, json, show_probs)
+        console.say_next(command_for("attnlm report", opened.path))
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -552,12 +572,14 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     return typed(prompt, "--prompt") if prompt else ""
 
 
-def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool) -> None:
+def _sample(
+    sampler: Any, prompt: str, config: Any, chosen: Any, json: bool, show_probs: bool
+) -> None:
     ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
+    about: dict[str, object] = {}
     if config.num_samples > 1:
         texts = [prompt + text for text in sampler.samples(ids, config)]
-        shown: dict[str, object] = {"texts": texts}
         if not json:
             console.write("\n---\n".join(texts))
     elif show_probs:
@@ -569,28 +591,30 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
                 choices.append(choice)
             display(choice)
         display.end()
-        shown = {
-            "text": prompt + "".join(choice.text for choice in choices),
-            "choices": [choice.facts() for choice in choices],
-        }
+        texts = [prompt + "".join(choice.text for choice in choices)]
+        about = {"choices": [choice.facts() for choice in choices]}
     else:
         pieces = [prompt]
         console.write("" if json else prompt)
         for piece in sampler.stream(ids, config):
             pieces.append(piece)
             console.write("" if json else piece)
-        shown = {"text": "".join(pieces)}
+        texts = ["".join(pieces)]
     seconds = time.perf_counter() - began
     count = config.tokens * config.num_samples
     speed = round(count / seconds) if seconds else 0
     if json:
         console.result_json(
             {
-                **shown,
+                "text": texts[0],
+                "texts": texts,
+                **about,
                 "tokens": count,
                 "seconds": round(seconds, 3),
                 "tokens_per_second": speed,
                 "seed": config.seed,
+                "checkpoint": chosen.which,
+                "step": chosen.step,
             }
         )
     elif show_probs:
@@ -599,29 +623,65 @@ def _sample(sampler: Any, prompt: str, config: Any, json: bool, show_probs: bool
         console.write("\n")
     else:
         console.say("")  # where both streams are shown, the text ends on a line of its own
-    console.say(f"{count:,} tokens in {seconds:.2f} s, {speed:,} tokens/s")
+    console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
 
 
 def _talk(sampler: Any, prompt: str, config: Any) -> None:
     """Each line typed is added to the text, and the model continues it."""
-    console.say("type a line and the model continues; /bye or the end of input stops")
-    ids = sampler.prompt_ids(prompt) if prompt else []
-    turn = 0
+    console.say("type a line and the model continues; /help says what else there is, /bye stops")
+    ids: list[int] = []
+    if prompt:
+        _extend(ids, sampler, prompt)
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
         line = sys.stdin.readline()
-        if not line or line.strip() == "/bye":
+        if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
             return
+        if command := re.match(r"/([a-z]+)(?:\s|$)", line):
+            config = _obeyed(command[1], line[command.end() :].strip(), config)
+        elif _extend(ids, sampler, line):
+            for piece in sampler.stream(ids, config):
+                console.write(piece)
+            console.write("\n")
+            config = replace(config, seed=(config.seed + 1) % 2**63)
+
+
+def _extend(ids: list[int], sampler: Any, text: str) -> bool:
+    """Whether `text` could be added to the ids; if not, that was said."""
+    if sampler.tokenizer.newline is None:
+        text = text.rstrip("\n")  # the end of a line is no part of such texts
+    try:
+        ids.extend(sampler.prompt_ids(text) if text or not ids else [])
+    except AttnlmError as error:
+        console.fail(error.message, error.hint)
+        return False
+    return True
+
+
+_TALK_HELP = {
+    "/seed N": "draw from another seed",
+    "/temperature X": "below 1 likely tokens gain, above 1 the others do; 0 is greedy",
+    "/help": "this list",
+    "/bye, quit, exit": "stop, as the end of input does",
+}
+
+
+def _obeyed(command: str, value: str, config: Any) -> Any:
+    """The settings after a command that was typed; what is wrong with it is said."""
+    kinds: dict[str, type] = {"seed": int, "temperature": float}
+    if command == "help":
+        console.say_facts(_TALK_HELP)
+    elif command not in kinds:
+        console.fail(f"there is no /{command}", f"there is {', '.join(_TALK_HELP)}")
+    else:
         try:
-            ids.extend(sampler.prompt_ids(line))
-        except AttnlmError as error:
-            console.fail(error.message, error.hint)
-            continue
-        for piece in sampler.stream(ids, replace(config, seed=config.seed + turn)):
-            console.write(piece)
-        console.write("\n")
-        turn += 1
+            config = replace(config, **{command: kinds[command](value)})
+            console.say(f"{command} {value}")
+        except (ValueError, UsageError) as error:
+            hint = error.hint if isinstance(error, UsageError) else "it must be a number"
+            console.fail(f"/{command} can't be {value!r}", hint)
+    return config
 
 
 @app.command("eval")
@@ -630,7 +690,7 @@ def measure(
         str | None,
         typer.Argument(show_default=False, help="name or path; the one trained last unless given"),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     data: Annotated[
         str | None,
         typer.Option(show_default=False, help="another data set of the same tokenizer"),
@@ -646,15 +706,19 @@ def measure(
     from attnlm.run import open_run
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     evaluation = evaluate(
         opened,
-        checkpoint=checkpoint,
+        checkpoint=chosen.which,
         data=data,
         device=device,
         data_dir=data_dir,
         verify=verify,
     )
-    console.say(f"{opened.name} ({checkpoint}), {evaluation.tokens:,} tokens predicted")
+    console.say(
+        f"{opened.name}, step {chosen.step} ({chosen.which}), "
+        f"{evaluation.tokens:,} tokens predicted"
+    )
     if json:
         console.result_json(
             {
@@ -662,12 +726,16 @@ def measure(
                 "bits_per_byte": evaluation.bits_per_byte,
                 "perplexity": evaluation.perplexity,
                 "tokens": evaluation.tokens,
+                "checkpoint": chosen.which,
+                "step": chosen.step,
             }
         )
     else:
+        perplexity = evaluation.perplexity
+        shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
         console.result(
             f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte, "
-            f"perplexity {evaluation.perplexity:.3f}"
+            f"perplexity {shown}"
         )
 
 

@@ -38,7 +38,7 @@ def attend(
             "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
         ),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
@@ -50,10 +50,11 @@ def attend(
 
     text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    attention = see.attend(opened, text, checkpoint=checkpoint)
+    chosen = opened.checkpoint(checkpoint)
+    attention = see.attend(opened, text, checkpoint=chosen.which)
     layers, heads, length, _ = attention.weights.shape
     console.say(
-        f"{opened.name} ({checkpoint}): {attention.model}, layers {layers}, heads {heads}; "
+        f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
     if output is not None and drawn is not None:
@@ -118,7 +119,7 @@ def trace(
     as_code: Annotated[
         bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
     ] = False,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
@@ -132,11 +133,12 @@ def trace(
 
     text = typed(text, "the text")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    console.say(f"{opened.name} ({checkpoint}): {opened.config.model.model}")
+    chosen = opened.checkpoint(checkpoint)
+    console.say(f"{opened.name}, {chosen}: {opened.config.model.model}")
     if as_code:
-        console.write(code.as_code(opened, text, checkpoint=checkpoint))
+        console.write(code.as_code(opened, text, checkpoint=chosen.which))
         return
-    traced = see.trace(opened, text, checkpoint=checkpoint)
+    traced = see.trace(opened, text, checkpoint=chosen.which)
     if json:
         console.result_json(traced.facts())
     else:
@@ -157,7 +159,7 @@ def heads(
         Path | None,
         typer.Option(show_default=False, help="measure on this file, not on the validation split"),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
@@ -167,21 +169,23 @@ def heads(
     from attnlm.run import open_run
     from attnlm.see import heads as see
 
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     display = console.PreparationDisplay()
     with contextlib.closing(display):
         report = see.study_heads(
-            open_run(run, checkpoint_dir=checkpoint_dir),
+            opened,
             windows=windows,
             ablate=ablate,
             text=text,
-            checkpoint=checkpoint,
+            checkpoint=chosen.which,
             device=device,
             data_dir=data_dir,
             on_event=display,
         )
     loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
     console.say(
-        f"{report.run} ({checkpoint}), measured over {report.windows} windows of "
+        f"{report.run}, {chosen}, measured over {report.windows} windows of "
         f"{report.window} tokens{loss}"
     )
     if json:
@@ -219,7 +223,7 @@ def report(
     ablate: Annotated[
         bool, typer.Option("--ablate", help="measure the loss with each head silenced")
     ] = False,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
@@ -235,6 +239,7 @@ def report(
     from attnlm.see.report_page import report_page
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    chosen = opened.checkpoint(checkpoint)
     display = console.PreparationDisplay()
     with contextlib.closing(display):
         gathered = gather(
@@ -242,7 +247,7 @@ def report(
             text=text,
             windows=windows,
             ablate=ablate,
-            checkpoint=checkpoint,
+            checkpoint=chosen.which,
             device=device,
             data_dir=data_dir,
             on_event=display,
@@ -251,7 +256,7 @@ def report(
     files.write_bytes(page, report_page(gathered))
     best = gathered.best
     console.say(
-        f"{opened.name} ({checkpoint}): {best['val_loss']:.4f} nats per token, "
+        f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
         f"{best['bits_per_byte']:.3f} bits per byte; {gathered.verdict}"
     )
     if gathered.data_gone and opened.config.model.model != "bigram":

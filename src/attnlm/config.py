@@ -5,7 +5,6 @@ Every setting is one field below; its one line of help is also the help of the f
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from attnlm.errors import AttnlmError, UsageError
+from attnlm.suggestions import suggestion
 
 Setting = bool | int | float | str
 Settings = dict[str, Setting]
@@ -245,6 +245,15 @@ def help_of(name: str) -> str:
     )
 
 
+def described_settings() -> str:
+    """All settings with type, limits and help, for the docstring of `train`."""
+    lines = []
+    for name, described in _FIELDS.items():
+        limits = [f"{words} {limit}" for words, limit in described.metadata["limits"].items()]
+        lines += [f"{name} : {', '.join([_kind(name).__name__, *limits])}", f"    {help_of(name)}"]
+    return "\n".join(lines)
+
+
 def flag(name: str) -> str:
     """A setting as it is typed: `embed_dim` → `--embed-dim`."""
     return "--" + name.replace("_", "-")
@@ -283,7 +292,7 @@ def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
 def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
     for given in (settings, recipe):
         for name, value in given.items():
-            _check(name, value)
+            check_setting(name, value)
     recipe, dropped = _without_unused(dict(recipe), settings)
     given = {**recipe, **settings}
     rung = str(given.get("model", _FIELDS["model"].default))
@@ -357,10 +366,10 @@ def _check_shape(model: ModelConfig) -> None:
     if model.embed_dim is None:
         return
     if model.head_size is None and model.model != "wide-head" and model.embed_dim % model.num_heads:
+        width = model.num_heads * (2 if model.model == "transformer" else 1)  # of the narrowest
         raise UsageError(
             f"--embed-dim {model.embed_dim} can't be divided into --heads {model.heads}",
-            f"give --embed-dim {model.num_heads * max(1, model.embed_dim // model.num_heads)}, "
-            "or a --head-size",
+            f"give --embed-dim {width * max(1, model.embed_dim // width)}, or a --head-size",
         )
     if model.num_heads * model.head_dim > _WIDEST_HEADS:
         raise UsageError(
@@ -397,17 +406,15 @@ def _check_training(
         )
 
 
-def _check(name: str, value: Setting) -> None:
-    """One setting by itself: its name, type and range."""
+def check_setting(name: str, value: Setting) -> None:
+    """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _FIELDS:
-        near = difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_FIELDS)}"
+        hint = suggestion(name, _FIELDS, f"the keys are {', '.join(_FIELDS)}")
         raise UsageError(f"unknown key {_shown(name)}", hint)
     _check_type(name, value)
     choices = _FIELDS[name].metadata["choices"]
     if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
+        hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
         raise UsageError(f"{flag(name)} can't be {_shown(value)}", hint)
     holds = {
         "at least": lambda limit: value >= limit,
@@ -422,16 +429,28 @@ def _check(name: str, value: Setting) -> None:
             )
 
 
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+def _kind(name: str) -> type:
+    """What a setting is when it is not None."""
+    return next(kind for kind in _KINDS if _TYPES[name] in (kind, kind | None))
+
+
 def _check_type(name: str, value: Setting) -> None:
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    kind = next(k for k in expected if _TYPES[name] in (k, k | None))
+    kind = _kind(name)
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         # A whole number of a recipe may be too large for any float.
         fits = isinstance(value, int) or math.isfinite(value)
     else:
         fits = type(value) is kind
     if not fits:
-        raise UsageError(f"{flag(name)} can't be {_shown(value)}", f"it must be {expected[kind]}")
+        raise UsageError(f"{flag(name)} can't be {_shown(value)}", f"it must be {_KINDS[kind]}")
 
 
 def _shown(value: object) -> str:
@@ -466,8 +485,7 @@ def load_recipe(name: str) -> Settings:
         else:
             loaded = tomllib.loads(text)
     except FileNotFoundError:
-        near = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names())}"
+        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
     except OSError as error:
         raise AttnlmError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.events import Note, Progress
+from attnlm.readable import duration
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -45,8 +46,8 @@ def result(text: str) -> None:
 
 
 def result_json(content: Mapping[str, Any]) -> None:
-    """One object on one line."""
-    result(json.dumps(content))
+    """One object on one line. Raises ValueError for NaN and infinity, which JSON does not have."""
+    result(json.dumps(content, allow_nan=False))
 
 
 def has_colour() -> bool:
@@ -325,7 +326,7 @@ class TrainingDisplay:
         elif now >= self._tell_time_at:
             self._tell_time_at = math.inf
             if event.seconds_left >= _SECONDS_WORTH_TELLING:
-                say(f"step {event.step:>6}  about {_roughly(event.seconds_left)} left")
+                say(f"step {event.step:>6}  about {duration(event.seconds_left, 2)} left")
 
     def _evaluated(self, event: Any) -> None:
         record = event.record
@@ -365,11 +366,3 @@ class TrainingDisplay:
         if self._bar is not None:
             self._bar.clear()
         say(text)
-
-
-def _roughly(seconds: float) -> str:
-    """A minute or more, to two digits or so."""
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
-    return f"{seconds / 3600:,.1f} hours"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import io
 import itertools
 import os
 import re
@@ -12,16 +13,16 @@ import stat
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from attnlm.download import cached, fetch, without_password
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
-from attnlm.files import write_bytes
+from attnlm.files import open_regular, write_bytes
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -37,6 +38,9 @@ SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
 UTF16_SNIFFED_BYTES = 2**16
 
 NAMES = ("tinyshakespeare", "tales")
+NEWLINES = ("keep", "unix")
+SOURCES = "a file, a folder, a URL, tinyshakespeare, tales, or - for stdin"
+_MOST_IN_SOURCES = 2**20  # characters, of all sources together
 # Windows opens a device under these names, whatever the case and the extension.
 DEVICE_NAME = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\.|$)", re.I)
 
@@ -46,26 +50,41 @@ class Corpus:
     """A text in files, not yet read.
 
     `name` is safe as a file name on every system, `source` is what the user named. The text is
-    that of `files`, one after the other. `floor_nats`, for `tales` only, maps the character
-    offset of each story to −ln p of all the text from there to the end.
+    that of `files`, or of `parts` where several sources were named, one after the other. With
+    `newlines` "keep" line ends are as they are; with "unix" CR LF and CR become LF. `floor_nats`,
+    for `tales` only, maps the character offset of each story to −ln p of all the text from there
+    to the end.
     """
 
     name: str
     source: str
     files: tuple[Path, ...]
     encoding: str = "utf-8"
+    newlines: str = "keep"
     floor_nats: Mapping[int, float] | None = None
+    parts: tuple[Corpus, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What the user named, one by one."""
+        return tuple(part.source for part in self.parts) or (self.source,)
+
+    @property
+    def shown(self) -> str:
+        """What the user named, for messages."""
+        return "stdin" if self.source == "-" else self.source
 
     def pieces(self) -> Iterator[str]:
-        """The text, in pieces of 1 to 2¹⁸ characters: newlines as they are, no byte order marks.
+        """The text, in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
         Raises AttnlmError for a file that can't be read, with the byte offset where it can't be
         decoded.
         """
-        source = "stdin" if self.source == "-" else self.source
+        for part in self.parts:
+            yield from part.pieces()
         for path in self.files:
-            shown = str(path) if Path(self.source) in path.parents else source
-            texts = filter(None, _decoded(path, self.encoding, shown))
+            shown = str(path) if Path(self.source) in path.parents else self.shown
+            texts = filter(None, _decoded(path, self.encoding, self.newlines, shown))
             first = next(texts, "").removeprefix("\ufeff")
             for text in itertools.chain([first], texts):
                 # Some encodings hold characters back, then give more of them than were read.
@@ -73,10 +92,14 @@ class Corpus:
                     yield text[i : i + PIECE]
 
 
+Source: TypeAlias = str | os.PathLike[str]
+
+
 def get_corpus(
-    source: str | os.PathLike[str] | None,
+    source: Source | Iterable[Source] | None,
     *,
     encoding: str = "utf-8",
+    newlines: str = "keep",
     offline: bool = False,
     spool: Path,
     on_event: OnEvent = ignore,
@@ -84,14 +107,50 @@ def get_corpus(
 ) -> Corpus:
     """The text that `source` names: a named corpus, "-", an http(s) URL, a file or a folder.
 
-    None is Tiny Shakespeare, or `tales` where that can't be had in 15 seconds. A path object
-    always means a path. What can't be read twice is copied once into the existing folder `spool`,
-    which must outlive the corpus. `encoding` is that of the user's own text. The environment
-    variable `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare: the same bytes.
+    Several sources make one text, in their order. None is Tiny Shakespeare, or `tales` where that
+    can't be had in 15 seconds. A path object always means a path. What can't be read twice is
+    copied once into the existing folder `spool`, which must outlive the corpus. `encoding` is that
+    of the user's own text, `newlines` one of NEWLINES. The environment variable
+    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare: the same bytes.
 
-    Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding.
+    Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
+    no source at all.
     """
     encoding = _text_encoding(encoding)
+
+    def one(source: Source | None) -> Corpus:
+        corpus = _corpus(source, encoding, offline, spool, on_event, stdin)
+        return replace(corpus, newlines=newlines)
+
+    if source is None or isinstance(source, (str, os.PathLike)):
+        return one(source)
+    return _joined(tuple(map(one, source)), encoding, on_event)
+
+
+def _joined(parts: tuple[Corpus, ...], encoding: str, on_event: OnEvent) -> Corpus:
+    """The parts as one text."""
+    if not parts:
+        raise UsageError("no source was given", f"give {SOURCES}")
+    if len(parts) == 1:
+        return parts[0]
+    if sum(len(part.source) for part in parts) > _MOST_IN_SOURCES:
+        raise UsageError(f"{len(parts):,} sources are too many", "give the folder that they are in")
+    for part in parts:
+        if not any(part.pieces()):
+            on_event(Note(f"{part.shown} is empty"))
+    first, others = parts[0], len(parts) - 1
+    name, source = f"{first.name}-and-{others}-more", f"{first.shown} and {others} more"
+    return Corpus(name, source, (), encoding, first.newlines, parts=parts)
+
+
+def _corpus(
+    source: Source | None,
+    encoding: str,
+    offline: bool,
+    spool: Path,
+    on_event: OnEvent,
+    stdin: BinaryIO | None,
+) -> Corpus:
     match source:
         case None:
             return _default(offline, spool, on_event)
@@ -228,9 +287,7 @@ def _not_found(source: str) -> AttnlmError:
     except (OSError, ValueError):
         pass  # no folder, so no neighbours
     matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)
-    hint = "give a file, a folder, a URL, tinyshakespeare, tales, or - for stdin"
-    if matches:
-        hint = f"did you mean {near[matches[0]]!r}?"
+    hint = f"did you mean {near[matches[0]]!r}?" if matches else f"give {SOURCES}"
     return AttnlmError(f"no such file or corpus: {source!r}", hint)
 
 
@@ -238,21 +295,25 @@ def _not_found(source: str) -> AttnlmError:
 
 
 def _texts_in(folder: Path, encoding: str, on_event: OnEvent) -> tuple[Path, ...]:
-    """The text files in `folder`, in the order of their paths; a Note names some of the others."""
+    """The text files in `folder`, in the order of their paths; Notes name some of the others."""
     texts: list[Path] = []
     others: list[Path] = []
+    empty: list[Path] = []
     for path in _files_in(folder, frozenset()):
-        (texts if _is_text(path, encoding) else others).append(path)
+        start = _start_of(path, encoding)
+        (others if start is None else texts if start else empty).append(path)
+    count = len(texts) + len(others) + len(empty)
     if not texts:
         raise AttnlmError(
-            f"no {encoding} text in {folder} ({len(others)} files looked at)",
+            f"no {encoding} text in {folder} ({count} files looked at, {len(empty)} of them empty)",
             "give a folder with text files in it, or their encoding with `--encoding`",
         )
-    if others:
-        named = ", ".join(str(path.relative_to(folder)) for path in others[:3])
-        more = ", …" if len(others) > 3 else ""
-        count = f"{len(others)} of {len(texts) + len(others)} files"
-        on_event(Note(f"left out {count}, which are not {encoding} text: {named}{more}"))
+    for paths, what in ((others, f"not {encoding} text"), (empty, "empty")):
+        if paths:
+            named = ", ".join(str(path.relative_to(folder)) for path in paths[:3])
+            more = ", …" if len(paths) > 3 else ""
+            left_out = f"left out {len(paths)} of {count} files, which are {what}"
+            on_event(Note(f"{left_out}: {named}{more}"))
     return tuple(texts)
 
 
@@ -271,19 +332,22 @@ def _files_in(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]
             yield path
 
 
-def _is_text(path: Path, encoding: str) -> bool:
-    """Whether the start of a file decodes and holds no NUL, which wide encodings are full of."""
+def _start_of(path: Path, encoding: str) -> str | None:
+    """The first characters of a text file; None where it is no text.
+
+    A text decodes and holds no NUL, which wide encodings are full of.
+    """
     if not path.is_file():
-        return False
-    with path.open("rb") as file:
+        return None
+    with open_regular(path) as file:
         start = file.read(SNIFFED_BYTES)
     if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
-        return False
+        return None
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
-        return decoder.decode(start, final=len(start) < SNIFFED_BYTES) != ""
+        return decoder.decode(start, final=len(start) < SNIFFED_BYTES).removeprefix("\ufeff")
     except UnicodeError:
-        return False
+        return None
 
 
 # --- Bytes to characters --------------------------------------------------------------------------
@@ -302,12 +366,15 @@ def _text_encoding(name: str) -> str:
         ) from None
 
 
-def _decoded(path: Path, encoding: str, shown: str) -> Iterator[str]:
+def _decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[str]:
     """A file's text, in strings of any length; `shown` is the file's name for the user."""
+    decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
     decoder = codecs.getincrementaldecoder(encoding)()
+    if newlines == "unix":
+        decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     read = 0  # bytes
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(UTF16_SNIFFED_BYTES)
             if encoding == "utf-8" and _is_full_of_nuls(start):
                 raise AttnlmError(

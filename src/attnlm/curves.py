@@ -167,15 +167,16 @@ def draw_losses(
             clip_on=False,
         )
     axes.set_ylabel("loss, nats per token")
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.set_xlabel(x_label)
     if x_label == "seconds" and min((line.x[-1] for line in lines), default=end) < end / 10:
         axes.set_xscale("log")
         axes.set_xlabel("seconds, logarithmic")
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         axes.set_xlim(right=end)
         return _name_ends(axes, lines, known)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label != "seconds"))
-    short = EngFormatter(sep="") if x_label == "tokens" else StrMethodFormatter("{x:,g}")
+    short = EngFormatter(sep="") if x_label == "tokens" else StrMethodFormatter("{x:,.10g}")
     axes.xaxis.set_major_formatter(short)
     axes.set_xlim(0, end)
     return _name_ends(axes, lines, known)
@@ -183,7 +184,7 @@ def draw_losses(
 
 def _name_ends(axes: Axes, lines: Sequence[Line], known: Mapping[str, float]) -> None:
     """Labels to the right of the axes, moved apart where they would cover each other."""
-    ends = [(loss, f"{label} {loss:.3f}", QUIET) for label, loss in known.items()]
+    ends = [(loss, f"{label} {loss:z.3f}", QUIET) for label, loss in known.items()]
     ends += [
         (line.losses[-1], f"{line.label} {line.losses[-1]:.3f}", line.colour) for line in lines
     ]
@@ -325,11 +326,11 @@ def plain_curve(
     names = [""] * height
     for label, loss in known.items():
         rows[row(loss)] = ["-" if column % 2 else " " for column in range(width)]
-        names[row(loss)] = f" {label} {loss:.2f}"
+        names[row(loss)] = f" {label} {loss:z.2f}"
     for column in range(width):
         step = steps[0] + (steps[-1] - steps[0]) * column / (width - 1)
         rows[row(_between(steps, losses, step))][column] = "*"
-    axis = [f"{high - (high - low) * number / (height - 1):6.2f} |" for number in range(height)]
+    axis = [f"{high - (high - low) * number / (height - 1):z6.2f} |" for number in range(height)]
     lines = [
         f"{mark}{''.join(cells)}{name}" for mark, cells, name in zip(axis, rows, names, strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,18 +17,18 @@ from numpy.typing import NDArray
 
 from attnlm import tokenizer
 from attnlm.errors import AttnlmError
-from attnlm.files import file_hash, read_json, unless_replaced
-from attnlm.folders import find_folder, is_safe_name
+from attnlm.files import file_hash, open_regular, read_json, unless_replaced
+from attnlm.folders import find_folder, how_to_make, is_safe_name
 
 FORMAT = 1  # of meta.json and the files beside it
 
 Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
-_MAX_META = 2**16  # bytes
+LONGEST_TEXT = 2**13  # characters, in meta.json
+_MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
 _SAMPLE = 2**20  # bytes
-_NONE = "prepare one: attnlm prepare"
 _DAMAGED = "prepare it again with --force, or copy it again from where it came"
 
 
@@ -35,7 +36,9 @@ _DAMAGED = "prepare it again with --force, or copy it again from where it came"
 class Dataset:
     """What `prepare` made of a text.
 
+    `source` says where it came from, and `sources` are what was named: one, or several in order.
     `train` and `val` are read-only arrays of ids on disk, shapes (train_tokens,), (val_tokens,).
+    Ids in bins over 1 GiB are not all checked on opening: read them with `ids_at`.
     `val_bytes` is the length of the validation text in UTF-8; `bigram_loss`, of counted bigrams,
     and `floor`, the least possible, are in nats per token of the validation split, where known.
     """
@@ -43,10 +46,12 @@ class Dataset:
     path: Path
     name: str
     source: str
+    sources: tuple[str, ...]
     source_sha256: str
     val_source: str | None
     val_source_sha256: str | None
     encoding: str
+    newlines: str
     val_fraction: float | None
     characters: int
     train_characters: int
@@ -63,24 +68,41 @@ class Dataset:
     train: Ids
     val: Ids
 
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {self.name!r}: {self.vocab_size:,} ids ({self.tokenizer.name}), "
+            f"{self.train_tokens:,} training and {self.val_tokens:,} validation tokens>"
+        )
+
     @property
     def bytes_per_token(self) -> float:
         """Of the validation split, in UTF-8: what bits per byte are counted by."""
         return self.val_bytes / self.val_tokens
 
+    @property
+    def largest_block_size(self) -> int:
+        """The longest context of which both splits hold a window and its targets."""
+        return min(self.train_tokens, self.val_tokens) - 1
+
 
 def open_dataset(
-    path_or_name: str | Path | None = None,
+    path_or_name: str | Path | Dataset | None = None,
     *,
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Dataset:
     """The data set of that name in `data_dir`, or at that path, or the one prepared last.
 
-    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. Raises
-    AttnlmError when there is none, or when one of its files is missing or damaged.
+    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. One that
+    is open already is returned as it is, but with `verify` opened again. Raises AttnlmError when
+    there is none, or when one of its files is missing or damaged.
     """
-    path = find_folder(path_or_name, Path(data_dir), kind="data set", hint=_NONE)
+    if not isinstance(path_or_name, Dataset):
+        path = find_folder(path_or_name, Path(data_dir), kind="data set")
+    elif verify:
+        path = path_or_name.path
+    else:
+        return path_or_name
 
     def open_and_check() -> Dataset:
         meta = _read_meta(path / "meta.json")
@@ -108,9 +130,9 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 def sampled_hash(path: Path) -> str:
     """The SHA-256 of at most 64 blocks of 1 MiB spread over a file, in hexadecimal."""
     digest = hashlib.sha256()
-    size = path.stat().st_size
-    count = min(_SAMPLES, math.ceil(size / _SAMPLE))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        count = min(_SAMPLES, math.ceil(size / _SAMPLE))
         for i in range(count):
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
             digest.update(file.read(_SAMPLE))
@@ -118,7 +140,7 @@ def sampled_hash(path: Path) -> str:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= 2**13
+    return isinstance(value, str) and len(value) <= LONGEST_TEXT
 
 
 def _is_hash(value: object) -> bool:
@@ -140,10 +162,12 @@ def _optional(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
 _META: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: _is_text(value) and is_safe_name(value),
     "source": _is_text,
+    "sources": lambda value: isinstance(value, list) and all(isinstance(s, str) for s in value),
     "source_sha256": _is_hash,
     "val_source": _optional(_is_text),
     "val_source_sha256": _optional(_is_hash),
     "encoding": _is_text,
+    "newlines": lambda value: value in ("keep", "unix"),
     "val_fraction": _optional(_is_number),
     "characters": _is_count,
     "train_characters": _is_count,
@@ -167,13 +191,18 @@ _META: dict[str, Callable[[Any], bool]] = {
 def _read_meta(path: Path) -> dict[str, Any]:
     """What meta.json says, every value of the right kind."""
     if not path.is_file():
-        raise AttnlmError(f"{path.parent} is not a data set: it has no {path.name}", _NONE)
+        raise AttnlmError(
+            f"{path.parent} is not a data set: it has no {path.name}",
+            how_to_make("data set", path.parent.parent),
+        )
     meta = read_json(path, _MAX_META)
     if meta.get("format") != FORMAT:
         raise AttnlmError(
             f"{path} has a format that this version of attnlm doesn't know",
             "prepare the text again with --force, or install a newer attnlm",
         )
+    # What earlier versions wrote lacks these.
+    meta = {"sources": [meta.get("source")], "newlines": "keep", **meta}
     for key, is_valid in _META.items():
         if key not in meta or not is_valid(meta[key]):
             raise AttnlmError(f"{path} is damaged: its {key!r} is missing or wrong", _DAMAGED)
@@ -183,16 +212,17 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
     bins = {split: _open_bin(path / f"{split}.bin", split, meta) for split in ("train", "val")}
     fields = {key: meta[key] for key in meta if key in Dataset.__dataclass_fields__}
-    return Dataset(**{**fields, "path": path, "tokenizer": _open_tokenizer(path, meta), **bins})
+    fields |= {"path": path, "sources": tuple(meta["sources"])}
+    return Dataset(**{**fields, "tokenizer": _open_tokenizer(path, meta), **bins})
 
 
 def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    size = meta[f"{split}_tokens"] * dtype.itemsize
-    with _reading(path):
-        if path.stat().st_size != size:
-            raise AttnlmError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", _DAMAGED)
-        return np.memmap(path, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+    with _reading(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != meta[f"{split}_tokens"] * dtype.itemsize:
+            raise AttnlmError(f"{path} is damaged: it has {size:,} bytes", _DAMAGED)
+        return np.memmap(file, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
 
 
 def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
@@ -205,15 +235,22 @@ def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: b
     if not intact:
         raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
     if not by_samples:
-        check_ids(ids, meta["vocab_size"], str(path))
+        ids_at(ids, slice(None), meta["vocab_size"], str(path))
 
 
-def check_ids(ids: NDArray[Any], vocab_size: int, origin: str) -> None:
-    """Raises AttnlmError where an id is none of the vocabulary's: a model has no row for it."""
-    if len(ids) and int(ids.max()) >= vocab_size:
+def ids_at(
+    ids: NDArray[Any], places: slice | NDArray[Any], vocab_size: int, origin: str
+) -> NDArray[Any]:
+    """The ids at those places; `origin` is the name of what they come from.
+
+    Raises AttnlmError where one is not below `vocab_size`: neither model nor tokenizer has it.
+    """
+    found: NDArray[Any] = ids[places]
+    if found.size and int(found.max()) >= vocab_size:
         raise AttnlmError(
             f"{origin} is damaged: it has ids that its vocabulary of {vocab_size:,} lacks", _DAMAGED
         )
+    return found
 
 
 @contextlib.contextmanager
@@ -226,11 +263,13 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _open_tokenizer(folder: Path, meta: dict[str, Any]) -> tokenizer.Tokenizer:
     path = folder / "tokenizer.json"
-    opened = tokenizer.load(path)
+    loaded = tokenizer.load(path)
+    with _reading(path):
+        digest = file_hash(path)
     if (
-        file_hash(path) != meta["tokenizer_sha256"]
-        or opened.name != meta["tokenizer"]
-        or opened.vocab_size != meta["vocab_size"]
+        digest != meta["tokenizer_sha256"]
+        or loaded.name != meta["tokenizer"]
+        or loaded.vocab_size != meta["vocab_size"]
     ):
         raise AttnlmError(f"{path} is not the tokenizer of this data set", _DAMAGED)
-    return opened
+    return loaded

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from attnlm.config import check_setting
 from attnlm.errors import AttnlmError
 
 
@@ -33,8 +34,10 @@ class Device:
 def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     """The device asked for, or the first of cuda, mps and cpu that can train.
 
-    Raises AttnlmError when the device asked for is not there, or fails at a small trial.
+    Raises AttnlmError when the device asked for is not there, or fails at a small trial;
+    UsageError when it is none of these.
     """
+    check_setting("device", device)
     if device != "auto":
         problem = _problem(device)
         if problem:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from attnlm.caches import cache_folder
 from attnlm.errors import AttnlmError
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 PAUSES = (0.5, 1.0, 2.0)  # seconds before each retry
 LONGEST_PAUSE = 30.0  # seconds; a server that asks for more is not waited for
 MAX_REDIRECTS = 10
-CHUNK_BYTES = 2**16
+# What a period must bring, from the first attempt to connect on: 1 KiB/s. As a period's bytes are
+# counted by whole chunks, these are smaller.
+PERIOD = 30.0  # seconds
+PERIOD_BYTES = 2**15
+CHUNK_BYTES = 2**14
 HINT = "check the address and the network, or pass a file; `attnlm prepare tales` needs no network"
 
 
@@ -54,7 +58,8 @@ def fetch(
 
     `sha256` and `max_bytes` are what the content must match; `deadline` is in seconds from now,
     retries and all; `timeout` is the longest silence in seconds, of a connection or within it.
-    Reports Progress in bytes. Raises AttnlmError with the server's answer in its message.
+    A server that sends less than 1 KiB/s for half a minute is given up. Reports Progress in bytes.
+    Raises AttnlmError with the server's answer in its message.
     """
     ends = math.inf if deadline is None else time.monotonic() + deadline
     for pause in (*PAUSES, math.inf):
@@ -62,7 +67,9 @@ def fetch(
             with replacing(destination) as file:
                 receive = functools.partial(_receive, url, file, sha256, max_bytes, timeout)
                 if not _run_until(ends, receive, on_event):
-                    raise _failure(url, f"it takes longer than {deadline:g} s")
+                    slow = f"it sends less than {PERIOD_BYTES // 2**10} KiB in {PERIOD:g} s"
+                    is_late = time.monotonic() >= ends
+                    raise _failure(url, f"it takes longer than {deadline:g} s" if is_late else slow)
             return
         except _TransientError as error:
             wait = max(pause, error.retry_after)
@@ -120,11 +127,12 @@ def without_password(url: str) -> str:
 
 
 def _run_until(ends: float, task: Callable[[OnEvent], None], on_event: OnEvent) -> bool:
-    """Runs `task` to its end, or to the time `ends`; says whether it came to its end.
+    """Runs `task` while it makes progress, at most to the time `ends`; says whether it ended.
 
     The task has a thread of its own, because no timeout of a socket bounds a name server that is
-    silent or a server that drips; past `ends` the thread is left behind, and whatever the task
-    writes to must be closed. Its events are reported, and its exceptions raised, from here.
+    silent, a server that drips, or one that sends headers for ever. A thread that is given up is
+    left behind, and whatever the task writes to must be closed. Its events are reported, and its
+    exceptions raised, from here.
     """
     happened: queue.SimpleQueue[object] = queue.SimpleQueue()
 
@@ -136,15 +144,17 @@ def _run_until(ends: float, task: Callable[[OnEvent], None], on_event: OnEvent) 
             happened.put(error)
 
     threading.Thread(target=run, daemon=True).start()
+    period_ends, enough = time.monotonic() + PERIOD, PERIOD_BYTES
     try:
         while True:
-            wait = None if ends == math.inf else max(0.0, ends - time.monotonic())
-            event = happened.get(timeout=wait)
+            event = happened.get(timeout=max(0.0, min(ends, period_ends) - time.monotonic()))
             if event is None:
                 return True
             if isinstance(event, Exception):
                 raise event
             on_event(event)
+            if isinstance(event, Progress) and event.done >= enough:
+                period_ends, enough = time.monotonic() + PERIOD, event.done + PERIOD_BYTES
     except queue.Empty:
         return False
 
@@ -161,6 +171,9 @@ def _receive(
     with _translating(url, timeout), _answer(url, timeout) as response:
         if response.status_code != 200:
             raise _refusal(url, response)
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":  # a little of it may unpack to no end
+            raise _failure(url, f"it is compressed ({encoding}), which was not asked for")
         is_page = "text/html" in response.headers.get("Content-Type", "").lower()
         if is_page and sha256 is None:
             _accept_page(url, report)
@@ -187,17 +200,20 @@ def _answer(url: str, timeout: float) -> Iterator[requests.Response]:
 
     _check_scheme(url, url)
     with requests.Session() as session:
-        # Compressed bodies would make the length in the headers another one than the file's.
         session.headers["Accept-Encoding"] = "identity"
+        target_of = session.get_redirect_target
+        # Where requests sees a redirect, it reads and unpacks all of the body that comes with it.
+        session.get_redirect_target = lambda resp: None  # type: ignore[method-assign]
         place = url
         for _ in range(MAX_REDIRECTS + 1):
             with session.get(
                 place, stream=True, allow_redirects=False, timeout=timeout
             ) as response:
-                if response.next is None:
+                target = target_of(response)
+                if target is None:
                     yield response
                     return
-                origin, place = place, response.next.url or ""
+                origin, place = place, urljoin(place, target)
                 _check_scheme(url, place)
                 if origin.startswith("https:") and not place.startswith("https:"):
                     raise _failure(url, f"it redirects to {without_password(place)}, not https")
@@ -241,7 +257,8 @@ def _cause(error: BaseException, timeout: float) -> str:
 
 def _failure(url: str, reason: str, *, retry_after: float | None = None) -> AttnlmError:
     """One line on why the download failed; with `retry_after`, in seconds, a retry may help."""
-    message = f"can't download {without_password(url)}: {reason}"
+    shown = reason if len(reason) <= 300 else f"{reason[:299]}…"  # a server may say a lot
+    message = f"can't download {without_password(url)}: {shown}"
     if retry_after is None:
         return AttnlmError(message, HINT)
     return _TransientError(message, HINT, retry_after)
@@ -279,10 +296,9 @@ def _check_scheme(url: str, place: str) -> None:
 
 
 def _total(response: requests.Response) -> int | None:
-    """The bytes to come, where the headers tell: the length of a compressed body does not."""
+    """The bytes to come, where the headers tell."""
     length = response.headers.get("Content-Length", "")
-    is_whole = length.isdecimal() and "Content-Encoding" not in response.headers
-    return int(length) if is_whole else None
+    return int(length) if length.isdecimal() else None
 
 
 def _seconds(retry_after: str) -> float:

@@ -17,6 +17,16 @@ class AttnlmError(Exception):
         self.hint = hint
 
 
+class NotFiniteError(AttnlmError):
+    """A checkpoint's weights, or what they compute, are NaN or infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's numbers are not finite: its weights are NaN, infinite or far too large",
+            "try the run's other checkpoint: --checkpoint best or last",
+        )
+
+
 class UsageError(AttnlmError):
     """What is wrong by the arguments alone, whatever the files say."""
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from attnlm.batches import check_length
-from attnlm.dataset import Ids, check_ids, open_dataset
+from attnlm.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.device import Device, choose_device
-from attnlm.errors import AttnlmError
+from attnlm.errors import AttnlmError, NotFiniteError
+from attnlm.memory import windows_at_once
 from attnlm.model import LanguageModel, cross_entropy
 from attnlm.one_layer import written_out
 from attnlm.optimizer import lay_side_by_side
@@ -21,10 +22,6 @@ from attnlm.run import Run, load_model, open_dataset_of, open_run
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
 MOST_TOKENS = 2**22
-
-# Enough for products to run at full speed; on a CPU, little enough to stay in its caches.
-_LOGITS_AT_ONCE = 2**23
-_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
 
 
 @dataclass(frozen=True)
@@ -56,16 +53,13 @@ def validation_loss(
     that of the training. Raises AttnlmError when the split is too short for one window, or has ids
     that the model lacks.
     """
-    tokens = tokens[:MOST_TOKENS]
-    check_ids(tokens, model.vocab_size, "val.bin")
+    tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
     block_size = model.config.block_size
     check_length(len(tokens), block_size, "validation")
     whole = (len(tokens) - 1) // block_size
     inputs = tokens[: whole * block_size].reshape(whole, block_size)
     targets = tokens[1 : whole * block_size + 1].reshape(whole, block_size)
-    at_once = max(
-        1, min(_TOKENS_AT_ONCE[device.name], _LOGITS_AT_ONCE // model.vocab_size) // block_size
-    )
+    at_once = windows_at_once(model.config, model.vocab_size, device.name)
     form = written_out(model, at_once, device, compile) if whole >= at_once else None
     training = model.training
     model.eval()
@@ -99,8 +93,8 @@ def _as_tensor(ids: Ids) -> Tensor:
 def evaluate(
     run: str | Path | Run | None = None,
     *,
-    checkpoint: str = "best",
-    data: str | Path | None = None,
+    checkpoint: str = "auto",
+    data: str | Path | Dataset | None = None,
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -110,11 +104,10 @@ def evaluate(
 
     It is the number that training logged, to the bit on the same machine: parameters lie in memory
     as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
-    AttnlmError when something is missing or damaged, or when `data` was encoded by another
-    tokenizer.
+    AttnlmError when something is missing or damaged, when `data` was encoded by another tokenizer,
+    or when the loss is not finite.
     """
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
         dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     else:
@@ -132,7 +125,7 @@ def evaluate(
     threads = torch.get_num_threads()
     torch.set_num_threads(training.threads or threads)
     try:
-        return validation_loss(
+        evaluation = validation_loss(
             model,
             dataset.val,
             chosen,
@@ -141,3 +134,6 @@ def evaluate(
         )
     finally:
         torch.set_num_threads(threads)
+    if not math.isfinite(evaluation.loss):
+        raise NotFiniteError
+    return evaluation

@@ -1,11 +1,12 @@
 """From how a command ends to an exit code and at most two lines: no traceback reaches a user.
 
-0 done, 1 a problem, 2 wrong by the arguments alone, 130 and 143 stopped, 70 a fault of our own.
+0 done, 1 a problem, 2 wrong by the arguments alone, 129, 130 and 143 stopped, 70 a fault of our
+own.
 """
 
 from __future__ import annotations
 
-import difflib
+import errno
 import io
 import os
 import re
@@ -14,13 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
 from attnlm import console, interruption
 from attnlm.errors import AttnlmError
 from attnlm.interruption import Interrupted
+from attnlm.suggestions import answer, same, suggestion
 
 _PATIENCE = 2.0  # seconds from a signal to the end of the process
 
@@ -51,7 +53,7 @@ def leave(signum: int, frame: FrameType | None = None) -> None:
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in interruption.signals():
         signal.signal(signum, handler)
 
 
@@ -61,6 +63,7 @@ def _prepare_streams() -> None:
     sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
     sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
     sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    sys.stdout, sys.stderr = (_outliving(stream) for stream in (sys.stdout, sys.stderr))
     # Names of files need not be Unicode, and what is typed need not be UTF-8.
     for stream, errors in (
         (sys.stdin, "replace"),
@@ -71,8 +74,29 @@ def _prepare_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors=errors)
 
 
+class _Terminal(io.FileIO):
+    """A terminal that may be closed before we end: from then on, nowhere."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(content).nbytes
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    if not stream.isatty():
+        return stream
+    terminal = _Terminal(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     _on_signals(leave)  # a second one
+    if interruption.HANGUP is not None:  # of which there are several
+        signal.signal(interruption.HANGUP, signal.SIG_IGN)
     # Some code keeps every exception for itself, as PyTorch's beginning does.
     interruption.later(_PATIENCE, lambda: leave(signum))
     raise Interrupted(signum)
@@ -131,20 +155,44 @@ def _explain(error: BaseException) -> int:
 
 
 def _explain_usage(error: Any) -> int:
-    message, _, suggestion = str(error.format_message()).splitlines()[0].partition(" Did you mean ")
-    command = _command_of(error)
-    if near := getattr(error, "possibilities", None):
-        nearest = max(near, key=lambda option: _similarity(option, error.option_name))
-        message, suggestion = message.split(" (")[0], f"{nearest}?"
-    message = message.removesuffix(".")
-    if argument := _argument_typed_as_an_option(error):
-        hint = f"{argument} is given without a flag: {command} {argument}"
-    elif run := _run_typed_as_an_argument(error):
-        hint = f"a run is given by a flag: {command} --run {run}"
-    else:
-        hint = f"did you mean {suggestion}" if suggestion else f"see {command} --help"
-    console.fail(message[:1].lower() + message[1:], hint)
+    message = str(error.format_message()).splitlines()[0]
+    message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
+    console.fail(message[:1].lower() + message[1:], _usage_hint(error))
     return 2
+
+
+def _usage_hint(error: Any) -> str:
+    command = _command_of(error)
+    otherwise = f"see {command} --help"
+    if hasattr(error, "possibilities"):
+        return _option_hint(error, otherwise)
+    if unknown := re.match(r"No such command '(\S+)'", error.message):
+        commands = error.ctx.command.commands
+        return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
+    if run := _run_typed_as_an_argument(error):
+        return f"a run is given by a flag: {command} --run {run}"
+    return otherwise
+
+
+def _option_hint(error: Any, otherwise: str) -> str:
+    """On an option that the command lacks: it has another name, is an argument, or another's."""
+    typed, command = error.option_name, error.ctx.command
+    ours = _options(command)
+    if same(typed, ours):
+        return suggestion(typed, ours, otherwise)
+    arguments = [p.name for p in command.params if p.param_type_name == "argument"]
+    if argument := same(typed, arguments):
+        argument = argument.upper()  # as the command's help calls it
+        return f"{argument} is given without a flag: {error.ctx.command_path} {argument}"
+    others = getattr(error.ctx.find_root().command, "commands", {})
+    having = {name: option for name in others if (option := same(typed, _options(others[name])))}
+    if having:
+        return f"{next(iter(having.values()))} is an option of attnlm {', '.join(having)}"
+    return suggestion(typed, ours, otherwise)
+
+
+def _options(command: Any) -> list[str]:
+    return [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
 
 
 def _command_of(error: Any) -> str:
@@ -154,14 +202,6 @@ def _command_of(error: Any) -> str:
     return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])
 
 
-def _argument_typed_as_an_option(error: Any) -> str | None:
-    """RUN for `attnlm eval --run`, as the command's help calls it."""
-    typed = getattr(error, "option_name", "").removeprefix("--")
-    parameters = error.ctx.command.params if error.ctx is not None else ()
-    arguments = [p.name for p in parameters if p.param_type_name == "argument"]
-    return typed.upper() if typed in arguments else None
-
-
 def _run_typed_as_an_argument(error: Any) -> str | None:
     """X for `attnlm heads X`: the command has no arguments, but a run is one of its options."""
     extra = re.search(r"unexpected extra argument\S* \((\S+)\)$", error.message)
@@ -169,10 +209,6 @@ def _run_typed_as_an_argument(error: Any) -> str | None:
     kinds = {parameter.name: parameter.param_type_name for parameter in parameters}
     is_meant = kinds.get("run") == "option" and "argument" not in kinds.values()
     return extra[1] if extra and is_meant else None
-
-
-def _similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -8,11 +8,11 @@ import glob
 import hashlib
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 from attnlm.errors import AttnlmError
 from attnlm.locks import clear, locked_new
@@ -23,17 +23,52 @@ _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
 _LARGEST_JSON = 2**20  # bytes
 
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
+_AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)  # not on Windows
+
+
+def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
+    """Opens a regular file and nothing else: a named pipe could be waited for without end.
+
+    A link to a regular file is read, never written through. Raises OSError, which says what is
+    there instead.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        reads = not flags & (os.O_WRONLY | os.O_RDWR)
+        # Looked at before, since opening a device may set it going, and after: it may be replaced.
+        with contextlib.suppress(FileNotFoundError):
+            _check_regular(path, path.stat(follow_symlinks=reads))
+        descriptor = os.open(name, flags | _AT_ONCE | (0 if reads else _NO_LINK), 0o666)
+        try:
+            _check_regular(path, os.fstat(descriptor))
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    return open(path, mode, opener=opener)
+
+
+def _check_regular(path: Path, about: os.stat_result) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(about.st_mode), "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside `path` and puts it there, flushed to disk, on success only."""
     with naming(path), _temporary_beside(path) as temporary:
-        with temporary.open("wb") as file:
+        with open_regular(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files private; ours are as readable as any other the user creates.
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
         _flush_folder(path.parent)
 
@@ -54,9 +89,9 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
     """An empty file that is gone afterwards; those of killed processes go first."""
 
     def make() -> Path:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(descriptor)
-        return Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary.touch(exist_ok=False)
+        return temporary
 
     remove_leftovers(path.parent, path.name)
     with locked_new(make) as temporary:
@@ -117,21 +152,19 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_bytes(path: Path, at_most: int) -> bytes:
     """The content of a small file.
 
-    Raises AttnlmError when it can't be read, is a pipe or a device, or has more bytes than that.
+    Raises AttnlmError when it can't be read, is no regular file, or has more bytes than that.
     """
     try:
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode) and status.st_size <= at_most:
-            with path.open("rb") as file:
-                return file.read(status.st_size)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= at_most:
+                return file.read(size)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AttnlmError(
             f"can't read {path}: {reason}", "check that it is there and may be read"
         ) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise _damaged(path, "it is not a regular file")
-    raise _damaged(path, f"it has {status.st_size:,} bytes, more than it ever needs")
+    raise _damaged(path, f"it has {size:,} bytes, more than it ever needs")
 
 
 def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
@@ -152,9 +185,9 @@ def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a regular file's bytes, in hexadecimal. Raises OSError for any other."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _damaged(path: Path, reason: str) -> AttnlmError:
@@ -166,12 +199,6 @@ def _damaged(path: Path, reason: str) -> AttnlmError:
 def _json_hash(content: dict[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _flush_folder(folder: Path) -> None:

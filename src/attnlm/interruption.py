@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: at once where nothing is half done, else as soon as it is done."""
+"""Ctrl-C, SIGTERM, SIGHUP: at once where nothing is half done, else as soon as it is done."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ at_second_signal: Callable[[int, FrameType | None], None] | None = None
 An exception takes its time where a compiler waits for its children.
 """
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""What a closed terminal sends, several times over; Windows has none."""
+
 _SOON, _LATER = 0.02, 1.0  # seconds
+
+
+def signals() -> tuple[signal.Signals, ...]:
+    """Those that stop us. A hangup that is ignored, as `nohup` has it, stays so."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    if HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN:
+        return both
+    return (*both, HANGUP)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -67,7 +77,7 @@ def held() -> Iterator[list[int]]:
     with contextlib.ExitStack() as afterwards:
         if threading.current_thread() is threading.main_thread():
             afterwards.callback(_raise_all, came)
-            for signum in _SIGNALS:
+            for signum in signals():
                 before = signal.signal(signum, lambda number, _: came.append(number))
                 afterwards.callback(signal.signal, signum, before)
         yield came
@@ -83,7 +93,8 @@ class Interruption:
     """Raises Interrupted when a signal arrives, but never inside `shield`.
 
     A second signal is not held back any more: whoever sends it wants to stop at once, and files
-    are replaced whole or not at all.
+    are replaced whole or not at all. Hangups do not count: a shell and the system each send some,
+    and a session that ends sends SIGTERM and SIGHUP together.
     """
 
     def __init__(self) -> None:
@@ -99,7 +110,7 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+        before = {signum: signal.signal(signum, self._handle) for signum in signals()}
         try:
             with when_lost(lambda signum: self._send_again(signum, _SOON)):
                 yield
@@ -121,6 +132,9 @@ class Interruption:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         again = self._pending is not None
+        if again and HANGUP in (signum, self._pending):
+            self._pending = signum if self._pending == HANGUP else self._pending
+            return
         self._pending = signum
         if again and at_second_signal is not None:
             at_second_signal(signum, frame)

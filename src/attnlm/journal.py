@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from attnlm import files
 from attnlm.errors import AttnlmError
@@ -35,26 +35,32 @@ class Journal:
     def records(self) -> list[Record]:
         """All of them, oldest first. A line cut short by a crash is left out.
 
-        Raises AttnlmError where the file is damaged.
+        Raises AttnlmError where the file is damaged or can't be read.
         """
         if not self.path.exists():
             return []
-        if not self.path.is_file() or self.path.stat().st_size > self.largest:
+        try:
+            with files.open_regular(self.path) as file:
+                return self._read(file)
+        except OSError as error:
+            raise AttnlmError(f"can't read {self.path}: {error.strerror}", self.hint) from None
+
+    def _read(self, file: IO[bytes]) -> list[Record]:
+        if os.fstat(file.fileno()).st_size > self.largest:
             raise self.damaged()
         records: list[Record] = []
-        with self.path.open("rb") as file:
-            while (line := file.readline(self.longest_line)).endswith(b"\n"):
-                record = self._record(line)
-                if records and record["step"] <= records[-1]["step"]:
-                    raise self.damaged()
-                records.append(record)
+        while (line := file.readline(self.longest_line)).endswith(b"\n"):
+            record = self._record(line)
+            if records and record["step"] <= records[-1]["step"]:
+                raise self.damaged()
+            records.append(record)
         if len(line) == self.longest_line:
             raise self.damaged()
         return records
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds a record; afterwards it is on disk."""
-        with files.naming(self.path), self.path.open("ab") as file:
+        with files.naming(self.path), files.open_regular(self.path, "ab") as file:
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import secrets
@@ -17,7 +18,16 @@ import torch
 
 from attnlm.batches import check_length
 from attnlm.caches import code_folder
-from attnlm.config import Config, Setting, TrainingConfig, flag, load_recipe, resolve, with_steps
+from attnlm.config import (
+    Config,
+    Setting,
+    TrainingConfig,
+    described_settings,
+    flag,
+    load_recipe,
+    resolve,
+    with_steps,
+)
 from attnlm.curves import CurveDrawer
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
@@ -25,12 +35,14 @@ from attnlm.errors import AttnlmError, UsageError
 from attnlm.evaluation import validation_loss
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.files import explaining
+from attnlm.folders import command_for
 from attnlm.interruption import Interruption
 from attnlm.memory import check_memory
 from attnlm.model import count_parameters, model_skeleton
 from attnlm.moments import take_moment
 from attnlm.native import COMPILATION
 from attnlm.one_layer import compiled_parts, has_parts, saved_by_compiling
+from attnlm.readable import duration
 from attnlm.run import Run, create_run, open_dataset_of, open_run
 from attnlm.threads import choose_threads
 from attnlm.training import (
@@ -49,10 +61,10 @@ _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", 
 
 
 def train(
-    dataset: str | Path | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
     recipe: str | Path | None = None,
-    resume: str | Path | None = None,
+    resume: str | Path | Run | None = None,
     name: str | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -62,14 +74,16 @@ def train(
 ) -> Run:
     """Trains a model on a prepared data set, and returns the run.
 
-    `dataset` is a name or path, by default the one prepared last; `settings` are the fields of
-    ModelConfig and TrainingConfig. With `resume` the named run goes on; beside it only steps,
-    eval_every, patience, device and threads are taken. `verify` reads all of the data's bins
-    where `open_dataset` would read samples. `on_event` is called with what happens: Note, and the
-    events of training.py. The run's curve.png is kept beside them.
+        run = attnlm.train("tales-char", model="transformer", steps=500, seed=1)
 
-    Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT and SIGTERM the
-    last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
+    `dataset` is an opened one, a name or a path; default: the one prepared last. `settings` are the
+    fields of ModelConfig and TrainingConfig. With `resume` that run goes on; beside it only steps,
+    eval_every, patience, device, threads and compile are taken. `verify` reads all of the data's
+    bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
+    Started, Stepped, Evaluated and Finished. The run's curve.png is redrawn at each evaluation.
+
+    Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT, SIGTERM and
+    SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     on_event = CurveDrawer(on_event or ignore)
     threads = torch.get_num_threads()
@@ -91,11 +105,19 @@ def train(
     return run
 
 
+train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
+
+Settings; their defaults depend on the model (`attnlm train --model NAME --print-config`):
+
+{described_settings()}
+"""
+
+
 @contextlib.contextmanager
 def _ready(
-    dataset: str | Path | None,
+    dataset: str | Path | Dataset | None,
     recipe: str | Path | None,
-    resume: str | Path | None,
+    resume: str | Path | Run | None,
     name: str | None,
     checkpoint_dir: Path,
     data_dir: Path,
@@ -115,6 +137,8 @@ def _ready(
         raise UsageError(
             "--resume takes everything from the run", "leave out DATASET, --recipe and --name"
         )
+    if isinstance(resume, Run):
+        resume = resume.path.absolute()  # it may have been trained further since it was opened
     run = open_run(resume, checkpoint_dir=checkpoint_dir)
     with run.alone():
         yield _go_on(run, data_dir, verify, settings, on_event)
@@ -161,7 +185,7 @@ def _go_on(
         on_event(Note(f"{flag(key)} is another than before: numbers may differ in rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
-    check_memory(config, run.vocab_size, run.parameters, device)
+    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
@@ -171,7 +195,8 @@ def _go_on(
             f"{run.name} has made {state.step} steps already",
             f"give --steps {2 * state.step}, or any total above {state.step}",
         )
-    with explaining(run.path, f"make room, then: attnlm train --resume {run.name}"):
+    again = command_for("attnlm train --resume", run.path)
+    with explaining(run.path, f"make room, then: {again}"):
         run.keep_until(state.evaluated_step)
         if changed:
             run.save_config()
@@ -261,10 +286,11 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
 
     Raises AttnlmError where the data are too short for the context, or memory for the training.
     """
-    check_length(dataset.train_tokens, config.model.block_size, "training")
-    check_length(dataset.val_tokens, config.model.block_size, "validation")
+    hint = f"give --block-size {dataset.largest_block_size} or less, or prepare a longer text"
+    check_length(dataset.train_tokens, config.model.block_size, "training", hint)
+    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    check_memory(config, dataset.vocab_size, parameters, device)
+    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
     return parameters
 
 
@@ -293,8 +319,8 @@ def _planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent
     fit = "one step fits" if planned.steps == 1 else f"{planned.steps:,} steps fit"
     on_event(
         Note(
-            f"{fit} into {budget:g} s: one takes {1000 * pace.step:.3g} ms, "
-            f"an evaluation {pace.evaluation:.2g} s"
+            f"{fit} into {duration(budget)}: one takes {duration(pace.step)}, "
+            f"an evaluation {duration(pace.evaluation, 2)}"
         )
     )
     if planned.warmup < config.training.warmup:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from attnlm.attention import SHORT
-from attnlm.config import Config
+from attnlm.config import Config, ModelConfig
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 
@@ -18,8 +18,15 @@ FACTOR = 2.0
 _FLOAT = 4
 # Weights, gradient and two moments stay; a checkpoint is built in memory before it is written.
 _FLOATS_PER_PARAMETER = 4 + 4
-# Whatever the run: the batches drawn ahead, the validation split's windows, kernels' own memory.
+# Whatever the run: the batches drawn ahead, the validation split's ids, kernels' own memory.
 _ALWAYS = 2**25
+
+# Of an evaluation: enough tokens for products to run at full speed; on a CPU, few enough to stay in
+# its caches.
+_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
+_LOGITS_AT_ONCE = 2**23
+# Only where a token takes more than this are there fewer of them: at most 512 MB on a CPU.
+_BYTES_PER_TOKEN = 2**18
 
 
 @dataclass(frozen=True)
@@ -30,23 +37,44 @@ class MemoryEstimate:
     """Weights, gradients, the optimizer's state, and the checkpoint on its way to the disk."""
     activations: int
     """What a step computes from its batch."""
+    evaluation: int
+    """What an evaluation computes from the windows that it takes at once."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.activations + _ALWAYS
+        return self.parameters + self.activations + self.evaluation + _ALWAYS
 
 
-def estimate_memory(config: Config, vocab_size: int, parameters: int) -> MemoryEstimate:
+def estimate_memory(
+    config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
+) -> MemoryEstimate:
     """From the sizes alone, for a run in float32; lower precision takes less."""
-    tokens = config.training.batch_size * config.model.block_size
+    model, length = config.model, config.model.block_size
     # Logits, their softmax and its gradient.
-    floats = tokens * (3 * vocab_size + _floats_per_token(config))
-    return MemoryEstimate(_FLOATS_PER_PARAMETER * _FLOAT * parameters, _FLOAT * floats)
+    per_token = 3 * vocab_size + _floats_per_token(model)
+    evaluated = min(windows_at_once(model, vocab_size, device) * length, val_tokens)
+    return MemoryEstimate(
+        parameters=_FLOATS_PER_PARAMETER * _FLOAT * parameters,
+        activations=_FLOAT * config.training.batch_size * length * per_token,
+        evaluation=evaluated * _evaluated_bytes_per_token(model, vocab_size),
+    )
 
 
-def _floats_per_token(config: Config) -> int:
+def windows_at_once(model: ModelConfig, vocab_size: int, device: str) -> int:
+    """How many windows of block_size an evaluation computes together, at least 1."""
+    per_token = max(_BYTES_PER_TOKEN, _evaluated_bytes_per_token(model, vocab_size))
+    tokens = _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token
+    return max(1, min(tokens, _LOGITS_AT_ONCE // vocab_size) // model.block_size)
+
+
+def _evaluated_bytes_per_token(model: ModelConfig, vocab_size: int) -> int:
+    """Nothing is kept for a way back: only one layer, and no dropout, takes memory."""
+    one_layer = replace(model, layers=model.layers and 1, dropout=None)
+    return _FLOAT * (2 * vocab_size + _floats_per_token(one_layer))
+
+
+def _floats_per_token(model: ModelConfig) -> int:
     """Of the body's activations, kept for the way back or alive at its widest place."""
-    model = config.model
     width, length = model.embed_dim or 0, model.block_size
     if model.model == "bigram":
         return 0
@@ -58,23 +86,27 @@ def _floats_per_token(config: Config) -> int:
     keeps_scores = length <= SHORT or has_dropout
     scores = model.num_heads * length * (2 + 2 * has_dropout) if keeps_scores else 0
     if model.model != "transformer":
-        return 4 * width + 10 * heads + scores
+        # Several heads are copied, so that each lies by itself.
+        return 4 * width + (10 if model.num_heads > 1 else 7) * heads + scores
     # Two norms, queries, keys and values before and after rotation, and an MLP of 8/3 the width.
     per_block = 18 * width + 8 * heads + scores
     return 4 * width + (model.layers or 0) * per_block
 
 
-def check_memory(config: Config, vocab_size: int, parameters: int, device: Device) -> None:
+def check_memory(
+    config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
+) -> None:
     """Raises AttnlmError where the run clearly can't fit: by more than the estimate may be off."""
-    estimate, there = estimate_memory(config, vocab_size, parameters), _memory_of(device)
+    estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
+    there = _memory_of(device)
     if there is None or estimate.total <= FACTOR * there:
         return
-    if estimate.activations > estimate.parameters:
+    if estimate.activations > max(estimate.parameters, estimate.evaluation):
         hint = "lower --batch-size or --block-size"
     elif config.model.model == "bigram":
         hint = "prepare the text with fewer ids, such as --tokenizer bpe:1024"
     else:
-        hint = "lower --embed-dim, --heads or --layers"
+        hint = "lower --embed-dim, --heads, --head-size or --layers"
     raise AttnlmError(
         f"this run takes about {shown(estimate.total)} of memory, and {device.name} has "
         f"{shown(there)}",

@@ -23,6 +23,7 @@ from attnlm.attention import (
     rotary_angles,
 )
 from attnlm.config import ModelConfig
+from attnlm.errors import AttnlmError, NotFiniteError
 
 
 class Bigram(nn.Module):
@@ -45,6 +46,25 @@ class Bigram(nn.Module):
         return []
 
 
+def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
+    """The position after the last of these tokens, the first of which has position `start`.
+
+    Raises AttnlmError where they are not of shape (B, T), or reach beyond the context.
+    """
+    if tokens_BT.dim() != 2:
+        raise AttnlmError(
+            f"the model takes tokens of shape (B, T), and these have {tuple(tokens_BT.shape)}",
+            "for a single text, give tokens[None]",
+        )
+    end = start + tokens_BT.size(1)
+    if end > block_size:
+        raise AttnlmError(
+            f"the text has {end} tokens, and the model sees {block_size} at a time (block_size)",
+            f"give at most {block_size}, or train with a larger block_size",
+        )
+    return end
+
+
 class AttentionModel(nn.Module):
     """Token embedding + learned positions → one attention layer → LM head."""
 
@@ -64,7 +84,8 @@ class AttentionModel(nn.Module):
         """(B, T) → (B, T, V). With caches, T counts the tokens that they do not hold yet."""
         cache = caches[0] if caches else None
         start = cache.length if cache else 0
-        positions_TC = self.position_embedding.weight[start : start + tokens_BT.size(1)]
+        end = _end(tokens_BT, start, self.config.block_size)
+        positions_TC = self.position_embedding.weight[start:end]
         x_BTC = self.token_embedding(tokens_BT) + positions_TC
         logits: Tensor = self.head(self.body(x_BTC, cache=cache))
         return logits
@@ -132,7 +153,7 @@ class Transformer(nn.Module):
     def forward(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
         """(B, T) → (B, T, V). With caches, T counts the tokens that they do not hold yet."""
         start = caches[0].length if caches else 0
-        end = start + tokens_BT.size(1)
+        end = _end(tokens_BT, start, self.config.block_size)
         rotation = self.cosines[start:end], self.sines[start:end]
         x_BTC = self.dropout(self.token_embedding(tokens_BT))
         for layer, block in enumerate(self.blocks):
@@ -246,6 +267,12 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     if logits_BTV.dtype in (torch.bfloat16, torch.float16):
         logits_BTV = logits_BTV.float()
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+def check_finite(*tensors: Tensor) -> None:
+    """Raises NotFiniteError where a model's weights, or what they compute, are NaN or infinite."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise NotFiniteError
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnlm.dataset import Dataset
+from attnlm.dataset import Dataset, ids_at
 from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.explicit import explicit_pass
@@ -40,7 +40,8 @@ def passage_texts(model: LanguageModel, dataset: Dataset) -> list[str]:
 
 def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
     length = min(PASSAGE, model.config.block_size)
-    return [int(i) for i in dataset.val[:length]]
+    ids: list[int] = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
+    return ids
 
 
 def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:

@@ -14,7 +14,10 @@ from attnlm.errors import AttnlmError
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
 CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
-Checkpoint = Annotated[str, typer.Option(help="which of the run's checkpoints: best|last")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(help="best|last; auto: best, or last while only step 0 was evaluated"),
+]
 Verify = Annotated[
     bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
 ]

@@ -20,8 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm import bpe
-from attnlm.corpus import Corpus, get_corpus
-from attnlm.dataset import FORMAT, Dataset, Ids, id_dtype, open_dataset, open_trusted, sampled_hash
+from attnlm.config import resolve
+from attnlm.corpus import NEWLINES, Corpus, Source, get_corpus
+from attnlm.dataset import (
+    FORMAT,
+    LONGEST_TEXT,
+    Dataset,
+    Ids,
+    id_dtype,
+    open_dataset,
+    open_trusted,
+    sampled_hash,
+)
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, Progress, ignore
 from attnlm.files import explaining, file_hash, replacing, write_json
@@ -35,6 +45,7 @@ from attnlm.tokenizer import (
     Tokenizer,
     UnknownCharactersError,
     bpe_size,
+    canonical_spec,
     code_points,
     encoded,
     safe_pieces,
@@ -51,7 +62,7 @@ _PIECE = PIECE  # characters encoded at once
 
 
 def prepare(
-    source: str | os.PathLike[str] | None = None,
+    source: Source | Iterable[Source] | None = None,
     *,
     tokenizer: str = "char",
     val_fraction: float = 0.1,
@@ -59,21 +70,26 @@ def prepare(
     name: str | None = None,
     data_dir: str | Path = "data",
     encoding: str = "utf-8",
+    newlines: str = "keep",
     offline: bool = False,
     force: bool = False,
     on_event: OnEvent | None = None,
 ) -> Dataset:
     """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
 
-    `source` is what `corpus.get_corpus` takes. The last `val_fraction` of its characters are the
-    validation split; or, with `val_file`, the whole of that text. A data set with the same
-    content is left as it is, one with other content is replaced only with `force`.
+    `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
+    characters are the validation split; or, with `val_file`, the whole of that text. Line ends
+    are kept as they are, or CR LF and CR become LF with `newlines` "unix". A data set with the
+    same content is left as it is, one with other content is replaced only with `force`.
 
     Raises UsageError for arguments that make no sense, AttnlmError for a text that can't be had,
     read, split or encoded, and for files that can't be written. What was there stays then.
     """
     on_event = on_event or ignore
+    tokenizer = canonical_spec(tokenizer)
     bpe_size(tokenizer)  # for its error
+    if newlines not in NEWLINES:
+        raise UsageError(f"--newlines can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
         raise UsageError(f"--val-fraction can't be {val_fraction}", "it lies between 0 and 1")
     if name is not None:
@@ -82,9 +98,14 @@ def prepare(
     hint = "free some space, or name another --data-dir"
     with explaining(data_dir, hint), workspace(data_dir) as work:
 
-        def read(place: str | os.PathLike[str] | None) -> _Text:
+        def read(place: Source | Iterable[Source] | None) -> _Text:
             corpus = get_corpus(
-                place, encoding=encoding, offline=offline, spool=work, on_event=on_event
+                place,
+                encoding=encoding,
+                newlines=newlines,
+                offline=offline,
+                spool=work,
+                on_event=on_event,
             )
             return _read(corpus, on_event)
 
@@ -102,7 +123,16 @@ def prepare(
             _build(work / "new", name, split, chosen, on_event)
             _install(work / "new", target, lambda: _is_prepared(target, tokenizer, split, force))
         write_latest(data_dir, name)
-        return open_trusted(target)
+        dataset = open_trusted(target)
+    most, usual = dataset.largest_block_size, resolve({}).model.block_size
+    if most < usual:
+        on_event(
+            Note(
+                f"{name} is too small for the default context of {usual} tokens: "
+                f"train with --block-size {most} or less, or prepare a longer text"
+            )
+        )
+    return dataset
 
 
 # --- The text, and where it is split --------------------------------------------------------------
@@ -130,7 +160,7 @@ class _Text:
     def changed(self) -> AttnlmError:
         """What to raise where it is not the same any more."""
         return AttnlmError(
-            f"{self.corpus.source} changed while it was read",
+            f"{self.corpus.shown} changed while it was read",
             "prepare it when nothing writes to it any more",
         )
 
@@ -201,8 +231,15 @@ def _read(corpus: Corpus, on_event: OnEvent) -> _Text:
             utf8_bytes += len(utf8)
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
-        raise AttnlmError(f"{corpus.source} is empty", "give a text with something in it")
+        raise AttnlmError(f"{corpus.shown} is empty", "give a text with something in it")
     distinct = "".join(map(chr, np.flatnonzero(is_there)))
+    if "\r" in distinct:
+        on_event(
+            Note(
+                f"there are carriage returns in {corpus.shown}, as Windows ends lines (CR LF): "
+                "they are kept; --newlines unix makes plain newlines of them"
+            )
+        )
     return _Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)
 
 
@@ -261,11 +298,13 @@ def _build(folder: Path, name: str, split: _Split, tokenizer: Tokenizer, on_even
     meta = {
         "format": FORMAT,
         "name": name,
-        "source": text.corpus.source,
+        "source": text.corpus.source[:LONGEST_TEXT],
+        "sources": text.corpus.sources,
         "source_sha256": text.sha256,
-        "val_source": val_text.corpus.source if val_text else None,
+        "val_source": val_text.corpus.source[:LONGEST_TEXT] if val_text else None,
         "val_source_sha256": val_text.sha256 if val_text else None,
         "encoding": text.corpus.encoding,
+        "newlines": text.corpus.newlines,
         "val_fraction": split.val_fraction,
         "characters": split.characters,
         "train_characters": split.train_characters,
@@ -308,9 +347,10 @@ def _write_bins(
             raise text.changed() from None
     for key, title in (("train", "training"), ("val", "validation")):
         if key not in bins or bins[key].tokens < 2:
+            text = split.val_text if key == "val" and split.val_text else split.text
             raise AttnlmError(
-                f"the {title} split of {split.text.corpus.source} has less than two tokens",
-                "give a longer text, or another --val-fraction",
+                f"the {title} split of {text.corpus.shown} has less than two tokens",
+                "give a longer text" + ("" if split.val_text else ", or another --val-fraction"),
             )
     return bins
 
@@ -398,7 +438,7 @@ def _bigram_loss(train: _Bin, val: _Bin) -> float | None:
         return None
     counts_VV = train.pair_counts + 1
     log_p_VV = np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
-    return float(-(val.pair_counts * log_p_VV).sum() / val.pair_counts.sum())
+    return 0.0 - float((val.pair_counts * log_p_VV).sum() / val.pair_counts.sum())  # never −0
 
 
 # --- Where the folder goes ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import errno
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,13 +16,14 @@ from typing import Any
 
 import attnlm
 from attnlm import files, tokenizer
-from attnlm.checkpoint import load_checkpoint
+from attnlm.checkpoint import load_checkpoint, load_facts
 from attnlm.config import Config, resolve
 from attnlm.dataset import Dataset, open_dataset
 from attnlm.device import Device, choose_device
 from attnlm.errors import AttnlmError, UsageError
 from attnlm.folders import (
     check_name,
+    command_for,
     find_folder,
     is_folder,
     remove_leftovers,
@@ -37,6 +39,23 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """One of a run's two checkpoints, by what it says of itself."""
+
+    which: str
+    """best or last"""
+    path: Path
+    step: int
+    val_loss: float | None
+    """nats per token; None where no evaluation of this step is recorded"""
+
+    def __str__(self) -> str:
+        loss = self.val_loss
+        evaluated = "no evaluation recorded" if loss is None else f"validation loss {loss:.4f}"
+        return f"step {self.step}, {evaluated} ({self.which})"
+
+
+@dataclass(frozen=True)
 class Run:
     """A run that was begun: `path` holds all that is needed to sample from it or to go on."""
 
@@ -46,6 +65,11 @@ class Run:
     parameters: int
     dataset: Mapping[str, Any]
     """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
+    stopped_after: float = 0.0
+    """Seconds of training when it was stopped between evaluations; 0 where it never was."""
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
 
     @property
     def name(self) -> str:
@@ -59,11 +83,36 @@ class Run:
     def last(self) -> Path:
         return self.path / "last.safetensors"
 
-    def checkpoint(self, which: str) -> Path:
-        """The file of `best` or `last`. Raises UsageError for any other word."""
-        if which not in ("best", "last"):
-            raise UsageError(f"--checkpoint can't be {which!r}", "it is best or last")
-        return self.best if which == "best" else self.last
+    def checkpoint(self, which: str = "auto") -> Checkpoint:
+        """Its `best` or `last` checkpoint; `auto`: best, or last while only step 0 was evaluated.
+
+        Raises UsageError for any other word, AttnlmError where the file is missing or damaged.
+        """
+        if which not in ("auto", "best", "last"):
+            raise UsageError(f"--checkpoint can't be {which!r}", "it is auto, best or last")
+        if which == "auto":
+            which = "last" if self._is_best_untrained() else "best"
+        path = self.best if which == "best" else self.last
+        facts = self._facts(path)
+        loss = facts.get("val_loss")
+        if loss is None:
+            with contextlib.suppress(AttnlmError):  # a damaged record is not what is asked for
+                of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
+                loss = of_steps.get(facts["step"])
+        return Checkpoint(which, path, facts["step"], loss)
+
+    def _is_best_untrained(self) -> bool:
+        """Whether the last checkpoint is trained, and no trained one was evaluated yet."""
+        if not self.last.exists() or (self.best.exists() and self._facts(self.best)["step"] > 0):
+            return False
+        last = self._facts(self.last)
+        return not self.best.exists() or last.get("evaluated_step") == 0 < last["step"]
+
+    def _facts(self, path: Path) -> dict[str, Any]:
+        facts = load_facts(path, self.config.model, self.vocab_size)
+        if type(facts.get("step")) is not int or type(facts.get("val_loss", 0.0)) is not float:
+            raise _damaged(path)
+        return facts
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -124,7 +173,7 @@ class Run:
     def _metrics(self) -> Journal:
         return Journal(
             path=self.path / "metrics.jsonl",
-            is_valid=lambda record: all(type(record[key]) in (int, float) for key in _NUMBERS),
+            is_valid=_is_evaluation,
             hint="copy the run's folder again from where it came",
             longest_line=2**12,
             largest=2**28,
@@ -155,6 +204,7 @@ class Run:
             "vocab_size": self.vocab_size,
             "parameters": self.parameters,
             "dataset": dict(self.dataset),
+            "stopped_after": self.stopped_after,
         }
         files.write_json(self.path / "config.json", content)
 
@@ -190,17 +240,22 @@ def create_run(
     return run
 
 
-def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoints")) -> Run:
-    """The run of that name or path, or the latest one.
+def open_run(
+    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+) -> Run:
+    """The run of that name in `checkpoint_dir`, or at that path, or the one trained last.
 
-    Raises AttnlmError when there is none, or when its configuration is damaged.
+    One that is open already is returned as it is. Raises AttnlmError when there is none, or when
+    its configuration is damaged.
     """
-    path = find_folder(name, checkpoint_dir, kind="run", hint="train one: attnlm train")
+    if isinstance(name, Run):
+        return name
+    path = find_folder(name, Path(checkpoint_dir), kind="run")
     if (path / "ladder.json").exists():
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
-    content = files.read_json(path / "config.json")
+    content = {"stopped_after": 0.0, **files.read_json(path / "config.json")}
     if content.get("format") != _FORMAT:
         raise AttnlmError(
             f"{path / 'config.json'} was written by another version of attnlm", "use that version"
@@ -213,11 +268,16 @@ def open_run(name: str | Path | None, *, checkpoint_dir: Path = Path("checkpoint
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
     if config.training.steps is None:
         raise _damaged(path / "config.json")
-    return Run(path, config, content["vocab_size"], content["parameters"], content["dataset"])
+    facts = {key: content[key] for key in _CONTENT if key != "config"}
+    return Run(path, config, **facts)
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 2**48
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_loss(value: object) -> bool:
@@ -248,20 +308,36 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
     "vocab_size": lambda value: _is_count(value) and value <= 2**21,
     "parameters": _is_count,
     "dataset": _is_dataset,
+    "stopped_after": lambda value: _is_number(value) and value >= 0,
 }
 
 
-def load_model(run: Run, *, checkpoint: str, device: str) -> tuple[LanguageModel, Device]:
-    """The model of a run's best or last checkpoint on a device, and that device.
+def load_model(
+    run: str | Path | Run | None = None,
+    *,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> tuple[LanguageModel, Device]:
+    """The model of a run (by default the one trained last), ready to be used, and its device.
 
-    Raises AttnlmError when files are missing or damaged, or the device can't be had.
+    The model is a torch.nn.Module in evaluation mode, on `device.torch`: ids (B, T) of at most
+    block_size tokens → logits (B, T, V).
+
+        model, device = attnlm.load_model("multi-head-001")
+        ids = attnlm.open_run("multi-head-001").tokenizer.encode("To be")
+        logits = model(torch.tensor([ids], device=device.torch))
+
+    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when
+    files are missing or damaged, or the device can't be had.
     """
-    path = run.checkpoint(checkpoint)
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    path = run.checkpoint(checkpoint).path
     # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     chosen = choose_device(device, dtype)
     model, _, _ = load_checkpoint(path, run.config.model, run.vocab_size)
-    return model.to(chosen.torch), chosen
+    return model.to(chosen.torch).eval(), chosen
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
@@ -301,12 +377,21 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
             break
     raise AttnlmError(
         f"there is a run called {name} already, and runs are never overwritten",
-        f"give another --name, or go on with it: attnlm train --resume {name}",
+        f"give another --name, or go on with it: {command_for('attnlm train --resume', path)}",
     )
 
 
-_NUMBERS = ("step", "tokens", "seconds", "val_loss", "bits_per_byte", "tokens_per_second")
-_KEYS = frozenset({*_NUMBERS, "train_loss", "learning_rate"})
+_NUMBERS = (
+    *("step", "tokens", "seconds", "val_loss"),
+    *("bits_per_byte", "learning_rate", "tokens_per_second"),
+)
+_KEYS = frozenset({*_NUMBERS, "train_loss"})
+
+
+def _is_evaluation(record: dict[str, Any]) -> bool:
+    """Whether these are a line's values: finite numbers; no training loss before the first step."""
+    known = record["train_loss"] is None or _is_number(record["train_loss"])
+    return known and all(_is_number(record[key]) for key in _NUMBERS)
 
 
 def _damaged(path: Path) -> AttnlmError:

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.decoding import PlainDecoder, new_decoder
+from attnlm.decoding import Decoder, PlainDecoder, new_decoder
 from attnlm.decoding_numpy import Array, Ids
 from attnlm.device import Device
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.errors import NotFiniteError, UsageError
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.model import LanguageModel
 from attnlm.run import Run, load_model, open_run
@@ -75,9 +75,10 @@ def next_token_probabilities(
 
     Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
     likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
-    float64, and what is left sums to 1.
+    float64, and what is left sums to 1. Raises NotFiniteError for logits that are NaN or infinite.
     """
-    return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
+    with np.errstate(all="ignore"):
+        return _normalised(_next_token_weights(logits_BV, temperature, top_k, top_p))
 
 
 def _next_token_weights(
@@ -85,6 +86,9 @@ def _next_token_weights(
 ) -> Probabilities:
     """`next_token_probabilities` but for a factor."""
     logits_BV = logits_BV.astype(np.float64)
+    # A sum in float64 of float32 numbers can't overflow: it is finite where all of them are.
+    if not math.isfinite(np.add.reduce(logits_BV, None)):
+        raise NotFiniteError
     if temperature == 0:
         likeliest_BV = np.zeros_like(logits_BV)
         np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
@@ -113,16 +117,10 @@ def _normalised(weights_BV: Probabilities) -> Probabilities:
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
 
-    The weights are probabilities but for a factor; a token of weight 0 is never drawn. Raises
-    AttnlmError where they are none.
+    The weights are probabilities but for a factor; a token of weight 0 is never drawn.
     """
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]
-    if not np.minimum.reduce(totals_B) > 0:
-        raise AttnlmError(
-            "the model's weights give no probabilities: they are not finite, or far too large",
-            "try the run's other checkpoint, --checkpoint last or best",
-        )
     # Rounding must not lift the product to the total itself.
     wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
     drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
@@ -191,9 +189,10 @@ def _drawn_tokens(
     assert prompt, "there is always a first token"
     block_size, count = model.config.block_size, config.num_samples
     uniforms = Uniforms(config.seed, count)
-    decoder = (
-        new_decoder(model, device, config.tokens, count) if cached else PlainDecoder(model, device)
-    )
+    decoder: Decoder = PlainDecoder(model, device)
+    if cached:
+        with np.errstate(all="ignore"):  # what overflows is found in the logits
+            decoder = new_decoder(model, device, config.tokens, count)
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
@@ -202,7 +201,7 @@ def _drawn_tokens(
     for _ in range(config.tokens):
         if (moved := window_start(model, length, start)) != start:
             start, known = moved, 0
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
             weights_BV = _next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p
@@ -251,7 +250,7 @@ class Sampler:
         Raises AttnlmError naming the characters that the vocabulary lacks.
         """
         if prompt:
-            return [int(i) for i in self.tokenizer.encode(prompt)]
+            return self.tokenizer.encode(prompt)
         for first in (self.tokenizer.newline, self.tokenizer.end_of_text):
             if first is not None:
                 return [first]
@@ -302,13 +301,13 @@ class Sampler:
         return [self.tokenizer.decode(row) for row in rows]
 
 
-def load_sampler(run: Run, *, checkpoint: str = "best", device: str = "auto") -> Sampler:
-    """The model of a run's best or last checkpoint, on a device.
+def load_sampler(run: Run, *, checkpoint: str = "auto", device: str = "auto") -> Sampler:
+    """The model of a run's checkpoint (auto, best or last), on a device.
 
     Raises AttnlmError when files are missing or damaged, or the device can't be had.
     """
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return Sampler(model.eval(), run.tokenizer, chosen)
+    return Sampler(model, run.tokenizer, chosen)
 
 
 def sample(
@@ -321,39 +320,87 @@ def sample(
     top_p: float | None = None,
     seed: int | None = None,
     num_samples: int = 1,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Iterator[str]:
-    """Text from a trained run (by default the one trained last).
+    """One text from a trained run (by default the one trained last), piece by piece.
 
-    Yields the prompt and then its continuation, piece by piece; with num_samples above 1, one
-    whole sample after the other. Raises AttnlmError (UsageError where the arguments are wrong)
-    at the call, before the first piece.
+    Yields the prompt and then its continuation, as it is generated:
+
+        for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
+            print(piece, end="", flush=True)
+
+    `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
+    1. A seed that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError
+    where the arguments are wrong) at the call, before the first piece.
     """
-    drawn = drawn_seed() if seed is None else seed
+    if num_samples != 1:
+        raise UsageError(
+            f"sample gives one text, piece by piece, and num_samples is {num_samples}",
+            "for several texts, call attnlm.samples(run, num_samples=N)",
+        )
+    config = _config(tokens, temperature, top_k, top_p, 1, seed, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return _pieces(sampler, prompt, sampler.prompt_ids(prompt), config)
+
+
+def samples(
+    run: str | Path | Run | None = None,
+    *,
+    num_samples: int,
+    tokens: int = 500,
+    prompt: str = "",
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
+) -> list[str]:
+    """Several whole texts from a trained run (by default the one trained last), side by side.
+
+        for text in attnlm.samples(run, num_samples=3, tokens=100, prompt="Once ", seed=1):
+            print(text, end="\\n---\\n")
+
+    Each begins with the prompt; the first is the text that `sample` gives for the same seed. A seed
+    that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError where the
+    arguments are wrong).
+    """
+    config = _config(tokens, temperature, top_k, top_p, num_samples, seed, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return [prompt + text for text in sampler.samples(sampler.prompt_ids(prompt), config)]
+
+
+def _config(
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    num_samples: int,
+    seed: int | None,
+    on_event: OnEvent | None,
+) -> SamplingConfig:
+    """Checked, with a seed that is drawn and reported where none is given."""
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         num_samples=num_samples,
-        seed=drawn,
+        seed=drawn_seed() if seed is None else seed,
     )
     if seed is None:
-        (on_event or ignore)(Note(f"seed {drawn}"))
-    if not isinstance(run, Run):
-        run = open_run(run, checkpoint_dir=Path(checkpoint_dir))
-    sampler = load_sampler(run, checkpoint=checkpoint, device=device)
-    ids = sampler.prompt_ids(prompt)
-    return _texts(sampler, prompt, ids, config)
+        (on_event or ignore)(Note(f"seed {config.seed}"))
+    return config
 
 
-def _texts(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-    if config.num_samples > 1:
-        yield from (prompt + text for text in sampler.samples(ids, config))
-        return
+def _pieces(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
     if prompt:
         yield prompt
     yield from sampler.stream(ids, config)

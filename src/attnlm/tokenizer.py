@@ -54,13 +54,15 @@ class Tokenizer(abc.ABC):
         self.newline = tokens.index(b"\n") if b"\n" in tokens else None
         self.tokens = tokens
 
-    def encode(self, text: str) -> NDArray[np.uint32]:
-        """The ids of `text`, shape (tokens,); `decode` gives the text back.
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`; `decode` gives the text back, and a model takes torch.tensor([ids]).
 
         Raises AttnlmError when the vocabulary lacks a character, or the text is not Unicode.
         """
-        pieces = [self.encode_piece(piece) for piece in safe_pieces([text])]
-        return np.concatenate(pieces, dtype=np.uint32) if pieces else np.empty(0, np.uint32)
+        ids: list[int] = []
+        for piece in safe_pieces([text]):
+            ids += self.encode_piece(piece).tolist()
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that never complete a character become U+FFFD."""
@@ -179,6 +181,16 @@ class BpeTokenizer(Tokenizer):
         return self._encoding.encode_to_numpy(
             text, allowed_special=self._special, disallowed_special=()
         )
+
+
+def canonical_spec(text: str) -> str:
+    """The spec that is meant by a text such as "GPT-2"; the text itself where it means none."""
+    bare = re.sub("[-_ ]", "", text.lower())
+    for name in ("char", "byte", *PUBLISHED):
+        if bare == name.replace("_", ""):
+            return name
+    pairs = re.fullmatch(r"bpe[-_: ]?([0-9]+)", text.strip().lower())
+    return f"bpe:{pairs[1]}" if pairs else text
 
 
 def bpe_size(spec: str) -> int | None:

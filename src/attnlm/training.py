@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from attnlm.device import Device
 from attnlm.errors import AttnlmError
 from attnlm.evaluation import validation_loss
 from attnlm.events import OnEvent
+from attnlm.folders import command_for
 from attnlm.interruption import Interrupted, Interruption
 from attnlm.memory import estimate_memory
 from attnlm.model import LanguageModel, build_model, cross_entropy
@@ -64,7 +65,7 @@ class Evaluated:
 
     record: dict[str, Any]
     improved: bool
-    moment: Moment | None = None
+    moment: Moment | None = field(default=None, repr=False)
     """What the model said and saw then."""
 
 
@@ -94,7 +95,7 @@ class TrainingState:
     loss_sum: float = 0.0
     """Of the training losses since the newest evaluation."""
     seconds: float = 0.0
-    """Wall time of the run, evaluations and saving included."""
+    """Wall time of the run, evaluations and saving included. Not saved with the weights."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
@@ -103,7 +104,7 @@ class TrainingState:
         return {name: getattr(self, name) for name in _FACTS}
 
 
-_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum", "seconds")
+_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum")
 
 
 def keeping_random_state(device: Device) -> contextlib.AbstractContextManager[None]:
@@ -121,20 +122,24 @@ def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingSt
 
 
 def saved_state(run: Run, device: Device) -> TrainingState:
-    """The state that the run's last checkpoint holds. Raises AttnlmError as loading does."""
+    """The state that the run's last checkpoint holds. Raises AttnlmError as reading it does."""
     model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
     model.to(device.torch)
     optimizer = Optimizer(model, run.config.training)
     state = TrainingState(model, optimizer, device)
     known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
-    if not known or not _fit_together(facts) or optimizer.state().keys() != tensors.keys():
+    older = facts.get("seconds", 0.0)  # which is where older versions kept them
+    known = known and type(older) is float and _fit_together(facts)
+    if not known or optimizer.state().keys() != tensors.keys():
         raise AttnlmError(
             f"{run.last} does not hold the state that its run describes",
             "copy the run's folder again from where it came",
         )
     optimizer.load_state(tensors)
     saved = {name: facts[name] for name in _FACTS}
-    return replace(state, **saved, saved_step=facts["step"])
+    records = run.metrics_until(facts["evaluated_step"])
+    seconds = max([older, run.stopped_after, *(record["seconds"] for record in records)])
+    return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
 
 
 def _fit_together(facts: Mapping[str, Any]) -> bool:
@@ -252,8 +257,10 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
     saving, on a signal, and without saving on a second one.
     """
     interruption = Interruption()
-    memory = estimate_memory(run.config, run.vocab_size, run.parameters).total
-    on_event(Started(run, state.device, state.step, memory))
+    memory = estimate_memory(
+        run.config, run.vocab_size, run.parameters, run.dataset["val_tokens"], state.device.name
+    )
+    on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
         began = time.perf_counter() - state.seconds
@@ -268,6 +275,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent) -> 
             with _explaining(run, state):
                 state.loss_sum = stepper.read_loss_sum()
                 _save_last(run, stepper)
+                replace(run, stopped_after=round(state.seconds, 3)).save_config()
             raise
 
 
@@ -293,7 +301,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
     except OSError as error:
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"make room, then: attnlm train --resume {run.name}; {left()}",
+            f"make room, then: {command_for('attnlm train --resume', run.path)}; {left()}",
         ) from error
 
 

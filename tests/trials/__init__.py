@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.trials import (
     anywhere,
+    clock,
     damage,
     disk,
     forged,
@@ -17,6 +18,7 @@ from tests.trials import (
     memory,
     network,
     numbers,
+    places,
     resume,
     signals,
     two,
@@ -37,6 +39,8 @@ _ALL: list[Trial] = [
     damage.TRIAL,
     hostile.TRIAL,
     forged.TRIAL,
+    clock.TRIAL,
+    places.TRIAL,
     input.TRIAL,
     network.TRIAL,
 ]

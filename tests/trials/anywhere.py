@@ -171,12 +171,12 @@ def _temporary(tally: Tally, folder: Path) -> None:
     (folder / "file").touch()
     (folder / "mounted").mkdir()
     for (kind, name), _ in tally.chosen(
-        list(itertools.product(_TEMPORARY, _COMMANDS)), tally.wanted
+        list(itertools.product(_TEMPORARY, COMMANDS)), tally.wanted
     ):
         place, options = _TEMPORARY[kind]
         env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
         through = _mounting(folder / place, options) if options else []
-        done = commands.alone(_COMMANDS[name], folder, env=env, through=through)
+        done = commands.alone(COMMANDS[name], folder, env=env, through=through)
         chatter = "matplotlib" in done.stderr.lower()
         fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
         tally.count(fault, f"{name}, TMPDIR {kind}")
@@ -184,7 +184,9 @@ def _temporary(tally: Tally, folder: Path) -> None:
 
 def _mounting(place: Path, options: str) -> list[str]:
     """What runs a command that alone sees an empty folder there, mounted with these options."""
-    script = 'mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"'
+    # A page is what "size=4k" has; after this it has none.
+    script = """mount -t tmpfs -o "$1" none "$2" || exit 1
+        [ "$1" != size=4k ] || head -c 4096 /dev/zero >"$2/full"; shift 2; exec "$@\""""
     return ["unshare", "--mount", "sh", "-c", script, "sh", options, str(place)]
 
 
@@ -200,9 +202,11 @@ _TEMPORARY = {
     "missing": ("nowhere", ""),
     "a file": ("file", ""),
     "read-only": ("mounted", "ro"),
+    "without room": ("mounted", "size=4k"),
+    "without room for a name": ("mounted", "nr_inodes=1"),
     "noexec": ("mounted", "noexec"),
 }
-_COMMANDS = {
+COMMANDS = {
     "prepare": ["prepare", "fruits.txt", "--tokenizer", "bpe:280", "--force"],
     "train": ["train", opening.CHAR, *_STEPS],
     "sample": ["sample", opening.RUN, "--tokens", "25000"],  # so many that C is worth compiling
@@ -225,9 +229,9 @@ TRIAL = Trial(
 )
 TEMPORARY = Trial(
     "temporary",
-    "TMPDIR missing, a file, read-only or noexec, and no home: every command works, in silence",
+    "TMPDIR missing, a file, read-only, full or noexec, no home: every command works, in silence",
     short=1,
-    full=len(_TEMPORARY) * len(_COMMANDS),
+    full=len(_TEMPORARY) * len(COMMANDS),
     run=_temporary,
     skip=_cannot_mount,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -155,7 +156,7 @@ def before_each_event(folder: Path, act: Callable[[str], None]) -> None:
             self._file.write(content[half:])
             return len(content)
 
-    original_open, original_fsync = io.open, os.fsync
+    original_open, original_fsync = open, os.fsync
 
     def open_(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         opened = original_open(file, mode, *arguments, **options)
@@ -166,6 +167,6 @@ def before_each_event(folder: Path, act: Callable[[str], None]) -> None:
         meet("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())
         original_fsync(descriptor)
 
-    io.open = open_
+    io.open = builtins.open = open_
     os.fsync = fsync  # type: ignore[assignment]
     sys.addaudithook(hook)

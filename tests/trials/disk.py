@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -12,7 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.trials import opening
+from tests.trials.anywhere import COMMANDS
 from tests.trials.children import Outcome, before_each_event, in_child, in_own_process
+from tests.trials.commands import alone
 from tests.trials.scenarios import Scenario, events_of, scenarios
 from tests.trials.trial import Tally, Trial
 
@@ -80,25 +84,66 @@ TRIAL = Trial(
 def _run_full(tally: Tally, folder: Path) -> None:
     """A small tmpfs with less room from case to case, and one that can't be written."""
     written = list(scenarios(("multi-head",), folder))
-    for case, _ in tally.drawn(tally.wanted):
-        scenario = written[case % len(written)]
+    in_child(lambda: opening.make_all(folder / "whole"))
+    for number, _ in tally.drawn(tally.wanted):
+        case, is_command = divmod(number, 2)
+        if is_command:
+            name, left = list(COMMANDS)[case % len(COMMANDS)], case // len(COMMANDS)
+            fault = _on_a_full_disk(COMMANDS[name], left, folder)
+            tally.count(fault, f"{name}, {left} pages left")
+            continue
+        scenario, left = written[case % len(written)], case // len(written)
         place = folder / "case"
-        place.mkdir()
-        _mount("-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place))
-        try:
+        with _small_disk(place):
             scenario.begin(place)
-            blocks = sum(-(-p.stat().st_size // 4096) for p in place.rglob("*") if p.is_file())
-            # The first of all cannot be written at all; the others have some pages left.
-            left = case // len(written)
-            room = f"size={4096 * (blocks + left)}" if left else "ro"
-            _mount("-o", f"remount,{room}", str(place))
+            room = _leave(place, left)
             outcome = in_child(lambda s=scenario: s.act(place))  # type: ignore[misc] # noqa: B023
             _mount("-o", "remount,rw,size=8m", str(place))
             failure = _not_told(outcome) or scenario.failure(place)
             tally.count(failure, f"{scenario.name}, {room}")
-        finally:
-            subprocess.run(["umount", "-l", str(place)], check=True)
-            place.rmdir()
+
+
+def _on_a_full_disk(command: list[str], left: int, folder: Path) -> str | None:
+    """What goes wrong where a command is run on a disk with so many pages left."""
+    place = folder / "case"
+    with _small_disk(place):
+        shutil.copytree(folder / "whole", place, dirs_exist_ok=True)
+        before = _contents(place)
+        _leave(place, left)
+        done = alone(command, place, env={"TMPDIR": str(place)})
+        after = _contents(place)
+    if done.fault() or b"" in after.values():
+        return done.fault() or "an empty file is left"
+    return (
+        "it failed, and changed what was there"
+        if done.code and before.items() - after.items()
+        else None
+    )
+
+
+def _contents(place: Path) -> dict[Path, bytes]:
+    """All but what a new run changes from its first moment on."""
+    files = (path for path in place.rglob("*") if path.is_file())
+    return {p: p.read_bytes() for p in files if p.name != "latest" and p.suffix != ".jsonl"}
+
+
+@contextlib.contextmanager
+def _small_disk(place: Path) -> Iterator[None]:
+    place.mkdir()
+    _mount("-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+        place.rmdir()
+
+
+def _leave(place: Path, pages: int) -> str:
+    """Leaves so many free pages, or with none, nothing that can be written at all."""
+    taken = sum(-(-p.stat().st_size // 4096) for p in place.rglob("*") if p.is_file())
+    room = f"size={4096 * (taken + pages)}" if pages else "ro"
+    _mount("-o", f"remount,{room}", str(place))
+    return room
 
 
 def _mount(*arguments: str) -> None:
@@ -120,8 +165,8 @@ def _why_not() -> str | None:
 FULL = Trial(
     name="full-disk",
     promise="a disk that is full or read-only: one line of error, the last checkpoint loads",
-    short=8,
-    full=80,
+    short=16,
+    full=160,
     run=in_own_process(_run_full),
     skip=_why_not,
 )

@@ -334,6 +334,7 @@ _FACTS: dict[str, Any] = {
     "best_loss": 1.0,
     "stale": 0,
     "loss_sum": 0.0,
+    "val_loss": 1.0,
     "seconds": 1.0,
 }
 _ODD_FACTS: tuple[object, ...] = (

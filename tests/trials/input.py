@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -168,6 +168,7 @@ def _text(place: Path, generator: Random) -> _Command:
     for name, values in (
         ("--tokenizer", ("char", "byte", "bpe:257", "bpe:300", "gpt2x", "")),
         ("--encoding", ("utf-8", "latin-1", "utf-16", "utf-16-le", "ascii", "shift_jis", "utf-7")),
+        ("--newlines", ("unix", "keep", "dos")),
         ("--val-fraction", ("0.5", "0.001", "0.999", "0", "1", "nan")),
         ("--name", ("a b", "é", "con", "..", "x" * 130, "🙂")),
     ):
@@ -241,20 +242,20 @@ def _checked(done: commands.Done, arguments: list[str]) -> str | None:
         return f"its refusal has {len(done.stderr):,} characters"
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None
-    encoding = (
-        arguments[arguments.index("--encoding") + 1] if "--encoding" in arguments else "utf-8"
-    )
     path = Path(arguments[1])
     if not path.is_file():
         return None
-    return _differs(path, Path(done.stdout.strip()), encoding)
+    return _differs(path, Path(done.stdout.strip()), arguments)
 
 
-def _differs(source: Path, data: Path, encoding: str = "utf-8") -> str | None:
-    """Where a data set does not give its text back."""
+def _differs(source: Path, data: Path, flags: Sequence[str] = ()) -> str | None:
+    """Where a data set that was prepared with these flags does not give its text back."""
+    encoding = flags[flags.index("--encoding") + 1] if "--encoding" in flags else "utf-8"
     dataset = attnlm.open_dataset(data)
     text = "".join(dataset.tokenizer.decode(split) for split in (dataset.train, dataset.val))
     expected = source.read_bytes().decode(encoding).removeprefix("\ufeff")
+    if "unix" in flags:
+        expected = expected.replace("\r\n", "\n").replace("\r", "\n")
     return None if text == expected else "the text does not come back as it was"
 
 
@@ -272,8 +273,7 @@ def _prepared(content: bytes, code: int, says: str, *flags: str) -> Callable[[Pa
             return fault
         if done.code != code or says not in done.stderr:
             return f"exit code {done.code}: {done.stderr}"
-        encoding = flags[flags.index("--encoding") + 1] if "--encoding" in flags else "utf-8"
-        return None if code else _differs(path, Path(done.stdout.strip()), encoding)
+        return None if code else _differs(path, Path(done.stdout.strip()), flags)
 
     return run
 
@@ -397,6 +397,8 @@ _RECIPES: dict[str, Callable[[], str]] = {
 
 _LINE = "Größe: 12 Äpfel, naïve cafés\n" * 30
 
+_MIXED_ENDS = b"one\r\r\ntwo\n\rthree\r\n" * 50_000
+
 _NAMED: dict[str, Callable[[Path], str | None]] = {
     "empty": _prepared(b"", 1, "is empty"),
     "a byte order mark and no more": _prepared(codecs.BOM_UTF8, 1, "is empty"),
@@ -411,8 +413,9 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
     "UTF-8 with a mark": _prepared(codecs.BOM_UTF8 + _LINE.encode(), 0, ""),
     "NUL bytes": _prepared(b"a text with\0 a NUL or\0 two " * 20, 0, ""),
     "many NUL bytes": _prepared(b"a\0" * 400, 1, "looks like UTF-16"),
-    "lone carriage returns": _prepared(b"one line\rand another\r" * 20, 0, ""),
-    "carriage returns and newlines": _prepared(b"one line\r\nand another\r\n" * 20, 0, ""),
+    "lone carriage returns": _prepared(b"one line\rand another\r" * 20, 0, "--newlines unix"),
+    "carriage returns and newlines": _prepared(b"a line\r\n\r\n" * 20, 0, "--newlines unix"),
+    "carriage returns made newlines": _prepared(_MIXED_ENDS, 0, "", "--newlines", "unix"),
     "half a surrogate pair": _prepared(b"abc\xed\xa0\x80 " * 20, 1, "not valid utf-8 at byte 3"),
     "cut off within a character": _prepared("abc é".encode()[:-1], 1, "not valid utf-8 at byte 4"),
     "characters across the borders of reads": _across_chunks,

@@ -15,7 +15,7 @@ from typing import Any
 import attnlm
 from tests.trials.children import in_child, in_own_process
 from tests.trials.internals import FACTOR, RUNGS, Started, Stepped, Stepper, console, exits
-from tests.trials.small import prepared, settings_of
+from tests.trials.small import TEXT, prepared, settings_of
 from tests.trials.trial import Tally, Trial
 
 _GROWTH = 4 * 2**20  # bytes: an allocator's unrest
@@ -41,8 +41,10 @@ def _cases(
         runs = folder / rung
         yield f"{rung}, {steps} steps", partial(_growth_of_training, data, runs, rung, steps)
         yield f"{rung}, {tokens} tokens", partial(_growth_of_sampling, data, runs, rung, tokens)
-    for rung in ("average", "single-head", "multi-head") if is_short else RUNGS:
-        yield rung, partial(_estimated, data, folder / "estimated", rung)
+    ways: dict[str, dict[str, Any]] = {rung: {"model": rung} for rung in RUNGS}
+    ways |= _UNUSUAL
+    for name in ("average", "single-head", "multi-head", *_UNUSUAL) if is_short else ways:
+        yield name, partial(_estimated, folder / "estimated", name, ways[name])
     yield "out of memory", partial(_out_of_memory, data, folder / "poor")
 
 
@@ -83,16 +85,30 @@ def _growth_of_sampling(data: Path, runs: Path, rung: str, tokens: int) -> str |
 
 
 _SIZES: dict[str, Any] = {"block_size": 128, "batch_size": 48, "embed_dim": 128}
+_UNUSUAL: dict[str, dict[str, Any]] = {
+    # Evaluated on far more tokens than it is trained on.
+    "a wide head": {
+        "model": "multi-head",
+        "heads": 1,
+        "head_size": 2**15,
+        "embed_dim": 2,
+        "block_size": 8,
+        "batch_size": 1,
+    },
+    "a long context": {"model": "transformer", "heads": 16, "block_size": 1024, "batch_size": 2},
+}
 
 
-def _estimated(data: Path, runs: Path, rung: str) -> str | None:
+def _estimated(runs: Path, name: str, way: dict[str, Any]) -> str | None:
     """Whether the peak of a few steps lies within FACTOR of what was said before."""
-    settings = settings_of(rung, steps=3, eval_every=3, **_SIZES)
-    if rung == "bigram":  # whose memory is all in its vocabulary
-        text = runs / "wide.txt"
-        runs.mkdir()
-        text.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 1500))) * 3)
-        data = attnlm.prepare(text, data_dir=runs / "data", val_fraction=0.4).path
+    settings = settings_of(way["model"], steps=3, eval_every=3, **{**_SIZES, **way})
+    content = TEXT * 10
+    if name == "bigram":  # whose memory is all in its vocabulary
+        content = "".join(map(chr, range(0x4E00, 0x4E00 + 1500))) * 3
+    text = runs / f"{name}.txt"
+    runs.mkdir(exist_ok=True)
+    text.write_text(content)
+    data = attnlm.prepare(text, data_dir=runs / "data", val_fraction=0.4).path
     estimates = []
     before = _status("VmRSS")
 
@@ -100,7 +116,8 @@ def _estimated(data: Path, runs: Path, rung: str) -> str | None:
         if isinstance(event, Started):
             estimates.append(event.memory)
 
-    attnlm.train(data, checkpoint_dir=runs, name=rung, on_event=listen, **settings)
+    attnlm.train(data, checkpoint_dir=runs, name="run", on_event=listen, **settings)
+    shutil.rmtree(runs)
     taken = _status("VmHWM") - before
     if taken / FACTOR <= estimates[0] <= taken * FACTOR:
         return None

@@ -22,6 +22,7 @@ from tests.web_server import Answer, WebServer, body, serving
 
 _MARGIN = 3.0  # seconds that a busy machine may take beside the deadline
 _STALL_DEADLINE, _DEADLINE = 0.5, 20.0
+_BOMB = gzip.compress(gzip.compress(bytes(2**27)))
 _PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
 
 
@@ -50,13 +51,22 @@ def _network(tally: Tally, folder: Path) -> None:
             place = folder / str(case)
             place.mkdir()
             names = ", ".join(kind.__name__[1:] for kind in kinds)
-            fault = _downloaded(url, content, place, kinds[-1])
+            by_progress = generator.random() < 0.5
+            with pytest.MonkeyPatch.context() as patch:
+                if by_progress and kinds[-1] in _STALLS:
+                    patch.setattr(download, "PERIOD", _STALL_DEADLINE)
+                fault = _downloaded(url, content, place, kinds[-1], by_progress)
             tally.count(fault, f"{names} ({len(content)} bytes)")
 
 
-def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | None:
-    """What goes wrong when this file is fetched and kept in the cache."""
-    deadline = _STALL_DEADLINE if decides in _STALLS else _DEADLINE
+def _downloaded(
+    url: str, content: bytes, place: Path, decides: _Kind, by_progress: bool
+) -> str | None:
+    """What goes wrong when this file is fetched and kept in the cache.
+
+    What stalls is given up by a deadline or, with `by_progress`, since it brings too little.
+    """
+    deadline = _STALL_DEADLINE if decides in _STALLS and not by_progress else _DEADLINE
     os.environ["ATTNLM_CACHE_DIR"] = str(place / "cache")
     found: list[Path] = []
 
@@ -74,7 +84,8 @@ def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | 
 
     began = time.monotonic()
     refused, fault = opening.refusal(get)
-    if time.monotonic() - began > deadline + _MARGIN:
+    most = (_STALL_DEADLINE if decides in _STALLS else deadline) + _MARGIN
+    if time.monotonic() - began > most:
         return f"it took {time.monotonic() - began:.1f} s"
     if fault is not None:
         return fault
@@ -86,7 +97,7 @@ def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | 
         return None if left <= {kept, place / "text.txt"} else f"left over: {left}"
     if refused is None:
         return "accepted"
-    wanted = _SAYS[decides]
+    wanted = _SAYS.get(decides, "sends less than" if by_progress else "takes longer than 0.5 s")
     if wanted not in refused:
         return f"it says {refused!r}, not {wanted!r}"
     return f"left over: {left}" if left else None
@@ -159,6 +170,20 @@ def _redirected(web: WebServer, generator: random.Random, content: bytes) -> Ans
     return body(b"", generator.choice((301, 302, 303, 307, 308)), Location=place)
 
 
+def _redirected_at_length(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    """Another place, and a body without an end that says so, perhaps compressed."""
+    place = f"/{generator.randrange(2**60)}"
+    web.answer(place, _whole(web, generator, content))
+    encoding = generator.choice(("", "Content-Encoding: gzip\n"))
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        _raw(f"HTTP/1.1 302 Found\nLocation: {place}\n{encoding}", [])(handler)
+        while not web.closing.wait(0.005):
+            handler.wfile.write(b"moved " * 99)
+
+    return answer
+
+
 def _short(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     missing = generator.randrange(1, 99)
     return body(content, Content_Length=str(len(content) + missing))
@@ -220,6 +245,10 @@ def _no_gzip(web: WebServer, generator: random.Random, content: bytes) -> Answer
     return body(content + b"no gzip", Content_Encoding="gzip")
 
 
+def _bomb(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    return body(_BOMB, Content_Encoding="gzip, gzip")
+
+
 def _silent(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return web.stay_silent
 
@@ -232,20 +261,33 @@ def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) ->
     return answer
 
 
-def _dripping(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    in_header = generator.random() < 0.5
-
+def _continuing(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"HTTP/1.0 200 OK\r\n" + (b"" if in_header else b"\r\n"))
-        while not web.closing.wait(0.05):
-            handler.wfile.write(b"")
-            if in_header:
-                handler.wfile.write(b"x")
+        while not web.closing.wait(0.005):
+            handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     return answer
 
 
-_GOOD: tuple[_Kind, ...] = (_whole, _of_unknown_length, _chunked, _compressed, _redirected)
+def _dripping(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    in_header = generator.random() < 0.5
+    few = content[:1] if len(content) > 100 else b""  # not more than are to come
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\n" + (b"" if in_header else b"\r\n"))
+        while not web.closing.wait(0.05):
+            handler.wfile.write(b"x" if in_header else few)
+
+    return answer
+
+
+_GOOD: tuple[_Kind, ...] = (
+    _whole,
+    _of_unknown_length,
+    _chunked,
+    _redirected,
+    _redirected_at_length,
+)
 _TRANSIENT: tuple[_Kind, ...] = (_short, _short_chunks, _broken, _busy, _hung_up)
 _SAYS: dict[_Kind, str] = {
     _refused: "HTTP ",
@@ -255,13 +297,12 @@ _SAYS: dict[_Kind, str] = {
     _portal: "but a web page",
     _loop: "redirects more than 10 times",
     _out_of_the_web: "is not an http or https address",
-    _no_gzip: "can't download",
-    _silent: "takes longer than 0.5 s",
-    _silent_halfway: "takes longer than 0.5 s",
-    _dripping: "takes longer than 0.5 s",
+    _compressed: "it is compressed",
+    _bomb: "it is compressed",
+    _no_gzip: "it is compressed",
 }
-_STALLS: tuple[_Kind, ...] = (_silent, _silent_halfway, _dripping)
-_FINAL = tuple(kind for kind in _SAYS if kind not in _STALLS)
+_FINAL = tuple(_SAYS)
+_STALLS: tuple[_Kind, ...] = (_silent, _silent_halfway, _dripping, _continuing)
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:
     if f"{run.last} keeps step {saved}" not in error.hint:
         return f"the checkpoint of step {saved} is not in {error.hint!r}"
     for which in ("best", "last"):
-        for name, tensor in load_file(str(run.checkpoint(which))).items():
+        for name, tensor in load_file(str(run.checkpoint(which).path)).items():
             if not tensor.isfinite().all():
                 return f"{name} in {which} is not finite"
     return None

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM to real commands, at any moment of their lives."""
+"""SIGINT, SIGTERM and SIGHUP to real commands, at any moment of their lives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _run(tally: Tally, folder: Path) -> None:
             name = list(commands)[number % len(commands)]
             place = folder / f"case-{number}"
             place.mkdir()
-            signum = generator.choice((signal.SIGINT, signal.SIGTERM))
+            signum = generator.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
             delay = generator.uniform(0, _LONGEST.get(name, 4.0))
             gap = generator.uniform(0, 0.3) if generator.random() < 0.4 else None
             if name in _COMPILERS:
@@ -163,6 +163,7 @@ def _stop(
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # not nohup's
         )
     assert process.stdin is not None
     with process.stdin:
@@ -195,7 +196,8 @@ def _stop(
         return said[-300:].replace("\n", " | ")
     if code != 128 + signum:
         return f"exit {code}: {said[-200:]!r}"
-    return f"it took {took:.1f} s" if took > (_SECONDS if gap is None else _AT_ONCE) else None
+    is_insisted = gap is not None and signum != signal.SIGHUP
+    return f"it took {took:.1f} s" if took > (_AT_ONCE if is_insisted else _SECONDS) else None
 
 
 def _said(place: Path) -> str:
@@ -203,10 +205,10 @@ def _said(place: Path) -> str:
 
 
 def _listens(pid: int) -> bool:
-    """Whether that process has a handler for SIGTERM."""
+    """Whether that process has its handlers: that of SIGHUP comes last."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"SigCgt:\s*([0-9a-f]+)", status)
-    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGHUP - 1) & 1)
 
 
 def _as_never_stopped(data: Path, part: Path, settings: dict[str, Any]) -> str | None:
@@ -223,7 +225,7 @@ def _as_never_stopped(data: Path, part: Path, settings: dict[str, Any]) -> str |
 
 TRIAL = Trial(
     name="signals",
-    promise="SIGINT and SIGTERM at any moment: an end within 5 s, exit 130 or 143, nothing lost",
+    promise="SIGINT, SIGTERM, SIGHUP at any moment: gone within 5 s, exit 128 + it, nothing lost",
     short=2,
     full=96,
     run=in_own_process(_run),

@@ -7,23 +7,26 @@ from pathlib import Path
 
 from attnlm.config import flag
 from attnlm.dataset import Dataset
+from attnlm.folders import command_for, elsewhere
 from attnlm.run import Run
 
 
 def prepare_command(dataset: Dataset) -> str:
-    """What makes the data set again, where its source still is what it was.
+    """What makes the data set again, where its sources still are what they were.
 
     A text that came from stdin is called TEXT.
     """
-    words = ["attnlm", "prepare", dataset.source, "--tokenizer", dataset.tokenizer.name]
+    words = ["attnlm", "prepare", *dataset.sources, "--tokenizer", dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
     elif dataset.val_fraction is not None:
         words += ["--val-fraction", str(dataset.val_fraction)]
     if dataset.encoding != "utf-8":
         words += ["--encoding", dataset.encoding]
-    words += ["--name", dataset.name, *_data_dir(dataset.path)]
-    return shlex.join(words) + (" < TEXT" if dataset.source == "-" else "")
+    if dataset.newlines != "keep":
+        words += ["--newlines", dataset.newlines]
+    words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]
+    return shlex.join(words) + (" < TEXT" if "-" in dataset.sources else "")
 
 
 def train_command(run: Run) -> str:
@@ -34,13 +37,11 @@ def train_command(run: Run) -> str:
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
             words += [flag(name), str(value)]
-    return shlex.join([*words, *_data_dir(Path(run.dataset["path"]))])
+    return shlex.join([*words, *elsewhere(Path(run.dataset["path"]).parent, "data set")])
 
 
-def sample_command(tokens: int = 500, seed: int = 1) -> str:
-    """What lets the run speak that was trained last."""
-    return f"attnlm sample --tokens {tokens} --seed {seed}"
-
-
-def _data_dir(dataset: Path) -> list[str]:
-    return [] if dataset.parent == Path("data") else ["--data-dir", str(dataset.parent)]
+def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
+    """What prints the run's text again."""
+    flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
+    flags += ["--tokens", str(tokens), "--seed", str(seed)]
+    return command_for("attnlm sample", run.path, *flags, named=True)

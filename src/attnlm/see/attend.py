@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.explicit import explicit_pass
+from attnlm.model import check_finite
 from attnlm.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts
 
@@ -51,20 +52,21 @@ class Attention:
         }
 
 
-def attend(run: Run, text: str, *, checkpoint: str = "best") -> Attention:
+def attend(run: Run, text: str, *, checkpoint: str = "auto") -> Attention:
     """The attention of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
-    missing or damaged, and for a bigram, which has no attention.
+    missing or damaged, for numbers that are not finite, and for a bigram, which has no attention.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = explicit_pass(model.eval(), torch.tensor(ids))
+    seen = explicit_pass(model, torch.tensor(ids))
     return attention_of(run, ids, seen.weights, seen.logits)
 
 
 def attention_of(run: Run, ids: list[int], weights_LHTT: Tensor, logits_TV: Tensor) -> Attention:
-    """What a forward pass over `ids` found."""
+    """What a forward pass over `ids` found. Raises NotFiniteError for NaN and infinity."""
+    check_finite(weights_LHTT, logits_TV)
     return Attention(
         run=run.name,
         model=run.config.model.model,

@@ -11,7 +11,7 @@ from attnlm.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts
 
 
-def as_code(run: Run, text: str, *, checkpoint: str = "best") -> str:
+def as_code(run: Run, text: str, *, checkpoint: str = "auto") -> str:
     """A script of at most 60 lines that computes the `logits` (T, V) of `text`.
 
     It loads the checkpoint from where it lies and prints the likeliest next tokens. Raises
@@ -20,7 +20,7 @@ def as_code(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """
     ids = ids_within_context(run, text)
     load_model(run, checkpoint=checkpoint, device="cpu")  # refuses what is missing or damaged
-    path = run.checkpoint(checkpoint)
+    path = run.checkpoint(checkpoint).path
     return "\n".join([*_begin(run, path, ids), *_body(run.config.model), *_end(run)]) + "\n"
 
 

@@ -29,12 +29,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.dataset import ids_at
+from attnlm.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.events import OnEvent, Progress, ignore
 from attnlm.explicit import Head, explicit_pass
-from attnlm.model import LanguageModel, cross_entropy
+from attnlm.model import LanguageModel, check_finite, cross_entropy
 from attnlm.run import Run, load_model, open_dataset_of
-from attnlm.tokenizer import Tokenizer
+from attnlm.tokenizer import Tokenizer, safe_pieces
 
 PATTERNS = (
     "previous-token",
@@ -51,6 +52,10 @@ TIMES_CHANCE = 2
 """And it must be so many times the score of equal shares (but for uniform, which those are)."""
 
 _TOKENS_AT_ONCE = 2**11
+
+
+class TooShortError(AttnlmError):
+    """A text of too few tokens to measure heads by."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def study_heads(
     ablate: bool = False,
     text: Path | None = None,
     tokens: NDArray[Any] | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -116,16 +121,19 @@ def study_heads(
 
     The text is the run's own validation split, or the file `text`, or ids (N,), `tokens`. With
     `ablate` each head is silenced in turn and the loss measured over the same windows. Raises
-    AttnlmError when there is no such text, when it is too short, when files are missing or damaged,
-    and for a bigram.
+    AttnlmError when there is no such text, when files are missing or damaged, and for a bigram;
+    TooShortError when the text is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"--windows can't be {windows}", "it must be 1 or more")
+    origin = "the text"
     if tokens is None:
+        origin = "val.bin"
         tokens = _validation_tokens(run, text, data_dir)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    model.eval()
-    inputs_NT, targets_NT = _windows(tokens, run.config.model.block_size, windows)
+    places_NT = _windows(len(tokens), run.config.model.block_size, windows)
+    windows_NT = ids_at(tokens, places_NT, run.vocab_size, origin).astype(np.int64)
+    inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
     ids_NT, next_NT = (torch.from_numpy(x).to(chosen.torch) for x in (inputs_NT, targets_NT))
     starts_NT = torch.from_numpy(word_starts(run.tokenizer, inputs_NT)).to(chosen.torch)
     scores_LHP, chance_P = _mean_scores(model, ids_NT, starts_NT)
@@ -207,7 +215,11 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
 def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any]:
     if text is not None:
         try:
-            return run.tokenizer.encode(text.read_text(encoding="utf-8-sig"))
+            pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])
+            # An array, since the file may be long.
+            return np.concatenate(
+                [np.empty(0, np.uint32), *map(run.tokenizer.encode_piece, pieces)]
+            )
         except UnicodeDecodeError:
             raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
     try:
@@ -216,20 +228,20 @@ def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[A
         raise AttnlmError(error.message, f"{error.hint}; or give a text: --text FILE") from None
 
 
-def _windows(
-    tokens: NDArray[Any], block_size: int, most: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs and targets, each (N, T): windows of block_size, one short one where none fits."""
-    length = min(block_size, len(tokens) - 1)
+def _windows(count: int, block_size: int, most: int) -> NDArray[np.int64]:
+    """Where windows of block_size and their targets lie among `count` tokens, (N, T + 1).
+
+    One short one where none fits.
+    """
+    length = min(block_size, count - 1)
     if length < 2:
-        raise AttnlmError(
-            f"the text has {len(tokens)} tokens, too few to measure heads by", "give a longer one"
+        raise TooShortError(
+            f"the text has {count} tokens, too few to measure heads by", "give a longer one"
         )
-    there = (len(tokens) - 1) // length
+    there = (count - 1) // length
     chosen = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
-    places = chosen[:, None] * length + np.arange(length + 1)
-    windows = np.asarray(tokens)[places].astype(np.int64)
-    return windows[:, :-1], windows[:, 1:]
+    places: NDArray[np.int64] = chosen[:, None] * length + np.arange(length + 1)
+    return places
 
 
 def _parts(ids_NT: Tensor) -> Iterator[slice]:
@@ -246,7 +258,9 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
     sums: Any = 0
     counts: Any = 0
     for part in _parts(ids_NT):
-        weights_LNHTT = explicit_pass(model, ids_NT[part]).weights
+        seen = explicit_pass(model, ids_NT[part])
+        weights_LNHTT = seen.weights
+        check_finite(weights_LNHTT, seen.logits)
         equal_NHTT = equal_TT.expand(weights_LNHTT.shape[1:])
         found = [
             pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part])
@@ -276,7 +290,10 @@ def _loss(model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, silenced: Head 
         for part in _parts(ids_NT)
         for targets in [next_NT[part]]
     ]
-    return math.fsum(losses) / next_NT.numel()
+    loss = math.fsum(losses) / next_NT.numel()
+    if not math.isfinite(loss):
+        raise NotFiniteError
+    return loss
 
 
 def in_words(report: HeadsReport) -> Iterator[str]:
@@ -286,7 +303,7 @@ def in_words(report: HeadsReport) -> Iterator[str]:
     yield f"layer  head  {'name':<14}{columns}{column('loss change') if report.loss else ''}"
     for head in report.heads:
         scores = "".join(column(f"{head.scores[pattern]:.3f}") for pattern in PATTERNS)
-        change = "" if head.loss_change is None else column(f"{head.loss_change:+.4f}")
+        change = "" if head.loss_change is None else column(f"{head.loss_change:+z.4f}")
         yield f"{head.layer + 1:>5}  {head.head + 1:>4}  {head.name:<14}{scores}{change}"
     chance = "".join(column(f"{report.chance[pattern]:.3f}") for pattern in PATTERNS)
     yield f"{'equal shares score':<27}{chance}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import itertools
 import operator
@@ -27,8 +26,10 @@ from attnlm.errors import AttnlmError, UsageError
 from attnlm.events import Note, OnEvent, ignore
 from attnlm.folders import check_name, find_folder, trained_alone, workspace
 from attnlm.launch import TRIAL_SHARE, check_fits, measure_pace, plan, settle, train
+from attnlm.readable import duration
 from attnlm.run import Run, open_run
 from attnlm.sampling import SamplingConfig, drawn_seed, load_sampler
+from attnlm.suggestions import suggestion
 from attnlm.verdict import verdict
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
@@ -109,9 +110,10 @@ class Ladder:
 
     @property
     def gains(self) -> list[float | None]:
-        """By how much each rung's loss is below that of the rung before; None for the first."""
+        """By how much each rung's loss is below the lowest of those before; None for the first."""
         losses = [float(rung.best["val_loss"]) for rung in self.rungs]
-        return [None, *(before - after for before, after in itertools.pairwise(losses))]
+        lowest = itertools.accumulate(losses, min)
+        return [None, *(best - loss for best, loss in zip(lowest, losses[1:], strict=False))]
 
     @property
     def command(self) -> str:
@@ -149,7 +151,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         step, best = rung.last["step"], rung.best["step"]
         if step != ladder.plan.steps:
             yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps:,}"
-        if best != step:
+        if rung.last["val_loss"] > rung.best["val_loss"]:
             yield f"{rung.model} is shown as it was at step {best:,}: its loss rose after that"
     falling = [r.model for r in ladder.rungs if r.verdict.startswith("still falling")]
     if falling:
@@ -167,7 +169,7 @@ def _differing(facts: Mapping[str, str]) -> str:
 
 
 def climb(
-    dataset: str | Path | None = None,
+    dataset: str | Path | Dataset | None = None,
     *,
     rungs: Sequence[str] | None = None,
     budget: float | None = None,
@@ -259,8 +261,7 @@ def _existing(name: str | None, resume: str | Path | None, checkpoint_dir: Path)
     if resume is not None:
         if name is not None:
             raise UsageError("--resume and --name exclude each other", "give one of them")
-        hint = "begin one: attnlm ladder"
-        return find_folder(resume, checkpoint_dir, kind="ladder", hint=hint)
+        return find_folder(resume, checkpoint_dir, kind="ladder")
     if name is None:
         return None
     check_name(name, "--name")
@@ -276,7 +277,7 @@ def _check_unchanged(made: Plan, given: Mapping[str, Any]) -> None:
             )
 
 
-def _same_dataset(made: Plan, named: str | Path | None, data_dir: Path) -> Dataset:
+def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path) -> Dataset:
     recorded = Path(made.dataset_path)
     dataset = open_dataset(
         named or (recorded if recorded.is_dir() else made.dataset), data_dir=data_dir
@@ -302,9 +303,12 @@ def _begin(
     seed = given.get("seed", drawn_seed())
     SamplingConfig(tokens=tokens)
     dataset.tokenizer.encode(prompt)  # a prompt that it can't read is told before hours of training
+    block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
+    if block_size < _BLOCK_SIZE:
+        on_event(Note(f"{dataset.name} is small: the rungs get a context of {block_size} tokens"))
     alike: dict[str, Setting] = {
         "seed": seed,
-        "block_size": _BLOCK_SIZE,
+        "block_size": block_size,
         "batch_size": _BATCH_SIZE,
         **{key: given[key] for key in ("steps", "budget", "eval_every") if key in given},
     }
@@ -320,7 +324,7 @@ def _begin(
         seed=seed,
         steps=steps,
         eval_every=eval_every,
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
         batch_size=_BATCH_SIZE,
         prompt=prompt,
         tokens=tokens,
@@ -346,8 +350,7 @@ def _begin(
 def _checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
     for rung in rungs:
         if rung not in RUNGS:
-            near = difflib.get_close_matches(str(rung), RUNGS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(RUNGS)}"
+            hint = suggestion(str(rung), RUNGS, f"choose from {', '.join(RUNGS)}")
             raise UsageError(f"--rungs can't have {rung!r}", hint)
     if not rungs or len(set(rungs)) < len(rungs):
         raise UsageError(
@@ -380,8 +383,9 @@ def _settled_steps(
         training = plan(training, together, budget - (time.perf_counter() - began))
         on_event(
             Note(
-                f"{training.steps:,} steps of each rung fit into {budget:g} s: one of each takes "
-                f"{1000 * together.step:.3g} ms, an evaluation of each {together.evaluation:.2g} s"
+                f"{training.steps:,} steps of each rung fit into {duration(budget)}: one of each "
+                f"takes {duration(together.step)}, an evaluation of each "
+                f"{duration(together.evaluation, 2)}"
             )
         )
     assert training.steps is not None and training.eval_every is not None

@@ -15,6 +15,65 @@ from attnlm.see.page import render
 _COLOURS = ("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d")
 COLOUR_OF = dict(zip(RUNGS, _COLOURS, strict=True))
 
+# Of each rung what it is, why that helps, and why it may not.
+_IDEAS = {
+    "bigram": (
+        "A table in which the last token's row holds the logits of the next",
+        "one token already says much about the next",
+        "it sees nothing but the last token",
+    ),
+    "average": (
+        "Each token becomes the mean of itself and all tokens before it",
+        "it sees more than one token",
+        "the mean does not say which token came last",
+    ),
+    "dot-product": (
+        "Attention without parameters: each token reads most from those whose embeddings are "
+        "like its own",
+        "it tells the tokens of the past apart",
+        "nothing in it learns what to look for",
+    ),
+    "single-head": (
+        "One head with learned queries, keys and values",
+        "it learns which earlier tokens to read, and what to take from them",
+        "it looks for one thing at a time",
+    ),
+    "multi-head": (
+        "Several narrow heads side by side",
+        "they look for several things at once",
+        "each head is narrow",
+    ),
+    "wide-head": (
+        "Heads as wide as the embedding, mapped back to it",
+        "each head can carry more",
+        "it has more parameters to learn, and narrow heads are often wide enough",
+    ),
+    "transformer": (
+        "Blocks of attention and an MLP with residual connections, norms and rotary positions",
+        "later heads look for what earlier ones found, and each MLP computes with it",
+        "more parameters take more steps to learn",
+    ),
+}
+_NOTICEABLE = 0.01  # nats per token
+
+
+def explained(ladder: Ladder) -> list[tuple[str, str]]:
+    """Of each rung its name and, in words, what it adds, its gain over the best so far, and why."""
+    best, sentences = ladder.rungs[0], []
+    for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
+        idea, why, why_not = _IDEAS[rung.model]
+        if gain is None:
+            said = "The others are compared with it"
+        elif gain > _NOTICEABLE:
+            said = f"{gain:.3f} nats per token better than {best.model}: {why}"
+        elif gain < -_NOTICEABLE:
+            said = f"{-gain:.3f} nats per token worse than {best.model}: {why_not}"
+        else:
+            said = f"As good as {best.model} after these steps"
+        sentences.append((rung.model, f"{idea}. {said}."))
+        best = rung if gain is not None and gain > 0 else best
+    return sentences
+
 
 def write_ladder(ladder: Ladder) -> Path:
     """Writes `curves.png` and `index.html` into the ladder's folder; returns the page's path."""
@@ -27,6 +86,7 @@ def write_ladder(ladder: Ladder) -> Path:
         "ladder.html",
         ladder=ladder,
         rows=list(zip(ladder.rungs, ladder.gains, strict=True)),
+        explained=explained(ladder),
         pictures=pictures,
         colours=COLOUR_OF,
         references=known,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlm.explicit import Pass, read_out
-from attnlm.model import Bigram, LanguageModel
+from attnlm.model import Bigram, LanguageModel, check_finite
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def logit_lens(model: LanguageModel, seen: Pass) -> list[LensRow]:
     """A row for the embeddings and one for each layer; the last is the model's own prediction.
 
     None at all for a bigram, which has no layers; and none for embeddings of another width than the
-    head reads, which a one-layer rung may have.
+    head reads, which a one-layer rung may have. Raises NotFiniteError for NaN and infinity.
     """
     if isinstance(model, Bigram) or seen.embedded is None:
         return []
@@ -44,5 +44,6 @@ def logit_lens(model: LanguageModel, seen: Pass) -> list[LensRow]:
 
 
 def _row(name: str, logits_TV: Tensor) -> LensRow:
+    check_finite(logits_TV)
     probabilities_T, ids_T = torch.softmax(logits_TV, -1).max(-1)
     return LensRow(name, ids_T.tolist(), probabilities_T.tolist())

@@ -29,7 +29,7 @@ def render(
         style=Markup(_file("page.css")),
         scripts=[Markup(_file(script)) for script in scripts],
         # Nothing in the data may end the script element that they lie in.
-        data=Markup(json.dumps(data).replace("<", "\\u003c")),
+        data=Markup(json.dumps(data, allow_nan=False).replace("<", "\\u003c")),
         **content,
     )
     return html.encode()

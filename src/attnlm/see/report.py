@@ -11,22 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlm.dataset import Dataset
+from attnlm.dataset import Dataset, ids_at
 from attnlm.device import choose_device
-from attnlm.errors import AttnlmError, UsageError
+from attnlm.errors import AttnlmError
 from attnlm.events import OnEvent
 from attnlm.explicit import explicit_pass
+from attnlm.folders import command_for
 from attnlm.model import LanguageModel
 from attnlm.optimizer import learning_rate_factor
 from attnlm.run import Run, load_model, open_dataset_of
 from attnlm.sampling import Sampler, SamplingConfig
 from attnlm.see.again import prepare_command, sample_command, train_command
 from attnlm.see.attend import Attention, attention_of
-from attnlm.see.heads import HeadsReport, study_heads
+from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.text import ids_within_context
 from attnlm.ticker import PASSAGE, Moment
 from attnlm.verdict import verdict
+
+_TOKENS, _SEED = 500, 1  # of the longer text
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Report:
     """why the data set can't be had, in words; empty where it can"""
     commands: Sequence[str]
     """what makes the run again"""
+    sample: str
+    """a longer text, without a prompt"""
+    sample_command: str
+    """what prints that text, on a CPU"""
 
     @property
     def best(self) -> Mapping[str, Any]:
@@ -89,7 +96,8 @@ class Report:
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
-            "commands": list(self.commands),
+            "sample": self.sample,
+            "commands": [*self.commands, self.sample_command],
         }
 
 
@@ -99,7 +107,7 @@ def report(
     text: str | None = None,
     windows: int = 16,
     ablate: bool = False,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
     on_event: OnEvent | None = None,
@@ -116,11 +124,12 @@ def report(
     records = run.metrics()
     if not records:
         raise AttnlmError(
-            f"{run.name} has no evaluations yet", f"go on with it: attnlm train --resume {run.name}"
+            f"{run.name} has no evaluations yet",
+            f"go on with it: {command_for('attnlm train --resume', run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
+    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    model.eval()
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()
     ids, text_is = (given, "the text that was asked for") if given else _passage(run, dataset)
@@ -145,6 +154,7 @@ def report(
             data_dir=data_dir,
             on_event=on_event,
         )
+    sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
     return Report(
         run=run,
         checkpoint=checkpoint,
@@ -161,8 +171,9 @@ def report(
         commands=[
             *([prepare_command(dataset)] if dataset else []),
             train_command(run),
-            sample_command(),
         ],
+        sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
+        sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
 
 
@@ -177,7 +188,7 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     """The beginning of the validation split; None where it can't be had."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
-        ids = np.asarray(dataset.val[:most]).tolist()
+        ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
         return ids, f"the first {len(ids)} tokens of the validation split"
     try:
         ids = ids_within_context(run, "".join(run.ticker_passage()))
@@ -186,8 +197,12 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
 
+def _sampler(run: Run, model: LanguageModel) -> Sampler:
+    return Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+
+
 def _own_words(run: Run, model: LanguageModel) -> list[int]:
-    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    sampler = _sampler(run, model)
     ids = sampler.prompt_ids("")
     tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
     for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):
@@ -210,8 +225,6 @@ def _heads(
                 "the validation split",
             )
         studied = study_heads(run, tokens=np.array(given), **how)
-    except UsageError:
-        raise
-    except AttnlmError as error:  # too few tokens
+    except TooShortError as error:
         return None, error.message
     return studied, f"the {len(given or [])} tokens of the text above only, as {gone}"

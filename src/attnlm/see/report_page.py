@@ -9,6 +9,8 @@ import numpy as np
 
 import attnlm
 from attnlm.curves import panel_sides, panel_svg, references_of, run_lines
+from attnlm.folders import command_for
+from attnlm.readable import duration
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import PATTERNS
@@ -33,6 +35,8 @@ def report_page(report: Report) -> bytes:
         report=report,
         run=report.run,
         facts=_facts(report),
+        sample=_shown(report.sample),
+        report_command=command_for("attnlm report", report.run.path, "--text", "TEXT", named=True),
         settings=_settings(report),
         curve=_curve(report),
         moments=data["moments"],
@@ -61,9 +65,9 @@ def _facts(report: Report) -> dict[str, str]:
         "best loss": f"{best['val_loss']:.4f} nats per token on the whole validation split, "
         f"at step {best['step']:,}",
         "bits per byte": f"{best['bits_per_byte']:.3f}",
-        **{label: f"{loss:.4f}" for label, loss in references_of(run).items()},
-        "training": f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['seconds']:.1f} s "
-        f"on {run.config.training.device}",
+        **{label: f"{loss:z.4f}" for label, loss in references_of(run).items()},
+        "training": f"{last['step']:,} steps, {last['tokens']:,} tokens, "
+        f"{duration(last['seconds'])} on {run.config.training.device}",
     }
 
 

@@ -17,7 +17,7 @@ def ids_within_context(run: Run, text: str) -> list[int]:
     """
     if not text:
         raise UsageError("the text is empty", "give at least one character")
-    ids = [int(i) for i in run.tokenizer.encode(text)]
+    ids = run.tokenizer.encode(text)
     most = run.config.model.block_size
     if len(ids) > most:
         raise AttnlmError(

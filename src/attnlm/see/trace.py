@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnlm.config import ModelConfig
 from attnlm.explicit import Heads, Layer, Pass, explicit_pass
+from attnlm.model import check_finite
 from attnlm.run import Run, load_model
 from attnlm.see.text import ids_within_context, token_texts, visible
 
@@ -60,15 +61,17 @@ class Trace:
         }
 
 
-def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
+def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     """The forward pass of a run's checkpoint over `text`, computed on the CPU.
 
-    Raises AttnlmError when the text does not fit the context or the vocabulary, and when files
-    are missing or damaged.
+    Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
+    missing or damaged, and for numbers that are not finite.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = explicit_pass(model.eval(), torch.tensor(ids))
+    seen = explicit_pass(model, torch.tensor(ids))
+    steps = list(_steps(run.config.model, seen))
+    check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(seen.logits, -1)
     last_V = probabilities_TV[-1]
     order = torch.argsort(last_V, descending=True, stable=True)[:_LIKELIEST].tolist()
@@ -78,7 +81,7 @@ def trace(run: Run, text: str, *, checkpoint: str = "best") -> Trace:
         tokens=token_texts(run.tokenizer, ids),
         steps=[
             Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
-            *_steps(run.config.model, seen),
+            *steps,
             Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
         ],
         likeliest=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
@@ -166,7 +169,7 @@ def in_words(trace: Trace) -> Iterator[str]:
 
 
 def _numbers(row: Tensor) -> str:
-    few = "  ".join("     −∞" if x == -torch.inf else f"{x:7.3f}" for x in row[:_FEW].tolist())
+    few = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_FEW].tolist())
     return few + ("  …" if len(row) > _FEW else "")
 
 

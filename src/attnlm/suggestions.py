@@ -1,0 +1,124 @@
+"""What was meant by a name that does not exist: another tool's word for it, or a near spelling."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+# Our names of settings, flags, arguments, values and commands, each with those of other tools.
+_OTHER_NAMES = {
+    # the model
+    "model": "arch architecture model_type rung",
+    "heads": "head n_head n_heads nhead num_heads num_attention_heads",
+    "layers": "layer n_layer n_layers nlayers num_layers num_hidden_layers depth blocks",
+    "embed_dim": "n_embd n_embed embd emb_dim embedding_dim embed_size d_model dim hidden "
+    "hidden_dim hidden_size width",
+    "head_size": "head_dim d_head",
+    "block_size": "context context_length context_size ctx ctx_len n_ctx n_positions seq_len "
+    "seq_length sequence_length max_seq_len max_length window window_size",
+    "dropout": "drop dropout_rate",
+    "qkv_bias": "bias attention_bias",
+    "tie_embeddings": "tied tie_weights weight_tying tie_word_embeddings",
+    # its training
+    "steps": "iters iterations max_iters max_steps n_steps num_steps train_steps updates epoch "
+    "epochs n_epochs num_epochs",
+    "budget": "time max_time minutes duration",
+    "batch_size": "batch bs micro_batch_size",
+    "learning_rate": "lr max_lr",
+    "optimizer": "optim optimiser",
+    "beta1": "momentum",
+    "schedule": "scheduler lr_schedule lr_scheduler",
+    "warmup": "warmup_iters warmup_steps",
+    "weight_decay": "wd decay",
+    "gradient_clip": "clip clip_grad grad_clip max_grad_norm",
+    "eval_every": "eval_interval eval_freq eval_steps val_every",
+    "patience": "early_stopping",
+    "seed": "random_seed",
+    "dtype": "precision",
+    "threads": "n_threads num_threads",
+    "recipe": "config preset",
+    "name": "run_name",
+    "resume": "continue",
+    "checkpoint_dir": "ckpt_dir out_dir output_dir run_dir runs_dir save_dir",
+    "rungs": "model models rung",
+    # text and samples
+    "tokens": "length max_length max_new_tokens max_tokens n_tokens num_tokens new_tokens",
+    "temperature": "temp",
+    "num_samples": "n_samples samples",
+    "top_p": "nucleus",
+    "interactive": "chat repl",
+    "show_probs": "logprobs probabilities probs",
+    "val_fraction": "split val_size val_split valid_fraction validation_split test_size",
+    "val_file": "val validation_file",
+    "force": "overwrite",
+    "output": "out",
+    # arguments
+    "run": "model name",
+    "dataset": "data",
+    "source": "file input text path url corpus",
+    # values
+    "cuda": "gpu",
+    "mps": "metal",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    # commands
+    "prepare": "data download encode tokenize preprocess",
+    "train": "fit",
+    "sample": "complete generate inference predict speak",
+    "eval": "evaluate measure perplexity test validate",
+    "attend": "attention",
+}
+
+_FOLDERS = "a run is a folder in checkpoints, a data set one in data"
+_ANSWERS = {
+    "did you mean attnlm sample --interactive?": "chat repl talk",
+    "did you mean attnlm train --resume RUN?": "continue resume",
+    "did you mean attnlm --help?": "help",
+    "did you mean attnlm --version?": "version",
+    f"{_FOLDERS}: list those folders": "checkpoints datasets list ls models runs show",
+    f"{_FOLDERS}: delete what you no longer want": "delete remove rm",
+}
+
+_NEAR = 0.6  # as difflib.get_close_matches has it
+_BEGINS_ALIKE = 0.8
+
+
+def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
+    """A hint at the one of `names` that was meant by `name`; `otherwise` where none is near."""
+    names = list(names)
+    if found := same(name, names) or _nearest(name, names):
+        counted = "epoch" in _plain(name) and _plain(found) == "steps"
+        return f"did you mean {found}?" + " (a step is one batch)" * counted
+    return otherwise
+
+
+def same(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that `name` is in another spelling, or in another tool's words."""
+    by_plain = {_plain(one): one for one in names}
+    wanted = _plain(name)
+    ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())
+    return next((by_plain[one] for one in (wanted, *ours) if one in by_plain), None)
+
+
+def answer(command: str) -> str | None:
+    """What to do in place of a command that we do not have."""
+    return next(
+        (what for what, words in _ANSWERS.items() if _plain(command) in words.split()), None
+    )
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one spelt most alike, the first of several; one may be the other's beginning."""
+    wanted = _plain(name)
+
+    def likeness(other: str) -> float:
+        one, two = sorted((wanted, _plain(other)), key=len)
+        begins = len(one) > 1 and two.startswith(one)
+        return max(difflib.SequenceMatcher(None, one, two).ratio(), _BEGINS_ALIKE * begins)
+
+    best = max(names, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= _NEAR else None
+
+
+def _plain(name: str) -> str:
+    return name.strip("-").replace("-", "_").lower()

@@ -1,0 +1,92 @@
+"""Commands that name a run and its folder, and lists of names."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from attnlm.errors import AttnlmError
+from attnlm.folders import command_for, find_folder, write_latest
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`checkpoints` with the runs old and new, and another folder with a run."""
+    monkeypatch.chdir(tmp_path)
+    for place in ("checkpoints/old", "checkpoints/new", "else where/other"):
+        make(Path(place), "config.json")
+    write_latest(Path("checkpoints"), "new")
+    write_latest(Path("else where"), "other")
+    return tmp_path
+
+
+def make(folder: Path, file: str, age: int = 0) -> None:
+    folder.mkdir(parents=True)
+    (folder / file).write_text("{}")
+    os.utime(folder / file, (2**30 - age, 2**30 - age))
+
+
+@pytest.mark.parametrize(
+    ("folder", "arguments"),
+    [
+        ("checkpoints/new", ""),
+        ("checkpoints/old", " old"),
+        ("else where/other", " other --checkpoint-dir 'else where'"),
+    ],
+)
+def test_a_command_names_the_run_unless_it_is_the_newest_at_home(
+    folder: str, arguments: str, runs: Path
+) -> None:
+    for path in (Path(folder), runs / folder):
+        shown = arguments.replace("'else where'", shlex.quote(str(path.parent)))
+        assert command_for("attnlm report", path) == f"attnlm report{shown}"
+        name, _, place = shown.strip().partition(" ")
+        resume = command_for("attnlm train --resume", path)
+        assert resume == f"attnlm train --resume {name or 'new'} {place}".strip()
+    if arguments == " old":
+        sample = command_for("attnlm sample", Path(folder), "--tokens", "9")
+        assert sample == "attnlm sample old --tokens 9"
+
+
+def test_what_it_names_is_found(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs / "checkpoints" / "old")
+    assert command_for("attnlm report", Path()) == "attnlm report ."
+    monkeypatch.chdir(runs / "checkpoints")
+    assert command_for("attnlm report", Path("old")) == "attnlm report old --checkpoint-dir ."
+    assert find_folder("old", Path(), kind="run") == Path("old")
+
+
+def test_the_latest_may_be_unknown(runs: Path) -> None:
+    for content in (b"x" * 5000, b"gone\n"):
+        Path("checkpoints/latest").write_bytes(content)
+        assert command_for("attnlm report", Path("checkpoints/new")) == "attnlm report new"
+
+
+def test_data_sets_lie_in_data(runs: Path) -> None:
+    make(Path("data/text"), "meta.json")
+    write_latest(Path("data"), "text")
+    assert command_for("attnlm train", Path("data/text"), kind="data set") == "attnlm train"
+    elsewhere = command_for("attnlm train", Path("mine/text"), kind="data set")
+    assert elsewhere == "attnlm train text --data-dir mine"
+
+
+def test_lists_of_names_begin_with_the_newest_and_hold_one_kind(tmp_path: Path) -> None:
+    for age, name in enumerate(("zebra", "apple", "mule", "boar", "cow", "fox")):
+        make(tmp_path / name, "config.json", age)
+    make(tmp_path / "ladder-001", "ladder.json")
+    (tmp_path / "notes").mkdir()
+
+    def hint(name: str | None) -> str:
+        with pytest.raises(AttnlmError) as caught:
+            find_folder(name, tmp_path, kind="run")
+        return caught.value.hint
+
+    assert hint("psalms") == "there is zebra, apple, mule, boar, cow and 1 more"
+    assert hint("my-fox") == "did you mean fox?"
+    place = shlex.quote(str(tmp_path))
+    assert hint(None) == f"train one: attnlm train --checkpoint-dir {place}"
+    write_latest(tmp_path, "deleted")
+    assert hint(None) == "name one: zebra, apple, mule, boar, cow"

@@ -1,0 +1,150 @@
+"""What killed processes leave in a folder, and what only looks like it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from attnlm import files
+from attnlm.errors import AttnlmError
+from attnlm.folders import trained_alone, workspace
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever() -> Iterator[None]:
+    """What waits for a pipe is broken off, or the tests would wait with it."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise AssertionError("it waits for ever")  # an OSError is among what may go wrong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Somebody's folder, beside ours."""
+    (tmp_path / "victim" / "Documents").mkdir(parents=True)
+    (tmp_path / "victim" / "keys").write_text("secret")
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "victim"
+
+
+def everything(folder: Path) -> list[tuple[str, int]]:
+    """All that is below a folder, links not followed."""
+    found = [
+        Path(root, name) for root, *names in os.walk(folder) for part in names for name in part
+    ]
+    return sorted((str(path), path.lstat().st_ino) for path in found)
+
+
+def aside(parent: Path, name: str) -> Path:
+    """Where `name` would have been set aside in `parent`."""
+    (parent / ".unfinished-a" / "old-1").mkdir(parents=True)
+    return parent / ".unfinished-a" / "old-1" / name
+
+
+def a_link_in_a_workspace(parent: Path) -> None:
+    (parent / ".unfinished-a").mkdir()
+    (parent / ".unfinished-a" / "old-1").symlink_to("../../victim")
+
+
+def a_link_as_a_workspace(parent: Path) -> None:
+    (parent.parent / "victim" / "old-1").mkdir()
+    (parent.parent / "victim" / "old-1" / "x").mkdir()
+    (parent / ".unfinished-b").symlink_to("../victim")
+
+
+def a_link_set_aside(parent: Path) -> None:
+    aside(parent, "x").symlink_to("../../../victim")
+
+
+def a_file_set_aside(parent: Path) -> None:
+    aside(parent, "x").write_text("no data set")
+
+
+def a_name_that_is_not_safe(parent: Path) -> None:
+    aside(parent, ".ssh").mkdir()
+
+
+def another_users_folder(parent: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    aside(parent, "x").mkdir()
+    os.chown(parent / ".unfinished-a", 1, 1)
+
+
+def another_users_folder_set_aside(parent: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    aside(parent, "x").mkdir()
+    os.chown(parent / ".unfinished-a" / "old-1" / "x", 1, 1)
+
+
+def pipes(parent: Path) -> None:
+    for name in (".unfinished-f", ".latest.x.tmp", ".curve.png.x.tmp"):
+        os.mkfifo(parent / name)
+
+
+def links_to_files(parent: Path) -> None:
+    for name in (".latest.x.tmp", ".curve.png.x.tmp"):
+        (parent / name).symlink_to("../victim/keys")
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        a_link_in_a_workspace,
+        a_link_as_a_workspace,
+        a_link_set_aside,
+        a_file_set_aside,
+        a_name_that_is_not_safe,
+        another_users_folder,
+        another_users_folder_set_aside,
+        pipes,
+        links_to_files,
+    ],
+)
+def test_what_only_looks_like_a_leftover_stays(
+    leave: Callable[[Path], None], victim: Path, tmp_path: Path
+) -> None:
+    leave(tmp_path / "runs")
+    before = everything(tmp_path)
+    with workspace(tmp_path / "runs"):
+        files.remove_leftovers(tmp_path / "runs")
+    assert everything(tmp_path) == before
+
+
+def test_a_leftover_goes_and_what_its_links_lead_to_stays(victim: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    aside(runs, "x").mkdir()
+    (runs / ".unfinished-a" / "new").mkdir()
+    (runs / ".unfinished-a" / "new" / "link").symlink_to(victim)
+    (runs / ".latest.x.tmp").write_text("")
+    before = everything(victim)
+    with workspace(runs):
+        pass
+    assert [path.name for path in runs.iterdir()] == ["x"]
+    assert everything(victim) == before
+
+
+def test_a_folder_is_trained_in_by_one_also_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to("elsewhere")
+    with (
+        trained_alone(tmp_path / "run", "wait"),
+        pytest.raises(AttnlmError, match="elsewhere is being trained by another process"),
+        trained_alone(tmp_path / "elsewhere", "wait"),
+    ):
+        pass

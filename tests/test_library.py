@@ -1,0 +1,226 @@
+"""The package as a notebook meets it: its names, its help, and what its calls take and refuse."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.config import RUNGS, described_settings, help_of, setting_names
+
+SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
+
+
+def run_python(code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=cwd, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- Names and help -------------------------------------------------------------------------------
+
+
+def test_every_name_is_listed_loaded_and_seen_by_type_checkers() -> None:
+    assert dir(attnlm) == sorted(attnlm.__all__)
+    for name in attnlm.__all__:
+        assert inspect.getdoc(getattr(attnlm, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        getattr(attnlm, "no_such_name")  # noqa: B009
+    (block, *_) = (
+        node
+        for node in ast.parse(inspect.getsource(attnlm)).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    imported = {
+        (alias.name, node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == {(name, f"attnlm.{home}") for name, home in attnlm._HOMES.items()}
+    assert {name for name, _ in imported} == set(attnlm.__all__) - {"__version__"}
+
+
+def test_names_errors_and_events_come_without_torch(tmp_path: Path) -> None:
+    code = "import sys, attnlm; dir(attnlm); attnlm.AttnlmError, attnlm.Note, attnlm.Dataset"
+    run_python(f"{code}; assert 'torch' not in sys.modules", tmp_path)
+
+
+def test_help_explains_the_package_and_its_example_runs(tmp_path: Path) -> None:
+    text = pydoc.plain(pydoc.render_doc(attnlm))
+    functions = [name for name in attnlm.__all__ if inspect.isroutine(getattr(attnlm, name))]
+    assert len(functions) > 7
+    for name in functions:
+        assert re.search(rf"^    {name}\(", text, re.MULTILINE)  # pydoc shows it
+        assert re.search(rf"\b{name}\b", attnlm.__doc__ or "")
+    lines = inspect.cleandoc(attnlm.__doc__ or "").splitlines()
+    first, last = (
+        lines.index("    import attnlm, torch"),
+        next(i for i, line in enumerate(lines) if line.startswith("Nothing is printed")),
+    )
+    assert run_python(inspect.cleandoc("\n".join(lines[first:last])), tmp_path)
+
+
+def test_help_of_train_lists_every_setting_with_its_limits() -> None:
+    text = pydoc.plain(pydoc.render_doc(attnlm.train))
+    for name in setting_names():
+        assert re.search(rf"^ +{name} : (bool|int|float|str)\b", text, re.MULTILINE), name
+        assert help_of(name) in text
+    described = described_settings()
+    assert "embed_dim : int, at least 1, at most 1048576\n    width" in described
+    assert "dropout : float, at least 0, below 1\n" in described
+    assert "budget : float, above 0\n" in described
+
+
+# --- What the calls take --------------------------------------------------------------------------
+
+
+def test_train_takes_a_dataset_a_path_a_name_or_the_latest(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    opened = attnlm.open_dataset("foxes")
+    given: list[Any] = [opened, opened.path, str(opened.path.absolute()), "foxes", None]
+    losses = [
+        attnlm.train(dataset, checkpoint_dir=tmp_path, steps=1, **SMALL).metrics()[-1]["val_loss"]
+        for dataset in given
+    ]
+    assert len(set(losses)) == 1
+    assert attnlm.open_dataset(opened) is opened
+    assert attnlm.open_dataset(opened, verify=True) is not opened
+
+
+def test_a_run_can_be_given_wherever_a_name_can(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    dataset = attnlm.open_dataset("foxes")
+    run = attnlm.train(dataset, checkpoint_dir=str(tmp_path), steps=1, **SMALL)
+    name, runs = run.name, str(tmp_path)
+    assert attnlm.open_run(run) is run
+    assert attnlm.open_run(checkpoint_dir=runs) == attnlm.open_run(name, checkpoint_dir=runs) == run
+    loss = attnlm.evaluate(run, data=dataset).loss
+    assert loss == attnlm.evaluate(name, data="foxes", checkpoint_dir=runs).loss
+    text = "".join(attnlm.sample(run, tokens=9, seed=1))
+    assert text == "".join(attnlm.sample(name, tokens=9, seed=1, checkpoint_dir=runs))
+    attnlm.train(resume=name, checkpoint_dir=runs, steps=2)
+    # What `run` says of its steps is out of date by now.
+    assert attnlm.train(resume=run, steps=3).metrics()[-1]["step"] == 3
+    assert attnlm.train(resume=run, patience=9).config.training.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda run, dataset: attnlm.train(run), "a data set can't be of type Run"),
+        (lambda run, dataset: attnlm.train(resume=dataset), "a run can't be of type Dataset"),
+        (lambda run, dataset: attnlm.sample(dataset), "a run can't be of type Dataset"),
+        (
+            lambda run, dataset: attnlm.samples(run.parameters, num_samples=2),
+            "a run can't be of type int",
+        ),
+        (lambda run, dataset: attnlm.evaluate(run, data=run), "a data set can't be of type Run"),
+        (lambda run, dataset: attnlm.load_model(dataset), "a run can't be of type Dataset"),
+    ],
+)
+def test_what_is_neither_a_name_nor_opened_is_refused(call: Any, says: str, trained: Path) -> None:
+    run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
+    with pytest.raises(attnlm.UsageError, match=says) as raised:
+        call(run, attnlm.open_dataset(trained / "data" / "foxes"))
+    assert "give a name, a path or an opened" in raised.value.hint
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_model_takes_what_the_tokenizer_gives_up_to_its_context(
+    name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    run = attnlm.open_run(name)
+    model, device = attnlm.load_model(name)
+    assert not model.training and device.name in ("cpu", "cuda", "mps")
+
+    def logits(text: str) -> torch.Tensor:
+        ids = torch.tensor([run.tokenizer.encode(text)], device=device.torch)
+        return model(ids)  # type: ignore[no-any-return]
+
+    full = "the quick brown "
+    assert len(full) == run.config.model.block_size
+    assert logits("To be"[1:]).shape == (1, 4, run.vocab_size)
+    assert logits(full).shape == (1, 16, run.vocab_size)
+    if name == "bigram":  # one token is all that it sees, of a text of any length
+        assert logits(full + "f").shape == (1, 17, run.vocab_size)
+        return
+    with pytest.raises(attnlm.AttnlmError, match="has 17 tokens, and the model sees 16") as raised:
+        logits(full + "f")
+    assert "at most 16" in raised.value.hint
+    with pytest.raises(attnlm.AttnlmError, match=r"shape \(B, T\), and these have \(3,\)"):
+        model(torch.tensor(run.tokenizer.encode("the"), device=device.torch))
+
+
+# --- Texts ----------------------------------------------------------------------------------------
+
+
+def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> None:
+    run = attnlm.open_run("single-head", checkpoint_dir=trained / "checkpoints")
+    how: dict[str, Any] = {"tokens": 12, "prompt": "the ", "seed": 3}
+    pieces = list(attnlm.sample(run, num_samples=1, **how))
+    assert pieces[0] == "the " and len(pieces) == 13
+    texts = attnlm.samples(run, num_samples=3, **how)
+    assert texts[0] == "".join(pieces)
+    assert len(set(texts)) == 3
+    assert all(text.startswith("the ") and len(text) == 16 for text in texts)
+    assert attnlm.samples(run, num_samples=1, **how) == texts[:1]
+
+
+def test_several_texts_are_not_for_sample(trained: Path) -> None:
+    run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
+    with pytest.raises(attnlm.UsageError, match="one text") as raised:
+        attnlm.sample(run, num_samples=3)
+    assert "attnlm.samples(" in raised.value.hint
+    with pytest.raises(attnlm.UsageError, match="num-samples can't be 0"):
+        attnlm.samples(run, num_samples=0)
+
+
+def test_a_drawn_seed_is_reported_and_gives_the_same_texts(trained: Path) -> None:
+    run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
+    for several in (False, True):
+
+        def texts(several: bool = several, **how: Any) -> list[str]:
+            if several:
+                return attnlm.samples(run, num_samples=2, tokens=20, **how)
+            return ["".join(attnlm.sample(run, tokens=20, **how))]
+
+        events: list[object] = []
+        drawn = texts(on_event=events.append)
+        (note,) = events
+        assert isinstance(note, attnlm.Note)
+        assert texts(seed=int(note.text.removeprefix("seed "))) == drawn
+
+
+# --- What is shown --------------------------------------------------------------------------------
+
+
+def test_runs_data_sets_and_events_are_shown_in_a_line(trained: Path, tmp_path: Path) -> None:
+    events: list[object] = []
+    (tmp_path / "t.txt").write_text("the quick brown fox. " * 60)
+    dataset = attnlm.prepare(tmp_path / "t.txt", data_dir=tmp_path, on_event=events.append)
+    run = attnlm.train(dataset, checkpoint_dir=tmp_path, steps=3, on_event=events.append, **SMALL)
+    assert repr(run) == f"<Run 'single-head-001': single-head, {run.parameters} parameters>"
+    assert repr(dataset).startswith("<Dataset 't-char': 17 ids (char), 1,134 training and 126 ")
+    assert len(repr(dataset)) < 100
+    kinds = {type(event).__name__ for event in events}
+    assert kinds >= {"Progress", "Started", "Evaluated", "Finished"}
+    for event in events:
+        assert type(event) is getattr(attnlm, type(event).__name__)
+        assert "\n" not in repr(event) and len(repr(event)) < 300

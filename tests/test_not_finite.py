@@ -1,0 +1,85 @@
+"""NaN and infinity in a checkpoint, or in what it computes: every command refuses in one way."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.checkpoint import load_checkpoint, save_checkpoint
+from attnlm.errors import NotFiniteError
+from attnlm.run import Run, open_run
+from attnlm.see.heads import study_heads
+from tests.in_process import refused
+from tests.test_cli import fails
+
+COMMANDS = {
+    "sample": ["sample", "run", "--tokens", "9"],
+    "greedy": ["sample", "run", "--tokens", "9", "--temperature", "0", "--json"],
+    "several": ["sample", "run", "--tokens", "9", "--num-samples", "3"],
+    "probabilities": ["sample", "run", "--tokens", "9", "--show-probs"],
+    "eval": ["eval", "run", "--json"],
+    "report": ["report", "run"],
+    "attend": ["attend", "the fox", "--run", "run", "--json"],
+    "picture": ["attend", "the fox", "--run", "run", "--output", "page.html"],
+    "trace": ["trace", "the fox", "--run", "run", "--json"],
+    "heads": ["heads", "--run", "run", "--json"],
+}
+
+
+def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path:
+    """A folder with the data set and a run in whose weights there is that number."""
+    shutil.copytree(trained / "data", tmp_path / "data")
+    shutil.copytree(trained / "checkpoints" / name, tmp_path / "checkpoints" / "run")
+    run = open_run(tmp_path / "checkpoints" / "run")
+    for path in (run.best, run.last):
+        model, facts, _ = load_checkpoint(path, run.config.model, run.vocab_size)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # Numbers that are finite must grow beyond that in what they are added up to.
+                parameter.fill_(number) if name == "bigram" else parameter.mul_(number)
+            if name == "transformer" and math.isfinite(number):
+                model.get_parameter("norm.gain").fill_(number)
+                model.get_parameter("token_embedding.weight").fill_(1)
+        save_checkpoint(path, model, facts)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *(("bigram", number) for number in (math.nan, math.inf)),
+        *(("multi-head", number) for number in (math.nan, math.inf, 1e38)),
+        *(("transformer", number) for number in (math.nan, 1e38)),
+        ("average", 1e38),
+    ],
+)
+def test_every_command_refuses_alike(
+    command: str, name: str, number: float, trained: Path, tmp_path: Path
+) -> None:
+    if name == "bigram" and command in ("attend", "picture", "heads"):
+        pytest.skip("a bigram has no attention")
+    folder = folder_with(trained, name, number, tmp_path)
+    error = NotFiniteError()
+    refused(*COMMANDS[command], cwd=folder, code=1, says=error.message, hints=error.hint)
+    assert not (folder / "page.html").exists()
+
+
+def test_what_overflows_is_told_in_two_lines(trained: Path, tmp_path: Path) -> None:
+    """Without NumPy's warnings, which are errors here."""
+    folder = folder_with(trained, "multi-head", 1e38, tmp_path)
+    hint = "--checkpoint best or last"
+    fails(*COMMANDS["greedy"], cwd=folder, code=1, says="not finite", hints=hint)
+
+
+def test_neither_a_resume_nor_ablation_goes_on_with_them(trained: Path, tmp_path: Path) -> None:
+    run: Run = open_run(folder_with(trained, "tied", math.nan, tmp_path) / "checkpoints" / "run")
+    with pytest.raises(NotFiniteError):
+        attnlm.train(resume=run.path, steps=40)
+    with pytest.raises(NotFiniteError):
+        study_heads(run, ablate=True, data_dir=tmp_path / "data")

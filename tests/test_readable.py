@@ -1,0 +1,27 @@
+"""Times as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnlm.readable import duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "digits", "shown"),
+    [
+        (0.0, 3, "0 ms"),
+        (1e-9, 3, "0 ms"),
+        (0.00123, 3, "1.23 ms"),
+        (0.123, 2, "120 ms"),
+        (0.9999, 3, "1,000 ms"),
+        (4.4512, 3, "4.45 s"),
+        (118.0, 2, "120 s"),
+        (300.0, 3, "5 min"),
+        (852.0, 2, "14 min"),
+        (7384.0, 3, "2.05 h"),
+        (3.6e9, 3, "1,000,000 h"),
+    ],
+)
+def test_a_time_has_few_digits_and_no_exponent(seconds: float, digits: int, shown: str) -> None:
+    assert duration(seconds, digits) == shown

@@ -1,0 +1,120 @@
+"""Names that do not exist: what the hint says, of flags, commands, keys, values and runs."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from attnlm import exits
+from attnlm.cli import run_command
+from attnlm.config import resolve, setting_names
+from attnlm.errors import AttnlmError
+from attnlm.suggestions import _ANSWERS, _OTHER_NAMES, same, suggestion
+
+
+def told(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    monkeypatch.setattr(sys, "argv", ["attnlm", *command.split()])
+    assert exits._run(run_command) == 2
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("train --lr 1", "did you mean --learning-rate?"),
+        ("train --lr=1", "did you mean --learning-rate?"),
+        ("train --epochs 1", "did you mean --steps? (a step is one batch)"),
+        ("train --max-iters 1", "did you mean --steps?"),
+        ("train --context 1", "did you mean --block-size?"),
+        ("train --block_size 1", "did you mean --block-size?"),
+        ("train --n-heads 1", "did you mean --heads?"),
+        ("train --n_layer 1", "did you mean --layers?"),
+        ("train --n_embd 1", "did you mean --embed-dim?"),
+        ("train --hed 1", "did you mean --heads?"),
+        ("train --max-length 1", "did you mean --block-size?"),
+        ("train --data text", "DATASET is given without a flag: attnlm train DATASET"),
+        ("train --temp 1", "--temperature is an option of attnlm sample"),
+        ("train --tokens 1", "--tokens is an option of attnlm ladder, sample"),
+        ("train -n 1", "see attnlm train --help"),
+        ("sample --temp 1", "did you mean --temperature?"),
+        ("sample --max-length 1", "did you mean --tokens?"),
+        ("sample --lr 1", "--learning-rate is an option of attnlm train"),
+        ("sample --model mine", "RUN is given without a flag: attnlm sample RUN"),
+        ("sample --qqq 1", "see attnlm sample --help"),
+        ("heads --model mine", "did you mean --run?"),
+        ("prepare --file text.txt", "SOURCE is given without a flag: attnlm prepare SOURCE"),
+        ("ladder --model bigram", "did you mean --rungs?"),
+    ],
+)
+def test_options(
+    command: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, said = told(command, monkeypatch, capsys)
+    assert error == f"error: no such option: {command.split()[1].split('=')[0]}"
+    assert said == f"hint: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("generate", "did you mean sample?"),
+        ("evaluate", "did you mean eval?"),
+        ("tokenize", "did you mean prepare?"),
+        ("tarin", "did you mean train?"),
+        ("help", "did you mean attnlm --help?"),
+        ("chat", "did you mean attnlm sample --interactive?"),
+        ("qqqqq", "see attnlm --help"),
+        *((name, "a run is a folder in checkpoints, a data set one in data: list those folders")
+          for name in ("runs", "ls", "list")),
+    ],
+)  # fmt: skip
+def test_commands(
+    command: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(command, monkeypatch, capsys) == [
+        f"error: no such command '{command}'",
+        f"hint: {hint}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"lr": 0.1}, "did you mean learning_rate?"),
+        ({"n_head": 4}, "did you mean heads?"),
+        ({"context": 64}, "did you mean block_size?"),
+        ({"epochs": 3}, "did you mean steps? (a step is one batch)"),
+        ({"embed_dmi": 3}, "did you mean embed_dim?"),
+        ({"block-size": 3}, "did you mean block_size?"),
+        ({"device": "gpu"}, "did you mean cuda?"),
+        ({"schedule": "cos"}, "did you mean cosine?"),
+    ],
+)
+def test_keys_and_values_of_a_recipe(settings: dict[str, object], hint: str) -> None:
+    for given, recipe in ((settings, {}), ({}, settings)):
+        with pytest.raises(AttnlmError) as caught:
+            resolve(given, recipe)  # type: ignore[arg-type]
+        assert caught.value.hint == hint
+
+
+def test_what_begins_alike_is_near_and_the_first_of_equals_is_taken() -> None:
+    assert suggestion("my-run", ["multi-head-001", "my"], "none") == "did you mean my?"
+    assert suggestion("multi", ["multi-head-002", "multi-head-001"], "") == (
+        "did you mean multi-head-002?"
+    )
+    assert suggestion("bigram-1", ["bigram-001", "bigram-002"], "") == "did you mean bigram-001?"
+    assert suggestion("nobody", ["multi-head-001", "my"], "none") == "none"
+    assert suggestion("x", [], "none") == "none"
+
+
+def test_no_setting_is_another_tools_word_for_another_setting() -> None:
+    """Or the table would answer with the wrong one where both exist."""
+    for name in setting_names():
+        assert same(name, setting_names()) == name
+        assert name not in {w for words in _ANSWERS.values() for w in words.split()}
+    for ours, others in _OTHER_NAMES.items():
+        if ours in setting_names():
+            assert {same(other, setting_names()) for other in others.split()} == {ours}

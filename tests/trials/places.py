@@ -1,0 +1,191 @@
+"""Links, pipes, sockets and devices where a file or folder of ours may be, from the first or late.
+
+A late one takes a file's place just before it is opened, when it was looked at already.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.trials import commands, opening
+from tests.trials.children import in_child, in_own_process
+from tests.trials.trial import Tally, Trial
+
+_SECONDS = 100  # from which a command waits for something that never comes
+_VICTIM = "victim"
+_RUN, _DATA = f"checkpoints/{opening.RUN}", f"data/{opening.CHAR}"
+_STEPS = ("--steps", "2", "--block-size", "4", "--threads", "1", "--device", "cpu", "--seed", "1")
+_COMMANDS = (
+    ("prepare", "fruits.txt"),
+    ("prepare", "fruits.txt", "--val-fraction", "0.2", "--force"),
+    ("train", opening.CHAR, *_STEPS),
+    ("train", "--resume", opening.RUN, "--steps", "8"),
+    ("sample", opening.RUN, "--tokens", "9"),
+    ("sample", "--tokens", "9", "--checkpoint", "last"),
+    ("eval", opening.RUN),
+    ("report", opening.RUN),
+    ("attend", "pear", "--run", opening.RUN, "--output", "pear.png"),
+)
+# What killed processes leave has such names.
+_LEFTOVERS = (
+    "data/.unfinished-x",
+    "data/.unfinished-x/old-1",
+    "data/.unfinished-x/old-1/x",
+    "checkpoints/.unfinished-x",
+    "checkpoints/.unfinished-x/old-1",
+    "checkpoints/.unfinished-x/old-1/x",
+    "data/.latest.x.tmp",
+    "checkpoints/.latest.x.tmp",
+    f"{_RUN}/.last.safetensors.x.tmp",
+    f"{_RUN}/.curve.png.x.tmp",
+)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+def _link_to(target: str) -> Callable[[Path], None]:
+    def link(path: Path) -> None:
+        path.symlink_to(os.path.relpath(target, path.parent))
+
+    return link
+
+
+_THINGS: dict[str, Callable[[Path], None]] = {
+    "a pipe": _pipe,
+    "a socket": _socket,
+    "an endless device": _link_to("/dev/zero"),
+    "a link to another file": _link_to(f"{_VICTIM}/keys"),
+    "a link to another folder": _link_to(_VICTIM),
+    "a link to nothing": _link_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a folder": Path.mkdir,
+}
+_MOVED = "a link to where it was moved"
+
+
+def _run(tally: Tally, folder: Path) -> None:
+    """One thing in one place for each case, then a late one, before one command.
+
+    As promised is an end in time: success, or an error in one line. What is elsewhere stays as it
+    was. What looks like a leftover hinders nothing; what the user moved, and has a link to, works.
+    """
+    in_child(lambda: _make(folder / "whole"))
+    there = [p.relative_to(folder / "whole") for p in (folder / "whole").rglob("*")]
+    places = [*map(str, there), "data", "checkpoints"]
+    places = [place for place in {*places} if place.startswith(("data", "checkpoints"))]
+    inputs = [(place, thing) for place in sorted(places) for thing in (*_THINGS, _MOVED)]
+    inputs += [(place, thing) for place in _LEFTOVERS for thing in _THINGS]
+    for case, generator in tally.drawn(tally.wanted):
+        copy, command = folder / "copy", generator.choice(_COMMANDS)
+        shutil.copytree(folder / "whole", copy)
+        if case % 3:
+            place, thing = generator.choice(inputs)
+            fault, what = _put(copy, command, place, thing), f"{thing} as {place}"
+        else:
+            thing, number = generator.choice([*_THINGS]), generator.randrange(60)
+            fault = _tried(copy, command, before=partial(_swap, copy, thing, number))
+            what = f"{thing} instead of what is opened as number {number}"
+        tally.count(fault, f"{' '.join(command)}: {what}")
+        shutil.rmtree(copy)
+
+
+def _make(folder: Path) -> None:
+    opening.make_all(folder)
+    (folder / _VICTIM / "Documents").mkdir(parents=True)
+    (folder / _VICTIM / "keys").write_text("secret\n")
+
+
+def _put(copy: Path, command: tuple[str, ...], place: str, thing: str) -> str | None:
+    path, moved = copy / place, copy / "moved"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if thing == _MOVED:
+        path.rename(moved)
+        path.symlink_to(moved)
+        before = moved.read_bytes() if moved.is_file() else None
+        fault = _tried(copy, command, must_succeed=True)
+        if before is not None and moved.read_bytes() != before:
+            fault = "it was written through the link"
+        return fault
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+    def make() -> None:
+        _THINGS[thing](path)
+
+    fault = _tried(copy, command, before=make, must_succeed=place in _LEFTOVERS)
+    if fault is None and place in _LEFTOVERS and thing != "a folder" and not os.path.lexists(path):
+        fault = "it was moved or removed"
+    return fault
+
+
+def _tried(
+    copy: Path,
+    command: tuple[str, ...],
+    *,
+    before: Callable[[], object] = lambda: None,
+    must_succeed: bool = False,
+) -> str | None:
+    """What the command does that nothing should, after `before`, in a process of its own."""
+
+    def act() -> tuple[int, str | None, str]:
+        signal.alarm(_SECONDS)
+        os.chdir(copy)
+        before()
+        done = commands.here(command)
+        return done.code, done.fault(), done.stderr
+
+    victim = _content(copy / _VICTIM)
+    outcome = in_child(act)
+    if outcome.signum or outcome.error:
+        return outcome.error or f"signal {outcome.signum}"
+    code, fault, stderr = outcome.result
+    if victim.items() - _content(copy / _VICTIM).items():
+        return "what was elsewhere changed, or is gone"
+    return fault or (stderr[-300:] if must_succeed and code else None)
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() if p.is_file() else b"" for p in folder.rglob("*")}
+
+
+def _swap(copy: Path, thing: str, number: int) -> None:
+    """From now on: puts `thing` in the place of the file in `copy` that is opened as `number`."""
+    opened = 0
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal opened
+        if event != "open" or not isinstance(arguments[0], (str, Path)):
+            return
+        path = copy / arguments[0]
+        if path.is_relative_to(copy) and path.is_file() and not path.is_relative_to(copy / _VICTIM):
+            opened += 1
+            if opened == number + 1:
+                path.unlink()
+                _THINGS[thing](path)
+
+    sys.addaudithook(hook)
+
+
+TRIAL = Trial(
+    name="places",
+    promise="links, pipes and devices in any place, even late: nothing hangs or leaves its folder",
+    short=12,
+    full=1500,
+    run=in_own_process(_run),
+    skip=lambda: "Windows has no pipes and devices in folders" if os.name == "nt" else None,
+)
