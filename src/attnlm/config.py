@@ -49,7 +49,11 @@ def _setting(
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
+_WIDEST_HEADS = 2**24  # all of a layer's together: a matrix's bytes fit into 64 bits
+_MOST_STEPS = 2**40
 _LARGEST_RECIPE = 2**20  # bytes
+# For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
+_LARGEST_TOML = 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +105,12 @@ class TrainingConfig:
     stride: int | None = _setting(
         "tokens from one window's start to the next (epoch); block_size unless given",
         at_least=1,
-        at_most=2**40,
+        at_most=_MOST_STEPS,
     )
-    steps: int | None = _setting("updates in all", at_least=1, at_most=2**40)
-    budget: float | None = _setting("seconds to train for, in place of steps", above=0)
+    steps: int | None = _setting("updates in all", at_least=1, at_most=_MOST_STEPS)
+    budget: float | None = _setting(
+        "seconds to train for, in place of steps", above=0, at_most=10**8
+    )
     batch_size: int = _setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
     learning_rate: float = _setting("highest learning rate", default=0.01, above=0, at_most=100)
     optimizer: str = _setting(
@@ -124,19 +130,25 @@ class TrainingConfig:
     cooldown: float = _setting(
         "fraction of the steps in which the learning rate falls", default=1.0, above=0, at_most=1
     )
-    warmup: int = _setting("steps in which the learning rate rises", default=0, at_least=0)
+    warmup: int = _setting(
+        "steps in which the learning rate rises", default=0, at_least=0, at_most=_MOST_STEPS
+    )
     weight_decay: float = _setting(
         "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
     )
     weight_decay_on: str = _setting(
         "which parameters decay", default="matrices", choices=("matrices", "all")
     )
-    gradient_clip: float | None = _setting("largest norm of the whole gradient", above=0)
+    gradient_clip: float | None = _setting(
+        "largest norm of the whole gradient", above=0, at_most=1e38
+    )
     eval_every: int | None = _setting(
-        "steps from one evaluation to the next; a tenth of the steps unless given", at_least=1
+        "steps from one evaluation to the next; a tenth of the steps unless given",
+        at_least=1,
+        at_most=_MOST_STEPS,
     )
     patience: int | None = _setting(
-        "stop after this many evaluations without a better one", at_least=1
+        "stop after this many evaluations without a better one", at_least=1, at_most=_MOST_STEPS
     )
     seed: int | None = _setting(
         "of weights, batches and dropout; drawn unless given", at_least=0, at_most=2**63 - 1
@@ -359,6 +371,11 @@ def _check_shape(model: ModelConfig) -> None:
             f"--embed-dim {model.embed_dim} can't be divided into --heads {model.heads}",
             f"give --embed-dim {width * max(1, model.embed_dim // width)}, or a --head-size",
         )
+    if model.num_heads * model.head_dim > _WIDEST_HEADS:
+        raise UsageError(
+            f"--heads {model.num_heads} of {model.head_dim} are too wide together",
+            f"give --heads {_WIDEST_HEADS // model.head_dim} or fewer",
+        )
     if model.model == "transformer" and model.head_dim % 2:
         raise UsageError(
             f"rotary positions turn pairs of numbers, and a head of {model.head_dim} is odd",
@@ -393,12 +410,12 @@ def check_setting(name: str, value: Setting) -> None:
     """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _FIELDS:
         hint = suggestion(name, _FIELDS, f"the keys are {', '.join(_FIELDS)}")
-        raise UsageError(f"unknown key {name!r}", hint)
+        raise UsageError(f"unknown key {_shown(name)}", hint)
     _check_type(name, value)
     choices = _FIELDS[name].metadata["choices"]
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
-        raise UsageError(f"{flag(name)} can't be {value!r}", hint)
+        raise UsageError(f"{flag(name)} can't be {_shown(value)}", hint)
     holds = {
         "at least": lambda limit: value >= limit,
         "above": lambda limit: value > limit,
@@ -407,7 +424,9 @@ def check_setting(name: str, value: Setting) -> None:
     }
     for words, limit in _FIELDS[name].metadata["limits"].items():
         if not holds[words](limit):
-            raise UsageError(f"{flag(name)} {value} is out of range", f"it must be {words} {limit}")
+            raise UsageError(
+                f"{flag(name)} {_shown(value)} is out of range", f"it must be {words} {limit}"
+            )
 
 
 _KINDS: dict[type, str] = {
@@ -431,8 +450,16 @@ def _check_type(name: str, value: Setting) -> None:
     else:
         fits = type(value) is kind
     if not fits:
-        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:47]}…"
-        raise UsageError(f"{flag(name)} can't be {shown}", f"it must be {_KINDS[kind]}")
+        raise UsageError(f"{flag(name)} can't be {_shown(value)}", f"it must be {_KINDS[kind]}")
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it: cut short, and in words where Python can't write it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or tables within tables
+        return "such a value"
+    return text if len(text) < 50 else f"{text[:47]}…"
 
 
 def load_recipe(name: str) -> Settings:
@@ -451,7 +478,12 @@ def load_recipe(name: str) -> Settings:
         if len(content) > _LARGEST_RECIPE:
             raise ValueError("it is too large")
         text = content.decode("utf-8-sig")
-        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if path.suffix == ".json":
+            loaded = json.loads(text)
+        elif len(content) > _LARGEST_TOML:
+            raise ValueError(f"it has {len(content):,} bytes, more than {_LARGEST_TOML:,}")
+        else:
+            loaded = tomllib.loads(text)
     except FileNotFoundError:
         hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,8 +129,8 @@ def saved_state(run: Run, device: Device) -> TrainingState:
     state = TrainingState(model, optimizer, device)
     known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
     older = facts.get("seconds", 0.0)  # which is where older versions kept them
-    known = known and type(older) is float and older < math.inf
-    if not known or facts["step"] < 0 or optimizer.state().keys() != tensors.keys():
+    known = known and type(older) is float and _fit_together(facts)
+    if not known or optimizer.state().keys() != tensors.keys():
         raise AttnlmError(
             f"{run.last} does not hold the state that its run describes",
             "copy the run's folder again from where it came",
@@ -140,6 +140,18 @@ def saved_state(run: Run, device: Device) -> TrainingState:
     records = run.metrics_until(facts["evaluated_step"])
     seconds = max([older, run.stopped_after, *(record["seconds"] for record in records)])
     return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
+
+
+def _fit_together(facts: Mapping[str, Any]) -> bool:
+    """Whether facts of the right types are those of a run: steps in order, sums in float32."""
+    return (
+        -1 <= facts["evaluated_step"] <= facts["step"]
+        and 0 <= facts["best_step"] <= max(0, facts["evaluated_step"])
+        and not math.isnan(facts["best_loss"])
+        and facts["stale"] >= 0
+        and abs(facts["loss_sum"]) <= torch.finfo(torch.float32).max
+        and 0 <= facts.get("seconds", 0.0) < math.inf
+    )
 
 
 def training_batches(config: Config, dataset: Dataset) -> Batches:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from attnlm import exits
-from attnlm.cli import run_command
+from tests.trials.internals import exits, run_command
 
 
 @dataclass(frozen=True)
