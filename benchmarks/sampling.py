@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attnlm.model.models import LanguageModel, build_model
 
+from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
-from attnlm.config.settings import Setting, resolve
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.generation.sampling import SamplingConfig, generate
+from attnlm.model.language_model import LanguageModel, build_model
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row
 

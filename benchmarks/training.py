@@ -143,7 +143,7 @@ def _arithmetic(stepper: Stepper) -> float:
     """Floating-point operations of a step in the plain form: products forward and backward."""
     model, batches = stepper.state.model, stepper.batches
     in_products = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
-    width = model.config.num_heads * model.config.head_dim
+    width = model.architecture.heads * model.architecture.head_dim
     tokens = batches.batch_size * batches.block_size
     return 6.0 * tokens * (in_products + 2 * batches.block_size * width)
 

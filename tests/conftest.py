@@ -32,7 +32,8 @@ def browser() -> Iterator[Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set and a short run of each rung, and of some with more parts."""
     import attnlm
-    from attnlm.config.settings import RUNGS, Setting
+    from attnlm.base.settings import Setting
+    from attnlm.model.architecture import RUNGS
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 60)

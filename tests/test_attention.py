@@ -1,4 +1,4 @@
-"""The attention function against an explicit softmax, and each fused form against its plain one.
+"""The attention function against an explicit softmax, and the modules that mix tokens by it.
 
 Sizes are different primes, so that swapped axes fail.
 """
@@ -6,21 +6,17 @@ Sizes are different primes, so that swapped axes fail.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from attnlm.model.attention import (
-    SHORT,
-    LayerCache,
-    SelfAttention,
-    UniformAttention,
-    attention,
-    rotary_angles,
-    rotate,
-)
+from attnlm.model.architecture import architecture
+from attnlm.model.attention import SHORT, LayerCache, SelfAttention, UniformAttention, attention
+from attnlm.model.ops.norms import rotary_angles
+from tests.models import use_plain_ops
 
 B, T, H, D = 2, 11, 3, 5
 C = H * D
@@ -29,17 +25,15 @@ C = H * D
 def explicit_attention(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, scale: float | None = None
 ) -> Tensor:
-    """Every query against every key, one by one, in float64."""
-    query, key, value = query.double(), key.double(), value.double()
-    new, total = query.size(-2), key.size(-2)
-    mixed = torch.zeros(*query.shape[:-1], value.size(-1), dtype=torch.float64)
-    for t in range(new):
-        seen = total - new + t + 1 if causal else total
-        scores = torch.stack([(query[..., t, :] * key[..., s, :]).sum(-1) for s in range(seen)], -1)
+    """Every query against every key that it may see, one query at a time."""
+    mixed = []
+    for t in range(query.size(-2)):
+        seen = key.size(-2) - query.size(-2) + t + 1 if causal else key.size(-2)
+        scores = (query[..., t, None, :] * key[..., :seen, :]).sum(-1)
         scores = scores * (query.size(-1) ** -0.5 if scale is None else scale)
         weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        mixed[..., t, :] = sum(weights[..., s, None] * value[..., s, :] for s in range(seen))
-    return mixed
+        mixed.append((weights[..., None] * value[..., :seen, :]).sum(-2))
+    return torch.stack(mixed, -2)
 
 
 @pytest.fixture(autouse=True)
@@ -50,18 +44,24 @@ def _seed() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scale", [None, 1.0, 0.3])
 @pytest.mark.parametrize("new", [1, 4, T])
-def test_attention_equals_an_explicit_softmax(causal: bool, scale: float | None, new: int) -> None:
-    query, key = torch.randn(B, H, new, D), torch.randn(B, H, T, D)
-    value = torch.randn(B, H, T, 7)
-    got = attention(query, key, value, causal=causal, scale=scale)
+@pytest.mark.parametrize("plain", [True, False])
+def test_attention_equals_an_explicit_softmax(
+    causal: bool, scale: float | None, new: int, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask is aligned to the last key; without one it is an encoder's attention."""
+    if plain:
+        use_plain_ops(monkeypatch)
+    query, key = torch.randn(B, 6, new, D).double(), torch.randn(B, H, T, D).double()
+    value = torch.randn(B, H, T, 7).double()
+    found = attention(query, key, value, causal=causal, scale=scale)
+    key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     expected = explicit_attention(query, key, value, causal=causal, scale=scale)
-    torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(found, expected)
 
 
 def test_dropout_drops_weights_and_keeps_the_mean() -> None:
     query = key = torch.zeros(1, 1, 1000, 4)
-    value = torch.ones(1, 1, 1000, 1)
-    mixed = attention(query, key, value, dropout=0.25)
+    mixed = attention(query, key, torch.ones(1, 1, 1000, 1), dropout=0.25)
     assert mixed.std() > 0.001
     assert mixed[0, 0, 500:].mean().item() == pytest.approx(1.0, abs=0.02)
 
@@ -81,91 +81,42 @@ def test_three_ways_of_averaging_the_past_agree() -> None:
     triangle = torch.ones(T, T).tril()
     product = (triangle / triangle.sum(1, keepdim=True)) @ x_BTC
     masked = torch.zeros(T, T).masked_fill(triangle == 0, -math.inf).softmax(-1) @ x_BTC
-    ours = UniformAttention()(x_BTC)
-    for way in (product, masked, ours):
+    for way in (product, masked, UniformAttention()(x_BTC)):
         torch.testing.assert_close(way, loop, atol=1e-6, rtol=1e-5)
 
 
-class SeparateHeads(nn.Module):
-    """The lecture's way: each head a module of its own, outputs concatenated."""
-
-    def __init__(self, fused: SelfAttention) -> None:
-        super().__init__()
-        self.fused = fused
-        heads, size = fused.heads, fused.head_size
-        self.weights = fused.qkv.view(3, heads, size, -1)
-        bias = fused.qkv_bias
-        self.biases = torch.zeros(3, heads, size) if bias is None else bias.view(3, heads, size)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        outputs = [self._head(x_BTC, head) for head in range(self.fused.heads)]
-        concatenated = torch.cat(outputs, dim=-1)
-        projection = self.fused.projection
-        return concatenated if projection is None else projection(concatenated)
-
-    def _head(self, x_BTC: Tensor, head: int) -> Tensor:
-        query, key, value = (
-            x_BTC @ self.weights[i, head].T + self.biases[i, head] for i in range(3)
-        )
-        return explicit_attention(query, key, value).to(x_BTC.dtype)
-
-
 @pytest.mark.parametrize("head_size", [D, C, 2])
-@pytest.mark.parametrize("qkv_bias", [True, False])
 @pytest.mark.parametrize("projection", [True, False])
-def test_fused_heads_equal_separate_heads(head_size: int, qkv_bias: bool, projection: bool) -> None:
+def test_heads_side_by_side_equal_separate_heads(head_size: int, projection: bool) -> None:
     """R4's two forms with the same weights; with head_size C, R5's wide heads."""
-    fused = SelfAttention(C, H, head_size, qkv_bias=qkv_bias, projection=projection).double()
-    if fused.qkv_bias is not None:
-        nn.init.normal_(fused.qkv_bias)
+    parts = {"embed_dim": C, "heads": H, "head_size": head_size, "projection": projection}
+    fused = SelfAttention(architecture("multi-head", {**parts, "qkv_bias": True})).double()
+    for parameter in fused.parameters():
+        torch.nn.init.normal_(parameter)
     x_BTC = torch.randn(B, T, C).double()
-    torch.testing.assert_close(fused(x_BTC), SeparateHeads(fused)(x_BTC))
-    assert fused(x_BTC).shape == (B, T, C if projection else H * head_size)
+    separate = []
+    for head in range(H):
+        rows = slice(head * head_size, (head + 1) * head_size)
+        query, key, value = (
+            x_BTC @ m.weight[rows].T + m.bias[rows] for m in (fused.query, fused.key, fused.value)
+        )
+        separate.append(explicit_attention(query, key, value))
+    expected = torch.cat(separate, -1)
+    if fused.projection is not None:
+        expected = fused.projection(expected)
+    torch.testing.assert_close(fused(x_BTC), expected)
+    assert expected.shape == (B, T, C if projection else H * head_size)
 
 
-def test_heads_drop_weights_only_in_training() -> None:
-    module = SelfAttention(C, H, D, dropout=0.5)
-    x_BTC = torch.randn(B, T, C)
-    assert not torch.equal(module(x_BTC), module(x_BTC))
-    module.eval()
-    torch.testing.assert_close(module(x_BTC), SeparateHeads(module)(x_BTC), atol=1e-5, rtol=1e-4)
-
-
-def test_rotation_makes_products_depend_on_distance_alone() -> None:
-    size = 6
-    query_D, key_D = torch.randn(2, size).double()
-    cosines, sines = (table.double() for table in rotary_angles(T, size))
-    queries = rotate(query_D.expand(T, size), cosines, sines)
-    keys = rotate(key_D.expand(T, size), cosines, sines)
-    products = queries @ keys.T
-    for distance in range(-3, 4):
-        diagonal = products.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-6, rtol=0)
-    assert products[0].std() > 0.01
-    torch.testing.assert_close(queries.norm(dim=-1), query_D.norm().expand(T), atol=1e-6, rtol=0)
-
-
-def test_cache_returns_everything_appended_until_cleared() -> None:
+def test_a_cache_returns_everything_appended_until_cleared() -> None:
     cache = LayerCache(T)
     keys, values = torch.randn(B, H, T, D), torch.randn(B, H, T, 7)
     cache.append(keys[:, :, :4], values[:, :, :4])
-    got = cache.append(keys[:, :, 4:6], values[:, :, 4:6])
+    found = cache.append(keys[:, :, 4:6], values[:, :, 4:6])
     assert cache.length == 6
-    assert torch.equal(got[0], keys[:, :, :6]) and torch.equal(got[1], values[:, :, :6])
+    assert torch.equal(found[0], keys[:, :, :6]) and torch.equal(found[1], values[:, :, :6])
     cache.clear()
     assert torch.equal(cache.append(keys[:, :, 7:8], values[:, :, 7:8])[0], keys[:, :, 7:8])
-
-
-def test_query_and_key_norms_are_applied_per_head() -> None:
-    size = 6  # features are turned in pairs
-    module = SelfAttention(C, H, size, rotary=True).double()
-    x_BTC = torch.randn(B, T, C).double()
-    packed = F.linear(x_BTC, module.qkv.flatten(0, 1)).view(B, T, 3, H, size)
-    query, key, value = packed.permute(2, 0, 3, 1, 4)
-    query, key = (v / (v.square().mean(-1, keepdim=True) + 1e-6).sqrt() for v in (query, key))
-    expected = explicit_attention(query, key, value).transpose(1, 2).flatten(2)
-    unturned = torch.ones(T, size).double(), torch.zeros(T, size).double()
-    torch.testing.assert_close(module(x_BTC, unturned), expected)
 
 
 def test_long_contexts_go_to_the_kernel_that_holds_no_weights(
@@ -173,14 +124,13 @@ def test_long_contexts_go_to_the_kernel_that_holds_no_weights(
 ) -> None:
     """It takes nothing but vectors whose numbers lie side by side; rotary heads' do not."""
     strides: list[int] = []
-    original = F.scaled_dot_product_attention
+    original: Any = F.scaled_dot_product_attention
 
-    def watched(*tensors: Tensor, **options: object) -> Tensor:
+    def watched(*tensors: Tensor, **options: Any) -> Any:
         strides.extend(x.stride(-1) for x in tensors)
-        mixed: Tensor = original(*tensors, **options)  # type: ignore[arg-type]
-        return mixed
+        return original(*tensors, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    module = SelfAttention(C, H, 2 * D, rotary=True)
-    module(torch.randn(B, SHORT + 1, C), rotary_angles(SHORT + 1, 2 * D))
+    module = SelfAttention(architecture("transformer", {"embed_dim": 24}))
+    module(torch.randn(B, SHORT + 1, 24), rotary_angles(SHORT + 1, 6, 1e4))
     assert strides == [1, 1, 1]

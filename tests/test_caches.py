@@ -16,7 +16,7 @@ from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
-from attnlm.experiments import train as launch
+from attnlm.experiments import settle as launch
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from attnlm.model.models import build_model, cross_entropy
 from safetensors.torch import load_file, save_file
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.config.settings import RUNGS, resolve
+from attnlm.config.settings import resolve
+from attnlm.model.architecture import RUNGS
+from attnlm.model.language_model import build_model
+from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.training.optimizer import Optimizer

@@ -1,4 +1,4 @@
-"""The command line from outside: processes, exit codes, what goes to stdout and what to stderr."""
+"""The command line from outside: exit codes, what goes to stdout and what to stderr."""
 
 from __future__ import annotations
 
@@ -19,41 +19,15 @@ from typing import Any
 import pytest
 
 from attnlm.base.errors import UsageError
-from attnlm.cli.commands import _seconds
-from attnlm.config.settings import RUNGS
+from attnlm.cli.options import seconds
+from attnlm.model.architecture import RUNGS
+from tests.command import ATTNLM, alone, attnlm, fails
 
-ATTNLM = [sys.executable, "-m", "attnlm"]
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
 TRAIN = len(TEXT) * 9 // 10
 VAL = len(TEXT) - TRAIN
+SEEING = ("attend", "trace", "heads", "report")
 QUICK = ["--steps", "6", "--block-size", "8", "--batch-size", "4", "--seed", "1", "--threads", "1"]
-
-
-def attnlm(
-    *arguments: str | Path, cwd: Path, code: int = 0, stdin: str = "", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command; its exit code must be `code`, and it must never show a traceback."""
-    done = subprocess.run(
-        [*ATTNLM, *map(str, arguments)],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        env={**os.environ, "PYTHONWARNINGS": "error", **variables},
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def fails(*arguments: str | Path, cwd: Path, code: int, says: str, hints: str) -> None:
-    """The command fails with one line that says `says` and one that hints at `hints`."""
-    done = attnlm(*arguments, cwd=cwd, code=code)
-    assert done.stdout == ""
-    *_, error, hint = done.stderr.splitlines()
-    assert error.startswith("error: ") and says in error
-    assert hint.startswith("hint: ") and hints in hint
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +85,11 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
 
 def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
     flags = ["--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
-    for number in "012":
+    for number in "01":
         folder = ["--checkpoint-dir", f"process-{number}"]
-        attnlm("train", *flags, *folder, cwd=project, PYTHONHASHSEED=number)
+        assert alone(["train", *flags, *folder], project, env={"PYTHONHASHSEED": number}).code == 0
     names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
-    runs = [project / f"process-{number}" / "same" for number in "012"]
+    runs = [project / f"process-{number}" / "same" for number in "01"]
     for name in names:
         assert len({(run / name).read_bytes() for run in runs}) == 1, name
 
@@ -199,13 +173,12 @@ def test_a_recipe_for_another_tokenizer_is_noted_in_one_line(project: Path) -> N
 def test_a_budget_becomes_steps(project: Path) -> None:
     flags = ["--budget", "2s", "--block-size", "8", "--json"]
     facts = json.loads(attnlm("train", *flags, cwd=project).stdout)
-    assert facts["seconds"] < 10
     config = json.loads((project / facts["run"] / "config.json").read_text())["config"]
     assert config["steps"] == facts["steps"] and "budget" not in config
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
+    ("text", "expected"),
     [
         *(("90", 90), ("90s", 90), ("90 sec", 90), ("1.5", 1.5), ("0.5 seconds", 0.5)),
         *(("5m", 300), ("5min", 300), ("5 Minutes", 300), ("1.5m", 90), (" 2 mins ", 120)),
@@ -213,8 +186,8 @@ def test_a_budget_becomes_steps(project: Path) -> None:
         *(("1h30m", 5400), ("1h 1m 1s", 3661), ("1h1s", 3601)),
     ],
 )
-def test_a_time_is_understood_as_people_write_it(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+def test_a_time_is_understood_as_people_write_it(text: str, expected: float) -> None:
+    assert seconds(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -222,7 +195,7 @@ def test_a_time_is_understood_as_people_write_it(text: str, seconds: float) -> N
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--budget can't be") as caught:
-        _seconds(text)
+        seconds(text)
     assert "1h30m" in caught.value.hint
 
 
@@ -374,7 +347,7 @@ def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
-    sampling = f"{sys.executable} -m attnlm sample small --tokens 3000"
+    sampling = f"{shlex.join(ATTNLM)} sample small --tokens 3000"
     command = f"{sampling} | head -c 10; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, timeout=60)
     assert done.returncode == 0
@@ -383,16 +356,15 @@ def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
 
 
 def test_output_is_utf8_in_any_locale(tmp_path: Path) -> None:
-    (tmp_path / "greek.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
-    attnlm("prepare", "greek.txt", cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0")
-    attnlm("train", *QUICK, cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0")
-    flags = ["sample", "--prompt", "αβ", "--tokens", "4"]
-    done = attnlm(*flags, cwd=tmp_path, PYTHONIOENCODING="latin-1")
-    assert done.stdout.startswith("αβ") and len(done.stdout) == 6
-    done = attnlm(*flags, cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert done.stdout.startswith("αβ") and len(done.stdout) == 6
-    done = attnlm("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1)
-    assert "--prompt is not UTF-8" in done.stderr
+    (tmp_path / "ζ.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert alone(["prepare", "ζ.txt"], tmp_path, env=ascii_only).code == 0
+    attnlm("train", *QUICK, cwd=tmp_path)
+    for variables in ({"PYTHONIOENCODING": "latin-1"}, ascii_only):
+        done = alone(["sample", "--prompt", "αβ", "--tokens", "4"], tmp_path, env=variables)
+        assert done.stdout.startswith("αβ") and len(done.stdout) == 6
+    wrong = {"says": "--prompt is not UTF-8", "hints": "convert"}
+    fails("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1, **wrong)
 
 
 def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:
@@ -413,11 +385,11 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "text.txt", "--name", "../x"], 2, "--name", ""),
         (["prepare", "text.txt", "--encoding", "utf-99"], 2, "utf-99", ""),
         (["train", "--hed", "4"], 2, "no such option: --hed", "--heads"),
-        (["eval", "--run", "small"], 2, "no such option: --run", "a flag: attnlm eval RUN"),
         (["train", "--dataset=text-char"], 2, "--dataset", "a flag: attnlm train DATASET"),
-        (["heads", "small"], 2, "(small)", "by a flag: attnlm heads --run small"),
-        (["heads", "small", "x"], 2, "(small x)", "see attnlm heads --help"),
-        (["attend", "a", "small"], 2, "(small)", "see attnlm attend --help"),
+        (["heads", "small", "x"], 2, "(x)", "see attnlm heads --help"),
+        (["heads", "smal"], 1, "smal", "small"),
+        (["attend", "a", "small", "--run", "small"], 2, "RUN and --run exclude", "one of them"),
+        (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
         (["eval", "--checkpoint"], 2, "requires an argument", "see attnlm eval --help"),
         (["train", "--heads", "four"], 2, "--heads", "--help"),
         (["tarin"], 2, "tarin", "train"),
@@ -485,28 +457,26 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     assert "config.json is damaged" in done.stderr
 
 
-def test_help_loads_no_torch() -> None:
-    for command in (
-        [],
-        ["prepare"],
-        ["train"],
-        ["sample"],
-        ["eval"],
-        ["attend"],
-        ["heads"],
-        ["trace"],
-        ["report"],
-    ):
-        check = (
-            "import sys, attnlm.__main__ as c\n"
-            f"sys.argv = ['attnlm', *{command!r}, '--help']\n"
-            "try: c.main()\n"
-            "except SystemExit as end: assert not end.code\n"
-            "assert not {'torch', 'numpy', 'rich'} & set(sys.modules), sorted(sys.modules)\n"
-        )
-        done = subprocess.run([sys.executable, "-c", check], capture_output=True, encoding="utf-8")
-        assert done.returncode == 0, done.stderr
-        assert "Usage: attnlm" in done.stdout
+def test_help_and_prepare_load_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    commands = ("", "prepare", "train", "ladder", "sample", "eval", *SEEING)
+    program = f"""
+import sys, attnlm.__main__ as program
+def run(*arguments):
+    sys.argv = ["attnlm", *arguments]
+    try: program.main()
+    except SystemExit as end: assert not end.code
+for command in {commands!r}:
+    run(*command.split(), "--help")
+assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
+run("prepare", "text.txt")
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: attnlm") == len(commands)
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:
@@ -514,21 +484,12 @@ def test_version_and_no_command(tmp_path: Path) -> None:
     assert "Commands:" in attnlm(cwd=tmp_path).stdout
 
 
-def test_prepare_loads_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT)
-    check = (
-        "import sys, attnlm.__main__ as c\n"
-        "sys.argv = ['attnlm', 'prepare', 'text.txt']\n"
-        "try: c.main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", check], cwd=tmp_path, check=True, capture_output=True)
-
-
 def test_streams_that_are_closed_are_no_fault(project: Path) -> None:
-    for redirected in (">&-", "2>&-", "<&-", ">/dev/null 2>&1 <&-"):
-        command = f"{sys.executable} -m attnlm sample small --prompt - --tokens 3 {redirected}"
+    for words in (
+        *("prepare text.txt >&-", "prepare text.txt 2>&-", "prepare text.txt >&- 2>&- <&-"),
+        "sample small --prompt - --tokens 3 <&-",
+    ):
+        command = f"{shlex.join(ATTNLM)} {words}"
         done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, timeout=60)
         assert done.returncode == 0 and b"Traceback" not in done.stderr
 
@@ -562,4 +523,4 @@ def test_training_and_sampling_never_load_the_compiler(project: Path) -> None:
 
 def test_more_text_than_json_may_hold_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     arguments = "sample", "--json", "--tokens", 10**12
-    fails(*map(str, arguments), cwd=tmp_path, code=2, says="--json holds", hints="at most")
+    fails(*arguments, cwd=tmp_path, code=2, says="--json holds", hints="at most")

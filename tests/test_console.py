@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from attnlm.cli import console, exits
+from attnlm.base.events import Note
+from attnlm.base.settings import Setting
+from attnlm.cli import console, displays, exits
+from attnlm.config.settings import resolve
 from attnlm.runs.ticker import Moment
 from attnlm.training.events import Evaluated, Stepped
 
@@ -50,7 +53,7 @@ def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = terminal(monkeypatch)
-    display = console.TrainingDisplay()
+    display = displays.TrainingDisplay()
     display._bar = console.bar(9, "step", "train")
     display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
     display(evaluated(9, "word " * 20))
@@ -65,9 +68,9 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = terminal(monkeypatch)
-    display = console.TrainingDisplay()
+    display = displays.TrainingDisplay()
     display._bar = console.bar(999, "step", "train")
-    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 1e6)
+    monkeypatch.setattr(displays, "_SECONDS_BETWEEN_LINES", 1e6)
     for step in range(1000):
         display(evaluated(step, "said"))
     display.close()
@@ -76,7 +79,7 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    console.TrainingDisplay(quiet)(evaluated(0, "the words"))
+    displays.TrainingDisplay(quiet)(evaluated(0, "the words"))
     shown = capsys.readouterr()
     assert shown.out == "" and "the words" not in shown.err
     assert ("validation 2.5000*" in shown.err) == (not quiet)
@@ -85,7 +88,7 @@ def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[st
 def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
-    display = console.TrainingDisplay()
+    display = displays.TrainingDisplay()
     display._bar = console.bar(2600, "step", "train")
     display(evaluated(0, "said"))
     display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
@@ -114,8 +117,8 @@ def test_elsewhere_the_time_left_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(console, "_SECONDS_OF_STEPS", 0.0)
-    display = console.TrainingDisplay(quiet)
+    monkeypatch.setattr(displays, "_SECONDS_OF_STEPS", 0.0)
+    display = displays.TrainingDisplay(quiet)
     for step in (19, 20, 21, 22):
         display(Stepped(step, 2.5, tokens_per_second=5000.0, seconds_left=seconds_left))
     assert capsys.readouterr().err == says
@@ -132,5 +135,40 @@ def test_what_json_does_not_have_is_never_printed(
 
 def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Which no shell can pass on, but a program that starts the command in its own process can."""
-    assert exits._run(Path("a\0b").stat) == 1
+    assert exits.run(Path("a\0b").stat) == 1
     assert "NUL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("library", "shown"),
+    [
+        ("`embed_dim` 32 can't be divided", "--embed-dim 32 can't be divided"),
+        ("give `positions` none", "give --positions none"),
+        ("leave out `dataset`, `recipe` and `name`", "leave out DATASET, --recipe and --name"),
+        ("`num_samples`, `top_k`, `windows`", "--num-samples, --top-k, --windows"),
+        ("the --steps of before, `budget`", "the --steps of before, --budget"),
+        ("using `tales`; `wide_heads` and `run`", "using tales; wide_heads and RUN"),
+        ("a file of `key = value` lines", "a file of `key = value` lines"),
+    ],
+)
+def test_settings_are_named_as_they_are_typed(
+    library: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert console.with_flags(library) == shown
+    console.fail(library, library)
+    displays.PreparationDisplay()(Note(library))
+    displays.TrainingDisplay()(Note(library))
+    told = capsys.readouterr().err
+    assert told == f"error: {shown}\nhint: {shown}\n{shown}\n{shown}\n"
+
+
+def test_a_model_is_told_by_its_sizes_and_by_what_was_changed_in_it() -> None:
+    def told(**settings: Setting) -> str:
+        return displays.parts_in_words(resolve(settings).model)
+
+    assert told() == "heads 4, embed_dim 64, block_size 64"
+    assert told(model="bigram") == "block_size 64"
+    changed = told(model="transformer", positions="none", residual=False, kv_heads=2)
+    assert changed == (
+        "layers 2, heads 4, kv_heads 2, embed_dim 128, block_size 128, positions none, residual no"
+    )

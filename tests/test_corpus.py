@@ -125,7 +125,7 @@ def test_bad_bytes_are_found_where_they_are(offset: int, tmp_path: Path) -> None
     content = b"a" * offset + b"\xe2\x82z" + b"a" * 10
     with pytest.raises(AttnlmError, match=rf"a is not valid utf-8 at byte {offset}$") as caught:
         text_of(content, tmp_path / "a")
-    assert "--encoding latin-1" in (caught.value.hint or "")
+    assert "`encoding` latin-1" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("length", [3, PIECE, PIECE + 1])
@@ -154,7 +154,7 @@ def test_another_encoding_is_suggested(
 ) -> None:
     with pytest.raises(AttnlmError) as caught:
         text_of(content, tmp_path / "a", encoding)
-    assert f"--encoding {suggested}`" in (caught.value.hint or "")
+    assert f"`encoding` {suggested}" in (caught.value.hint or "")
 
 
 def test_each_file_loses_its_own_mark_and_no_character_spans_two(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _NO_TEMPORARY_FOLDER = "import tempfile; tempfile.tempdir = '/dev/null/temporary'\n"
-_COMMAND = "import sys; from attnlm import exits; from attnlm.cli.commands import run_command\n"
+_COMMAND = "import sys; from attnlm.cli import exits; from attnlm.cli.app import run_command\n"
 
 COMMANDS = {
     ".html": ["report", "multi-head", "--output"],

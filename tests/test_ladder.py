@@ -17,11 +17,14 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
-from attnlm.config.settings import RUNGS
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.ladder import Ladder, LadderStarted, Plan, climb, read_plan
+from attnlm.experiments.ladder import LadderStarted, climb
+from attnlm.model.architecture import RUNGS
+from attnlm.runs.ladder_plan import Plan, read_plan
 from attnlm.runs.open_run import open_run
+from attnlm.see.ladder import Ladder
 from attnlm.see.ladder_page import explained, write_ladder
+from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
 
@@ -76,10 +79,8 @@ def with_losses(climbed: Ladder, **losses: float) -> Ladder:
     """A ladder of these rungs, which ended at these losses."""
     rungs = []
     for model, loss in losses.items():
-        run = climbed.rungs[0].run
-        config = replace(run.config, model=replace(run.config.model, model=model.replace("_", "-")))
         records = [{**climbed.rungs[0].best, "val_loss": loss}]
-        rungs.append(replace(climbed.rungs[0], run=replace(run, config=config), records=records))
+        rungs.append(replace(climbed.rungs[0], model=model.replace("_", "-"), records=records))
     return replace(climbed, rungs=tuple(rungs))
 
 
@@ -169,7 +170,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
     climbed: Ladder, dataset: Dataset, tmp_path: Path
 ) -> None:
     folder = climbed.path.parent
-    with pytest.raises(UsageError, match="--steps can't be changed"):
+    with pytest.raises(UsageError, match="`steps` can't be changed"):
         climb(resume="ladder-001", steps=7, checkpoint_dir=folder)
     with pytest.raises(UsageError, match="exclude each other"):
         climb(resume="ladder-001", name="other", checkpoint_dir=folder)
@@ -193,10 +194,10 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         ({"rungs": ("bigram", "multihead")}, "multihead"),
         ({"rungs": ("bigram", "bigram")}, "twice"),
         ({"rungs": ()}, "none"),
-        ({"tokens": -1}, "--tokens"),
-        ({"steps": 0}, "--steps"),
+        ({"tokens": -1}, "`tokens`"),
+        ({"steps": 0}, "`steps`"),
         ({"budget": 5.0}, "exclude each other"),
-        ({"name": "a/b"}, "--name"),
+        ({"name": "a/b"}, "`name`"),
         ({"prompt": "Ω"}, "Ω"),
     ],
 )
@@ -249,11 +250,11 @@ def test_a_budget_becomes_one_number_of_steps(dataset: Dataset, tmp_path: Path) 
 
 def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:
     usual = replace(climbed.plan, dataset_path="data/fruits-char")
-    assert replace(climbed, plan=usual).command == (
+    assert ladder_command(usual) == (
         "attnlm ladder fruits-char --rungs bigram,single-head --steps 6 --eval-every 2 "
         "--seed 1 --tokens 20 --prompt '1 '"
     )
-    assert climbed.plan.dataset_path in climbed.command
+    assert climbed.plan.dataset_path in ladder_command(climbed.plan)
 
 
 class Page(HTMLParser):
@@ -293,7 +294,7 @@ def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> N
         assert warning in parsed.shown
     for _, sentence in explained(climbed):
         assert sentence in parsed.shown
-    assert parsed.shown.rstrip().endswith(climbed.command)
+    assert parsed.shown.rstrip().endswith(ladder_command(climbed.plan))
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.config.settings import RUNGS, described_settings, help_of, setting_names
+from attnlm.config.settings import described_settings, help_of, setting_names
+from attnlm.model.architecture import RUNGS
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
 

@@ -10,14 +10,14 @@ import pytest
 
 COMMAND = """
 import os, sys
-import attnlm.cli.commands
+import attnlm.cli.app
 from attnlm.__main__ import main
 
 def command():
     assert "torch" not in sys.modules
     print(os.environ.get("GOMP_SPINCOUNT"))
 
-attnlm.cli.commands.run_command = command
+attnlm.cli.app.run_command = command
 main()
 """
 
@@ -46,7 +46,10 @@ def test_threads_that_wait_soon_sleep_unless_the_user_said_how(
 
 
 def test_the_library_leaves_the_environment_as_it_is() -> None:
-    command = (
-        "import os; before = dict(os.environ); import attnlm.launch; assert before == os.environ"
-    )
+    command = """
+import os
+before = dict(os.environ)
+import attnlm.experiments.train
+assert before == os.environ
+"""
     subprocess.run([sys.executable, "-c", command], check=True)

@@ -62,6 +62,11 @@ def sized(model: str) -> Settings:
     return {**PARTS, **({} if model in ("multi-head", "wide-head") else {"layers": 2})}
 
 
+WITHOUT_SOFTMAX: tuple[Settings, ...] = (
+    {"positions": "learned"},
+    {"positions": "none", "norm": "layer", "bias": True, "layers": 3, "mlp": "gelu"},
+    {"positions": "learned", "layers": 1, "residual": False},
+)
 VARIANTS: list[tuple[str, Settings]] = [
     *((model, sized(model)) for model in MODELS if model != "bigram"),
     ("single-head", {"embed_dim": 20, "head_size": 9, "block_size": BLOCK}),
@@ -81,17 +86,13 @@ VARIANTS: list[tuple[str, Settings]] = [
     ("gpt2", {**PARTS, "norm": "none", "layers": 1, "mlp": "none", "positions": "none"}),
     ("gpt2", {**PARTS, "bias": False, "projection": False, "residual": False}),
     ("gpt2", {**PARTS, "projection": False, "norm_epsilon": 0.1}),
+    ("transformer", {**sized("average"), "attention": "uniform", "positions": "learned",
+                     "mlp": "none", "norm": "layer", "layers": 1, "bias": True}),
     *(
         ("transformer", {"embed_dim": 20, "block_size": BLOCK, "attention": kind, **more})
         for kind in ("uniform", "parameter-free", "none")
-        for more in (
-            {"positions": "learned"},
-            {"positions": "none", "norm": "layer", "bias": True, "layers": 3, "mlp": "gelu"},
-            {"positions": "learned", "layers": 1, "residual": False},
-        )
+        for more in WITHOUT_SOFTMAX
     ),
-    ("transformer", {**sized("average"), "attention": "uniform", "positions": "learned",
-                     "mlp": "none", "norm": "layer", "layers": 1, "bias": True}),
 ]  # fmt: skip
 
 

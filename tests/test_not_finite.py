@@ -15,8 +15,7 @@ from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.see.heads import study_heads
-from tests.in_process import refused
-from tests.test_cli import fails
+from tests.command import fails
 
 COMMANDS = {
     "sample": ["sample", "run", "--tokens", "9"],
@@ -67,7 +66,7 @@ def test_every_command_refuses_alike(
         pytest.skip("a bigram has no attention")
     folder = folder_with(trained, name, number, tmp_path)
     error = NotFiniteError()
-    refused(*COMMANDS[command], cwd=folder, code=1, says=error.message, hints=error.hint)
+    fails(*COMMANDS[command], cwd=folder, code=1, says=error.message, hints=error.hint)
     assert not (folder / "page.html").exists()
 
 

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_older_run_evaluates_samples_and_resumes(name: str, folder: Path) -> None:
-    places = {"checkpoint_dir": folder / "runs"}
+    places: Any = {"checkpoint_dir": folder / "runs"}
     expected = EXPECTED[name]
     data_dir = folder / "datasets"
     assert attnlm.evaluate(name, data_dir=data_dir, **places).loss == pytest.approx(
@@ -41,7 +41,8 @@ def test_an_older_run_evaluates_samples_and_resumes(name: str, folder: Path) -> 
 
 
 def test_what_is_resumed_is_written_under_the_names_of_today(folder: Path) -> None:
-    name, places = "transformer", {"checkpoint_dir": folder / "runs"}
+    name = "transformer"
+    places: Any = {"checkpoint_dir": folder / "runs"}
     run = attnlm.open_run(name, **places)
     with pytest.raises(AttnlmError, match="older version"):
         as_script(run, "the", checkpoint="last")

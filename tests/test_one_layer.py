@@ -2,191 +2,135 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from attnlm.model.models import AttentionModel, build_model, cross_entropy
-from attnlm.model.one_layer import (
-    CompiledOneLayer,
-    OneLayer,
-    compiled_parts,
-    has_parts,
-    saved_by_compiling,
-    written_out,
-)
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlm.compute.device import Device
-from attnlm.compute.native import COMPILATION
 from attnlm.config.settings import resolve
-from attnlm.experiments import evaluate as evaluation
-from attnlm.model import kernels
-from attnlm.model.attention import SelfAttention
-from attnlm.training.validation import validation_loss
+from attnlm.config.variants import variant
+from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.training.one_layer import NativeOneLayer, OneLayer, native_parts, one_layer_form
+from tests.models import gradients, small_model, use_plain_ops
 
-V, B, T = 11, 4, 5
 CPU = Device("cpu", "float32", "")
 
 
-def a_model(**settings: Any) -> AttentionModel:
+def a_model(name: str, vocab_size: int) -> Transformer:
+    """In float64, with gradients that are there already."""
     torch.manual_seed(0)
-    model = build_model(resolve({"block_size": T, "steps": 1, **settings}).model, V).double()
-    assert isinstance(model, AttentionModel)
+    model = build_model(resolve({"block_size": 5, **variant(name)}).model, vocab_size).double()
+    assert isinstance(model, Transformer)
     for parameter in model.parameters():
-        nn.init.normal_(parameter)
-        parameter.grad = torch.zeros_like(parameter)
+        nn.init.normal_(parameter, std=0.5)
+        parameter.grad = torch.randn_like(parameter)
     return model
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"model": "single-head", "embed_dim": 7},
-    {"model": "single-head", "embed_dim": 7, "head_size": 3},
-    {"model": "multi-head", "embed_dim": 12, "heads": 3},
-    {"model": "multi-head", "embed_dim": 6, "heads": 3, "head_size": 5, "projection": True},
-    {"model": "multi-head", "embed_dim": 6, "heads": 3, "qkv_bias": True},
-    {"model": "wide-head", "embed_dim": 6, "heads": 2},
-]
+def some_batch(model: LanguageModel, batch_size: int) -> tuple[Tensor, Tensor]:
+    shape = (2, batch_size, model.architecture.block_size)
+    inputs, targets = torch.randint(model.vocab_size, shape)
+    return inputs, targets
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_loss_and_gradients_are_autograds(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def assert_adds_autograds(
+    form: OneLayer, model: Transformer, exact: Transformer, batch_size: int, tolerance: float
 ) -> None:
-    model = a_model(**settings)
-    assert written_out(model, B, CPU, "off") is not None
-    form = OneLayer(model, B)
+    """What `form` adds to the gradients of `model` is the gradient of `exact`, its equal."""
     for _ in range(2):  # the second time its memory is full of the first
-        inputs, targets = torch.randint(V, (2, B, T))
+        inputs, targets = some_batch(model, batch_size)
+        before = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        alone = form.loss(inputs, targets)
         loss = form(inputs, targets)
-        found = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
-        with monkeypatch.context() as patch:
-            patch.setattr(kernels, "suits", lambda x: False)
-            expected = cross_entropy(model(inputs), targets)
-        gradients = torch.autograd.grad(expected, list(model.parameters()))
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-        for one, other in zip(found, gradients, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+        expected = exact.loss(inputs, targets)
+        assert alone == loss
+        torch.testing.assert_close(loss.double(), expected.detach(), rtol=tolerance, atol=tolerance)
+        for parameter, gradient in gradients(exact, expected).items():
+            total = model.get_parameter(parameter).grad
+            assert total is not None
+            added = (total - before[parameter]).double()
+            torch.testing.assert_close(added, gradient, rtol=100 * tolerance, atol=10 * tolerance)
+
+
+PROJECTED = "projection=true:qkv_bias=true"
+BARE = (
+    "transformer:layers=1:heads=2:embed_dim=8:positions=learned:norm=none:mlp=none:residual=false:"
+    "query_key_norm=false:head_bias=true"
+)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "name",
     [
-        *SETTINGS,
-        {"model": "multi-head", "embed_dim": 16, "heads": 2, "block_size": 16},
-        {"model": "multi-head", "embed_dim": 32, "heads": 2, "block_size": 37},
-        {"model": "single-head", "embed_dim": 16, "block_size": 70},
+        "single-head:embed_dim=7",
+        "single-head:embed_dim=7:head_size=3",
+        "multi-head:embed_dim=12:heads=3",
+        f"multi-head:embed_dim=6:heads=3:head_size=5:{PROJECTED}",
+        "wide-head:embed_dim=6:heads=2:block_size=37",
+        BARE,
     ],
-    ids=str,
 )
-def test_compiled_loss_and_gradients_are_the_plain_ones(settings: dict[str, Any]) -> None:
-    model = a_model(**settings).float()
-    if (compiled := compiled_parts(model.config)) is None:
+def test_loss_and_gradients_are_autograds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model(name, vocab_size=11)
+    use_plain_ops(monkeypatch)
+    assert_adds_autograds(OneLayer(model, 3), model, model, 3, tolerance=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "vocab_size", "batch_size", "length"),
+    [(1, 1, 2, 1, 5), (3, 3, 31, 4, 9), (2, 8, 33, 3, 17), (1, 13, 65, 5, 37), (2, 32, 33, 1, 70)],
+)
+def test_compiled_loss_and_gradients_are_autograds(
+    heads: int, size: int, vocab_size: int, batch_size: int, length: int
+) -> None:
+    name = f"multi-head:heads={heads}:head_size={size}:embed_dim=7:block_size={length}"
+    name += f":{PROJECTED}" if heads > 1 else ""
+    model, exact = a_model(name, vocab_size).float(), a_model(name, vocab_size)
+    if native_parts(model.architecture) is None:
         pytest.skip("there is no C compiler")
-    for parameter in model.parameters():
-        parameter.data /= 2  # so that scores are not so large that float32 is all that is compared
-        parameter.grad = torch.zeros_like(parameter)
-    forms = CompiledOneLayer(model, B, compiled), OneLayer(model, B)
-    for _ in range(2):
-        inputs, targets = torch.randint(V, (2, B, model.config.block_size))
-        losses, gradients = [], []
-        for form in forms:
-            losses.append(form(inputs, targets))
-            gradients.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
-        torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
-        for one, other in zip(*gradients, strict=True):
-            scale = float(other.abs().max())
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
+    form = one_layer_form(model, batch_size, CPU, "parts")
+    assert type(form) is NativeOneLayer
+    assert_adds_autograds(form, model, exact, batch_size, tolerance=2e-6)
 
 
-def test_parts_are_compiled_where_that_saves_time() -> None:
-    def saved(**settings: Any) -> float:
-        config = resolve({"model": "multi-head", **settings})
-        return saved_by_compiling(config) if has_parts(config, V) else 0.0
-
-    assert saved(steps=10_000) > COMPILATION > saved(steps=100)
-    assert saved(budget=60.0) > COMPILATION > saved(budget=1.0)
-    assert saved(steps=10_000, heads=1, embed_dim=64) == 0  # too large a head
-    assert saved(steps=10_000, dropout=0.1) == 0
-    assert saved(steps=10_000, model="transformer") == 0
+@pytest.mark.parametrize("compile", ["off", "parts"])
+def test_a_loss_of_hopeless_logits_is_finite(compile: str) -> None:
+    model = a_model("single-head:embed_dim=7", vocab_size=11).float()
+    with torch.no_grad():
+        model.head.bias[:] = torch.linspace(-3000, 3000, 11)
+    form = one_layer_form(model, 4, CPU, compile)
+    assert form is not None
+    inputs, targets = some_batch(model, 4)
+    torch.testing.assert_close(form(inputs, targets), model.loss(inputs, targets).detach())
 
 
 def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:
     """A run's configuration may ask for what no training would: C would write past its arrays."""
-    if compiled_parts(resolve({"model": "single-head", "embed_dim": 32}).model) is None:
-        pytest.skip("there is no C compiler")
-    model = build_model(
-        resolve({"model": "single-head", "embed_dim": 33, "block_size": T, "steps": 1}).model, V
-    )
-    assert isinstance(model, AttentionModel)
-    assert compiled_parts(model.config) is None
-    assert type(written_out(model, B, CPU, "parts")) is OneLayer
-
-
-def test_a_loss_of_hopeless_logits_is_finite() -> None:
-    model = a_model(model="single-head", embed_dim=7)
-    inputs, targets = torch.randint(V, (2, B, T))
-    with torch.no_grad():
-        model.head.bias[:] = torch.linspace(-3000, 3000, V)
-    loss = OneLayer(model, B)(inputs, targets)
-    logits: Tensor = model(inputs)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    torch.testing.assert_close(loss, expected.detach())
+    model = a_model("single-head:embed_dim=33", vocab_size=11).float()
+    assert native_parts(model.architecture) is None
+    assert type(one_layer_form(model, 4, CPU, "parts")) is OneLayer
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "part",
     [
-        {"model": "average", "embed_dim": 6},
-        {"model": "single-head", "embed_dim": 6, "dropout": 0.1},
-        {"model": "single-head", "embed_dim": 6, "block_size": 300},
-        {"model": "transformer", "embed_dim": 8, "heads": 2, "layers": 1},
-        {"model": "bigram"},
+        *("kv_heads=1", "dropout=0.1", "norm=layer", "residual=true", "mlp=gelu", "layers=2"),
+        *("query_key_norm=true", "positions=none", "positions=rotary", "tie_embeddings=true"),
+        *("head_bias=false", "block_size=257"),
     ],
-    ids=str,
 )
-def test_other_models_are_left_to_autograd(settings: dict[str, Any]) -> None:
-    model = build_model(resolve({"block_size": T, "steps": 1, **settings}).model, V)
-    assert written_out(model, B, CPU, "off") is None
+def test_other_parts_are_left_to_autograd(part: str) -> None:
+    assert one_layer_form(a_model(BARE, 11).float(), 4, CPU, "parts") is not None
+    model = a_model(f"{BARE}:{part}", 11).float()
+    assert one_layer_form(model, 4, CPU, "parts") is None
 
 
-def test_a_vocabulary_larger_than_the_batch_is_left_to_autograd() -> None:
-    model = a_model(model="multi-head", embed_dim=12, heads=3)
-    assert isinstance(model.body, SelfAttention)
-    assert written_out(model, 3, CPU, "off") is not None
-    assert written_out(model, 2, CPU, "off") is None
-
-
-@pytest.mark.parametrize("compile", ["off", "parts"])
-def test_the_loss_alone_is_that_of_the_gradient(compile: str) -> None:
-    model = a_model(model="multi-head", embed_dim=6, heads=3, projection=True).float()
-    form = written_out(model, B, CPU, compile)
-    assert form is not None
-    for _ in range(2):
-        inputs, targets = torch.randint(V, (2, B, T))
-        alone = form.loss(inputs, targets)
-        assert alone == form(inputs, targets)
-        torch.testing.assert_close(alone, cross_entropy(model(inputs), targets).detach())
-
-
-@pytest.mark.parametrize("compile", ["off", "parts"])
-def test_validation_loss_is_the_same_in_this_form(
-    compile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over whole batches, windows that fill none, and a last window that is shorter."""
-    model = a_model(model="multi-head", embed_dim=6, heads=3, qkv_bias=True).float()
-    monkeypatch.setitem(memory._TOKENS_AT_ONCE, "cpu", 4 * T)
-    tokens = torch.randint(V, (4 * T * 3 + 2 * T + 3,)).numpy().astype(np.uint16)
-    loss = validation_loss(model, tokens, CPU, bytes_per_token=1, compile=compile).loss
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "written_out", lambda *_: None)
-        plain = validation_loss(model, tokens, CPU, bytes_per_token=1).loss
-    assert loss == pytest.approx(plain, rel=1e-6)
-    summed = 0.0
-    for first in range(0, len(tokens) - 1, T):
-        window = torch.from_numpy(tokens[first : first + T + 1].astype(np.int64))[None]
-        mean = cross_entropy(model(window[:, :-1]), window[:, 1:]).item()
-        summed += mean * (window.numel() - 1)
-    assert loss == pytest.approx(summed / (len(tokens) - 1), rel=1e-6)
+def test_other_precisions_vocabularies_and_models_are_left_to_autograd() -> None:
+    model = a_model(BARE, vocab_size=11).float()
+    assert one_layer_form(model, 3, CPU, "off") is not None
+    assert one_layer_form(model, 2, CPU, "off") is None  # 10 tokens in a batch, 11 in all
+    assert one_layer_form(model, 3, Device("cpu", "bfloat16", ""), "off") is None
+    assert one_layer_form(model.double(), 3, CPU, "off") is None
+    assert one_layer_form(model.float().to("meta"), 3, Device("cuda", "float32", ""), "off") is None
+    assert one_layer_form(small_model("bigram").float(), 4, CPU, "off") is None
+    assert one_layer_form(small_model("average").float(), 4, CPU, "off") is None

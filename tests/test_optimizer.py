@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from attnlm.model.models import build_model
 from torch import nn
 
-from attnlm.config.settings import Config, Setting, resolve
+from attnlm.base.settings import Setting
+from attnlm.config.settings import Config, resolve
+from attnlm.model.language_model import build_model
 from attnlm.training.optimizer import Optimizer, orthogonalize
 from attnlm.training.schedule import learning_rate_factor
 

@@ -298,7 +298,7 @@ def test_carriage_returns_are_kept_and_told(tmp_path: Path, data: Path) -> None:
     assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == WINDOWS.decode()
     assert dataset.newlines == "keep"
     (note,) = notes_of(events)
-    assert "w.txt, as Windows ends lines" in note and "--newlines unix" in note
+    assert "w.txt, as Windows ends lines" in note and "`newlines` unix" in note
 
 
 def test_newlines_unix_makes_other_data_of_them(tmp_path: Path, data: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_text_too_small_for_the_defaults_is_told(tmp_path: Path, data: Path) -
             dataset = prepare(path, data_dir=data, on_event=events.append)
             told = [note for note in notes_of(events) if "too small" in note]
             assert len(told) == (not fits)
-    assert "--block-size 63 or less" in told[0]
+    assert "`block_size` 63 or less" in told[0]
     assert dataset.largest_block_size == 63
 
 
@@ -388,13 +388,13 @@ def test_a_text_too_small_for_the_defaults_is_told(tmp_path: Path, data: Path) -
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
 def test_a_fraction_outside_0_and_1_is_refused(fraction: float, source: Path, data: Path) -> None:
-    with pytest.raises(UsageError, match="--val-fraction"):
+    with pytest.raises(UsageError, match="`val_fraction`"):
         prepare(source, val_fraction=fraction, data_dir=data)
 
 
 def test_wrong_names_and_tokenizers_are_refused_before_anything_is_read(data: Path) -> None:
     for name in ("..", "a/b", "latest", ".hidden", "con", "", "a\\b"):
-        with pytest.raises(UsageError, match="--name"):
+        with pytest.raises(UsageError, match="`name`"):
             prepare("missing.txt", name=name, data_dir=data)
     with pytest.raises(UsageError, match="is not a tokenizer"):
         prepare("missing.txt", tokenizer="bpe:9", data_dir=data)
@@ -423,7 +423,7 @@ def test_a_text_too_short_is_refused(
 
 @pytest.mark.parametrize("newlines", ["", "dos", "Unix"])
 def test_newlines_that_are_none_are_refused(newlines: str, source: Path, data: Path) -> None:
-    with pytest.raises(UsageError, match="--newlines") as caught:
+    with pytest.raises(UsageError, match="`newlines`") as caught:
         prepare(source, newlines=newlines, data_dir=data)
     assert "keep or unix" in caught.value.hint
     assert not data.exists()
@@ -433,7 +433,7 @@ def test_a_validation_file_too_short_is_named(source: Path, tmp_path: Path, data
     (tmp_path / "val.txt").write_text("T")
     with pytest.raises(AttnlmError, match=r"validation split of .*val\.txt has less") as caught:
         prepare(source, val_file=tmp_path / "val.txt", data_dir=data)
-    assert "--val-fraction" not in caught.value.hint
+    assert "val_fraction" not in caught.value.hint
 
 
 def test_an_empty_pipe_is_called_stdin(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,8 +518,8 @@ def test_other_content_needs_force(source: Path, data: Path) -> None:
     for options in others:
         with pytest.raises(AttnlmError, match="other content") as caught:
             prepare(source, data_dir=data, **options)
-        assert "--force" in (caught.value.hint or "")
-        assert "--name" in (caught.value.hint or "")
+        assert "`force`" in (caught.value.hint or "")
+        assert "`name`" in (caught.value.hint or "")
     assert content(folder) == before
     replaced = prepare(source, val_fraction=0.5, data_dir=data, force=True)
     assert replaced.val_characters == len(TEXT) // 2

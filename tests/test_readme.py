@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from attnlm.cli.commands import run_command
-from attnlm.config.settings import RUNGS, recipe_names
+from attnlm.cli.app import run_command
+from attnlm.config.settings import recipe_names
+from attnlm.model.architecture import RUNGS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -66,8 +66,9 @@ def test_nothing_below_the_command_line_prints_or_names_a_flag() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id == "print":
                 found.append(f"{name}:{node.lineno} prints")
-            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-            if is_text and id(node) not in docstrings and FLAG.search(node.value):
+            if not isinstance(node, ast.Constant) or id(node) in docstrings:
+                continue
+            if isinstance(node.value, str) and FLAG.search(node.value):
                 found.append(f"{name}:{node.lineno} names a flag: {node.value!r}")
     assert found == []
 

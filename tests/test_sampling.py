@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from attnlm.base.errors import NotFiniteError, UsageError
+from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
-from attnlm.config.settings import RUNGS, Setting, resolve
+from attnlm.config.settings import resolve
 from attnlm.generation.decoders import CachedDecoder, Decoder, PlainDecoder, new_decoder
 from attnlm.generation.next_token import Probabilities, Uniforms, draw, next_token_probabilities
 from attnlm.generation.sampling import SamplingConfig, generate, window_start
+from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel, build_model
 
 CPU = Device("cpu", "float32", "tests")
@@ -269,4 +271,4 @@ def test_a_context_of_one_token_works() -> None:
 def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError) as caught:
         SamplingConfig(**wrong)  # type: ignore[arg-type]
-    assert "--" + next(iter(wrong)).replace("_", "-") in caught.value.message
+    assert f"`{next(iter(wrong))}`" in caught.value.message

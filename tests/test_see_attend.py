@@ -12,27 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnlm.model.explicit import explicit_pass
 
+from attnlm.model.recorder import record
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture
 from attnlm.see.text import visible
 from attnlm.see.tint import tint
-from tests.in_process import refused
-from tests.test_cli import ATTNLM, attnlm, fails
+from tests.command import ATTNLM, attnlm, fails
 
 TEXT = "the dog.\nth"
 
 
-def test_the_numbers_are_those_of_the_explicit_pass(trained: Path) -> None:
+def test_the_numbers_are_those_of_the_model(trained: Path) -> None:
     done = attnlm("attend", TEXT, "--run", "transformer", "--json", cwd=trained)
     facts = json.loads(done.stdout)
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
     ids = torch.tensor(run.tokenizer.encode(TEXT))
-    weights = explicit_pass(model, ids).weights
+    weights = record(model, ids[None]).weights[:, 0]
     np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-6)
     assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))
     assert "".join(facts["tokens"]) == TEXT
@@ -127,9 +126,9 @@ def test_what_is_refused(trained: Path) -> None:
         (["x" * 17, "--run", "average"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "average"], 1, "lacks 'Ü'", ""),
         (["the", "-o", "map.pdf"], 2, "map.pdf", ".html, .png"),
-        (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "make it"),
+        (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "create it"),
     ]:
-        refused("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        fails("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("attend", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
 
 

@@ -17,7 +17,7 @@ from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import attention_page
 from attnlm.see.next_tokens import CANDIDATES
 from tests.browser import check_fits, opened
-from tests.test_cli import attnlm
+from tests.command import attnlm
 
 TEXT = "the quick fox.\nA"[:15]
 

@@ -14,8 +14,7 @@ from attnlm.generation.next_token import next_token_probabilities
 from attnlm.generation.sampling import Sampler, SamplingConfig, load_sampler
 from attnlm.runs.open_run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
-from tests.in_process import refused
-from tests.test_cli import attnlm
+from tests.command import attnlm, fails
 from tests.test_see_attend import on_a_terminal
 
 
@@ -87,9 +86,7 @@ def test_lines_numbers_and_colours(trained: Path) -> None:
 
 def test_it_shows_one_text(trained: Path) -> None:
     for other in (["--num-samples", "2"], ["-i"]):
-        refused(
-            "sample", "--show-probs", *other, cwd=trained, code=2, says="--show-probs", hints=""
-        )
+        fails("sample", "--show-probs", *other, cwd=trained, code=2, says="--show-probs", hints="")
 
 
 def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:

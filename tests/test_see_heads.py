@@ -24,8 +24,7 @@ from attnlm.see.heads import (
 )
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
-from tests.in_process import refused
-from tests.test_cli import attnlm, fails
+from tests.command import attnlm, fails
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
@@ -145,7 +144,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
     else:
         *_, body = (m for m in model.modules() if isinstance(m, SelfAttention))
         with torch.no_grad():
-            body.qkv[2, body.head_size :] = 0
+            body.value.weight[body.head_size :] = 0
         without = validation_loss(model, whole, device, bytes_per_token=1).loss
         assert report.heads[-1].loss_change == pytest.approx(without - wanted, abs=1e-5)
 
@@ -171,7 +170,7 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
     run = type(run)(run.path, run.config, run.vocab_size, run.parameters, gone)
     with pytest.raises(AttnlmError) as raised:
         study_heads(run, data_dir=tmp_path)
-    assert "--text FILE" in raised.value.hint
+    assert "`text`" in raised.value.hint
     (tmp_path / "mine.txt").write_text("the fox jumps")
     report = study_heads(run, text=tmp_path / "mine.txt")
     assert (report.windows, report.window, report.loss) == (1, 12, None)
@@ -186,5 +185,5 @@ def test_what_is_refused(trained: Path) -> None:
         (["--windows", "0"], 2, "--windows", "1 or more"),
         (["--text", "none.txt"], 1, "none.txt", ""),
     ]:
-        refused("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("heads", "--text", "none.txt", cwd=trained, code=1, says="none.txt", hints="path")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from attnlm.model.explicit import explicit_pass
-from attnlm.model.models import Transformer
 
-from attnlm.config.settings import RUNGS
+from attnlm.model.architecture import RUNGS
+from attnlm.model.language_model import Transformer
+from attnlm.model.recorder import record
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.lens import logit_lens
 
@@ -22,8 +22,9 @@ def test_the_last_row_is_the_model(rung: str, trained: Path) -> None:
         open_run(rung, checkpoint_dir=trained / "checkpoints"), checkpoint="best", device="cpu"
     )
     model.eval()
-    rows = logit_lens(model, explicit_pass(model, IDS))
-    layers = 2 if isinstance(model, Transformer) else 1
+    rows = logit_lens(model, record(model, IDS[None]))
+    assert isinstance(model, Transformer)
+    layers = len(model.blocks)
     assert [row.name for row in rows] == [
         "embedding",
         *(f"layer {n}" for n in range(1, layers + 1)),
@@ -38,7 +39,7 @@ def test_an_earlier_row_is_the_model_without_the_layers_above(trained: Path) -> 
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
     assert isinstance(model, Transformer)
-    rows = logit_lens(model.eval(), explicit_pass(model, IDS))
+    rows = logit_lens(model.eval(), record(model, IDS[None]))
     for kept in (1, 0):
         model.blocks = model.blocks[:kept]
         with torch.no_grad():
@@ -50,4 +51,4 @@ def test_an_earlier_row_is_the_model_without_the_layers_above(trained: Path) -> 
 def test_a_bigram_has_none(trained: Path) -> None:
     run = open_run("bigram", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
-    assert logit_lens(model, explicit_pass(model, IDS)) == []
+    assert logit_lens(model, record(model, IDS[None])) == []

@@ -19,8 +19,8 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
-from attnlm.cli.commands import run_command
-from attnlm.config.settings import RUNGS
+from attnlm.cli.app import run_command
+from attnlm.model.architecture import RUNGS
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Moment
@@ -32,7 +32,7 @@ from attnlm.see.report import Report, report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import prepare_command
 from tests.browser import check_fits, opened, photograph
-from tests.in_process import refused
+from tests.command import fails
 from tests.test_see_attend_page import elements
 
 TEXT = "the quick fox"
@@ -71,7 +71,7 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
 
 def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path) -> None:
     found = of("multi-head", runs)
-    val = attnlm.data.dataset.open_dataset(trained / "data" / "foxes").val
+    val = attnlm.open_dataset(trained / "data" / "foxes").val
     assert found.ids == val[:16].tolist()
     assert found.text_is == "the first 16 tokens of the validation split"
     assert "".join(found.attention.tokens) == "".join(found.passage)
@@ -238,7 +238,7 @@ def test_several_sources_are_prepared_in_their_order(
 
 
 def test_a_text_from_a_pipe_has_a_place(trained: Path, tmp_path: Path) -> None:
-    dataset = attnlm.data.dataset.open_dataset(trained / "data" / "foxes")
+    dataset = attnlm.open_dataset(trained / "data" / "foxes")
     piped = prepare_command(replace(dataset, source="-", sources=("-",)))
     assert piped.startswith("attnlm prepare - --tokenizer char") and piped.endswith(" < TEXT")
 
@@ -366,10 +366,10 @@ def test_the_command_writes_it(
 
 def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd = runs.parent
-    refused("report", "tied", "-o", "no/such.html", cwd=cwd, code=1, says="no folder", hints="make")
+    fails("report", "tied", "-o", "no/such.html", cwd=cwd, code=1, says="no folder", hints="create")
     weights = (runs / "tied" / "best.safetensors").read_bytes()
     target = str(Path("checkpoints") / "tied" / "best.safetensors")
-    refused("report", "tied", "-o", target, cwd=cwd, code=2, says="--output", hints=".html")
+    fails("report", "tied", "-o", target, cwd=cwd, code=2, says="--output", hints=".html")
     assert (runs / "tied" / "best.safetensors").read_bytes() == weights
     odd = tmp_path.parent / "odd"
     (odd / "folder.html").mkdir(parents=True)
@@ -377,15 +377,15 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
     os.mkfifo(odd / "pipe.html")
     for name in ("folder.html", "link.html", "pipe.html"):
         place = str(odd / name)
-        refused("report", "tied", "-o", place, cwd=cwd, code=1, says="plain file", hints="another")
-    refused("report", "tide", cwd=cwd, code=1, says="no run is called", hints="tied")
-    refused("report", "tied", "--text", "Ω", cwd=cwd, code=1, says="Ω", hints="")
-    refused("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")
-    refused("report", "tied", "--windows", "0", cwd=cwd, code=2, says="--windows", hints="1")
-    refused("report", "tied", "--text", "a" * 17, cwd=cwd, code=1, says="17 tokens", hints="16")
+        fails("report", "tied", "-o", place, cwd=cwd, code=1, says="regular file", hints="another")
+    fails("report", "tide", cwd=cwd, code=1, says="no run is called", hints="tied")
+    fails("report", "tied", "--text", "Ω", cwd=cwd, code=1, says="Ω", hints="")
+    fails("report", "tied", "--text", "", cwd=cwd, code=2, says="empty", hints="character")
+    fails("report", "tied", "--windows", "0", cwd=cwd, code=2, says="--windows", hints="1")
+    fails("report", "tied", "--text", "a" * 17, cwd=cwd, code=1, says="17 tokens", hints="16")
     shutil.copytree(runs / "wide-head", tmp_path / "checkpoints" / "young")
     (tmp_path / "checkpoints" / "young" / "metrics.jsonl").unlink()
-    refused("report", "young", cwd=tmp_path, code=1, says="no evaluations", hints="--resume")
+    fails("report", "young", cwd=tmp_path, code=1, says="no evaluations", hints="--resume")
     assert not list(tmp_path.rglob("*.html"))
 
 
@@ -571,5 +571,5 @@ def test_the_checkpoint_is_what_speaks(runs: Path) -> None:
     model, _ = load_model(found.run, checkpoint="last", device="cpu")
     assert "read by the last checkpoint" in html(report_page(found))
     assert model.vocab_size == found.attention.probabilities.shape[1]
-    with pytest.raises(AttnlmError, match="--checkpoint"):
+    with pytest.raises(AttnlmError, match="`checkpoint`"):
         of("multi-head", runs, checkpoint="worst")

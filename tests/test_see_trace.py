@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from attnlm.see.code import as_code
 
 from attnlm.runs.open_run import load_model, open_run
+from attnlm.see.script import as_script
 from attnlm.see.trace import in_words, trace
-from tests.in_process import refused
-from tests.test_cli import attnlm, fails
+from tests.command import attnlm, fails
 
 RUNS = [
     "bigram",
@@ -44,8 +43,8 @@ def logits_of(trained: Path, name: str, text: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_script_gives_the_models_logits(name: str, trained: Path, tmp_path: Path) -> None:
-    script = as_code(open_run(name, checkpoint_dir=trained / "checkpoints"), TEXT)
-    assert len(script.splitlines()) <= 60 and max(map(len, script.splitlines())) <= 200
+    script = as_script(open_run(name, checkpoint_dir=trained / "checkpoints"), TEXT)
+    assert len(script.splitlines()) <= 80 and max(map(len, script.splitlines())) <= 200
     ast.parse(script)
     assert "attnlm" not in script.replace(str(trained), "")
     asks = script + "import json\nprint(json.dumps(logits.tolist()))\n"
@@ -87,7 +86,7 @@ def test_what_the_command_shows(trained: Path) -> None:
         assert word in shown.stdout
     assert re.search(r"transformer, step \d+, validation loss \d\.\d{4} \(best\)", shown.stderr)
     code = attnlm("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
-    assert code == as_code(open_run("transformer", checkpoint_dir=trained / "checkpoints"), "the")
+    assert code == as_script(open_run("transformer", checkpoint_dir=trained / "checkpoints"), "the")
     facts = json.loads(attnlm("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)
     assert facts["tokens"] == ["t", "h", "e"] and facts["model"] == "bigram"
     assert [step["name"] for step in facts["steps"]] == ["tokens", "logits", "probabilities"]
@@ -113,5 +112,5 @@ def test_what_is_refused(trained: Path) -> None:
         (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
         (["the", "--checkpoint", "newest"], 2, "newest", "best or last"),
     ]:
-        refused("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        fails("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("trace", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.suggestions import _ANSWERS, _OTHER_NAMES, same, suggestion
-from attnlm.cli import exits
-from attnlm.cli.commands import run_command
 from attnlm.config.settings import resolve, setting_names
+from tests.command import here
 
 
-def told(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> list[str]:
-    monkeypatch.setattr(sys, "argv", ["attnlm", *command.split()])
-    assert exits._run(run_command) == 2
-    return capsys.readouterr().err.splitlines()
+def told(command: str) -> list[str]:
+    done = here(command.split())
+    assert done.code == 2 and done.stdout == ""
+    return done.stderr.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -30,6 +25,9 @@ def told(
         ("train --max-iters 1", "did you mean --steps?"),
         ("train --context 1", "did you mean --block-size?"),
         ("train --block_size 1", "did you mean --block-size?"),
+        ("train --rope-theta 1", "did you mean --rotary-base?"),
+        ("train --n_kv_head 1", "did you mean --kv-heads?"),
+        ("train --intermediate-size 1", "did you mean --mlp-width?"),
         ("train --n-heads 1", "did you mean --heads?"),
         ("train --n_layer 1", "did you mean --layers?"),
         ("train --n_embd 1", "did you mean --embed-dim?"),
@@ -44,15 +42,14 @@ def told(
         ("sample --lr 1", "--learning-rate is an option of attnlm train"),
         ("sample --model mine", "RUN is given without a flag: attnlm sample RUN"),
         ("sample --qqq 1", "see attnlm sample --help"),
-        ("heads --model mine", "did you mean --run?"),
+        ("heads --model mine", "RUN is given without a flag: attnlm heads RUN"),
+        ("attend --model mine", "RUN is given without a flag: attnlm attend TEXT RUN"),
         ("prepare --file text.txt", "SOURCE is given without a flag: attnlm prepare SOURCE"),
         ("ladder --model bigram", "did you mean --rungs?"),
     ],
 )
-def test_options(
-    command: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error, said = told(command, monkeypatch, capsys)
+def test_options(command: str, hint: str) -> None:
+    error, said = told(command)
     assert error == f"error: no such option: {command.split()[1].split('=')[0]}"
     assert said == f"hint: {hint}"
 
@@ -71,10 +68,8 @@ def test_options(
           for name in ("runs", "ls", "list")),
     ],
 )  # fmt: skip
-def test_commands(
-    command: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert told(command, monkeypatch, capsys) == [
+def test_commands(command: str, hint: str) -> None:
+    assert told(command) == [
         f"error: no such command '{command}'",
         f"hint: {hint}",
     ]

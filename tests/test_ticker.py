@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnlm.model.explicit import explicit_pass
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import RUNGS
+from attnlm.experiments import train as launch
 from attnlm.experiments.snapshot import take_moment
+from attnlm.model.architecture import RUNGS
+from attnlm.model.recorder import record
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal
-from attnlm.training import loop as training
 from attnlm.training.events import Evaluated
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -62,7 +62,7 @@ def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
         assert last.maps is None
         return
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
-    weights = explicit_pass(model, torch.tensor(passage)).weights.numpy()
+    weights = record(model, torch.tensor([passage])).weights[:, 0].numpy()
     assert last.maps is not None and last.maps.shape == weights.shape
     assert last.maps == pytest.approx(weights, abs=0.5 / 255 + 1e-6)
 
@@ -86,8 +86,8 @@ def test_it_changes_nothing_else(
     settings = {"model": "transformer", "dropout": 0.3}
     heard = trained(data, tmp_path, **settings)
     size = heard.config.model
-    maps = np.zeros((size.layers or 1, size.num_heads, 1, 1), np.float32)
-    monkeypatch.setattr(training, "take_moment", lambda step, *_: Moment(step, "", maps))
+    maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
+    monkeypatch.setattr(launch, "take_moment", lambda step, *_: Moment(step, "", maps))
     mute = trained(data, tmp_path, **settings)
     timed = {"seconds": 0, "tokens_per_second": 0}
     assert [r | timed for r in heard.metrics()] == [r | timed for r in mute.metrics()]

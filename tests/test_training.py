@@ -20,16 +20,19 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
+from attnlm.base.settings import Setting
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import RUNGS, Setting, resolve
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.experiments.budget import Pace, plan
+from attnlm.model.architecture import RUNGS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
+from attnlm.training.state import saved_state
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Setting] = {
@@ -194,7 +197,7 @@ def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Pat
     config = files.read_json(older.path / "config.json")
     del config["stopped_after"]
     files.write_json(older.path / "config.json", config)
-    state = training.saved_state(older, choose_device("cpu"))
+    state = saved_state(older, choose_device("cpu"))
 
     def save_with(seconds: object) -> None:
         facts = {**state.facts(), "seconds": seconds}
@@ -366,7 +369,7 @@ def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) 
     notes: list[object] = []
     longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=notes.append)
     assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]
-    assert any(isinstance(note, Note) and "--threads" in note.text for note in notes)
+    assert any(isinstance(note, Note) and "`threads`" in note.text for note in notes)
     assert attnlm.open_run(run.path).config.training.steps == 14
 
 
@@ -471,7 +474,7 @@ def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
             steps=200,
             name="wild",
         )
-    assert caught.value.hint is not None and "--learning-rate" in caught.value.hint
+    assert caught.value.hint is not None and "`learning_rate`" in caught.value.hint
     run = attnlm.open_run(tmp_path / "checkpoints" / "wild")
     assert attnlm.evaluate(run, checkpoint="last").loss < math.inf
     assert str(run.last) in caught.value.hint
@@ -502,7 +505,7 @@ def test_a_budget_becomes_steps_that_are_recorded(dataset: Dataset, tmp_path: Pa
 # torch's own imports warn of each other.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
-    from attnlm.experiments.train import _has_compiler
+    from attnlm.experiments.settle import _has_compiler
 
     if not _has_compiler():
         pytest.skip("no C++ compiler here")
@@ -623,7 +626,7 @@ def test_the_hint_for_data_that_are_too_small_works(
     settings["checkpoint_dir"] = tmp_path / "checkpoints"
     with pytest.raises(AttnlmError, match="split has") as caught:
         attnlm.train(small.path, **{**settings, "block_size": 2000})
-    hint = re.fullmatch(r"give --block-size (\d+) or less, or prepare .*", caught.value.hint)
+    hint = re.fullmatch(r"give `block_size` (\d+) or less, or prepare .*", caught.value.hint)
     assert hint
     attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
     with pytest.raises(AttnlmError, match="split has"):

@@ -20,7 +20,7 @@ def main() -> NoReturn:
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"
 
-    from attnlm.cli.commands import run_command
+    from attnlm.cli.app import run_command
     from attnlm.cli.exits import run_and_exit
 
     run_and_exit(run_command)

@@ -13,7 +13,8 @@ from pathlib import Path
 import attnlm
 from attnlm.base.names import is_safe_name
 from attnlm.text.corpus import safe_name
-from tests.trials import commands, opening
+from tests import command as commands
+from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
 _NAMES_PER_CASE = 200

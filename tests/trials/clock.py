@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import attnlm
-from tests.trials import commands, opening
+from tests import command as commands
+from tests.trials import opening
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import same_run
 from tests.trials.trial import Tally, Trial

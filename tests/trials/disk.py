@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.command import alone
 from tests.trials import opening
 from tests.trials.anywhere import COMMANDS
 from tests.trials.children import Outcome, before_each_event, in_child, in_own_process
-from tests.trials.commands import alone
 from tests.trials.scenarios import Scenario, events_of, scenarios
 from tests.trials.trial import Tally, Trial
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import attnlm
 from attnlm.base.events import Progress
-from attnlm.config.settings import RUNGS, flag, setting_names
-from tests.trials import commands, opening
+from attnlm.config.settings import flag, setting_names
+from attnlm.model.architecture import RUNGS
+from tests import command as commands
+from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.config.settings import RUNGS
+from attnlm.model.architecture import RUNGS
 from attnlm.training.events import Started, Stepped
 from attnlm.training.memory import FACTOR
 from attnlm.training.step import Stepper
@@ -143,7 +143,7 @@ def _out_of_memory(data: Path, runs: Path) -> str | None:
     Stepper.step = stepping  # type: ignore[assignment, method-assign]
     told: list[str] = []
     console.fail = lambda message, hint: told.extend((message, hint))
-    code = exits._run(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings))
+    code = exits.run(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings))
     if code != 1 or "memory" not in told[0] or "--batch-size" not in told[1]:
         return f"exit {code}: {told}"
     resource.setrlimit(resource.RLIMIT_AS, unlimited)

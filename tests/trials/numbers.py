@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import attnlm
-from attnlm.config.settings import RUNGS
+from attnlm.model.architecture import RUNGS
 from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, settings_of

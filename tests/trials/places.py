@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.trials import commands, opening
+from tests import command as commands
+from tests.trials import opening
 from tests.trials.children import in_child, in_own_process
 from tests.trials.trial import Tally, Trial
 

@@ -9,11 +9,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from attnlm.model.one_layer import compiled_parts
-
 import attnlm
-from attnlm.config.settings import RUNGS, resolve
-from attnlm.experiments.train import _has_compiler
+from attnlm.config.settings import resolve
+from attnlm.experiments.settle import _has_compiler
+from attnlm.model.architecture import RUNGS
+from attnlm.training.one_layer import native_parts
 from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
 from tests.trials.small import facts_of, prepared, same_run, settings_of
@@ -52,7 +52,7 @@ def _ways() -> list[dict[str, Any]]:
             ways.append(way if plain else {**way, "dropout": 0.2})
             if rung in ("single-head", "multi-head", "wide-head"):
                 ways.append(way)  # without dropout they have another, faster way to step
-                if sampling == "epoch" and compiled_parts(resolve({"model": rung}).model):
+                if sampling == "epoch" and native_parts(resolve({"model": rung}).model):
                     ways.append({**way, "compile": "parts"})
     return ways
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.experiments.train import _has_compiler
+from attnlm.experiments.settle import _has_compiler
 from tests.trials.children import Child, in_child, in_own_process
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial

@@ -17,7 +17,15 @@ _OTHER_NAMES = {
     "block_size": "context context_length context_size ctx ctx_len n_ctx n_positions seq_len "
     "seq_length sequence_length max_seq_len max_length window window_size",
     "dropout": "drop dropout_rate",
-    "qkv_bias": "bias attention_bias",
+    "kv_heads": "n_kv_head n_kv_heads num_kv_heads num_key_value_heads query_groups",
+    "query_key_norm": "qk_norm",
+    "qkv_bias": "attention_bias",
+    "positions": "position_embedding pos_emb positional_encoding",
+    "rotary_base": "rope_base rope_theta",
+    "norm": "norm_type normalization",
+    "norm_epsilon": "eps layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps",
+    "mlp": "activation ffn",
+    "mlp_width": "d_ff d_inner ffn_dim intermediate_size n_inner",
     "tie_embeddings": "tied tie_weights weight_tying tie_word_embeddings",
     # its training
     "steps": "iters iterations max_iters max_steps n_steps num_steps train_steps updates epoch "

@@ -1,7 +1,6 @@
 """From how a command ends to an exit code and at most two lines: no traceback reaches a user.
 
-0 done, 1 a problem, 2 wrong by the arguments alone, 129, 130 and 143 stopped, 70 a fault of our
-own.
+0 done, 1 a problem, 2 invalid arguments, 129, 130 and 143 stopped by a signal, 70 internal error.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ _PATIENCE = 2.0  # seconds from a signal to the end of the process
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Runs `command` and ends the process."""
-    _prepare_streams()
     _on_signals(_interrupt)
     # What is being trained has handlers of its own for a while; a second signal is for this one.
     interruption.at_second_signal = leave
     try:
         with interruption.when_lost(leave):
-            code = _run(command)
+            code = run(command)
         # All is done: Python would let a signal break off its own end.
         _on_signals(signal.SIG_IGN)
     except KeyboardInterrupt as error:  # after the command, or as its failure was being told
@@ -107,8 +105,9 @@ def _code_of(error: KeyboardInterrupt) -> int:
     return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
 
 
-def _run(command: Callable[[], object]) -> int:
-    """The command's exit code; every failure is told in one line."""
+def run(command: Callable[[], object]) -> int:
+    """Runs `command` and returns its exit code; a failure is printed in two lines."""
+    _prepare_streams()
     try:
         command()
     except AttnlmError as error:
@@ -138,7 +137,7 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
         console.fail(
-            f"{about}{error.strerror or error}", "check the path, its permissions and room"
+            f"{about}{error.strerror or error}", "check the path, its permissions and free space"
         )
         return 1
     if isinstance(error, ValueError) and "embedded null byte" in str(error):
@@ -149,8 +148,8 @@ def _explain(error: BaseException) -> int:
 
         traceback.print_exception(error)
     console.fail(
-        f"a fault of attnlm's own: {type(error).__name__}: {str(error).splitlines()[:1]}",
-        "please report it, with what ATTNLM_DEBUG=1 shows",
+        f"internal error: {type(error).__name__}: {''.join(str(error).splitlines()[:1])}",
+        "please report it with the output of ATTNLM_DEBUG=1",
     )
     return 70
 
@@ -170,21 +169,20 @@ def _usage_hint(error: Any) -> str:
     if unknown := re.match(r"No such command '(\S+)'", error.message):
         commands = error.ctx.command.commands
         return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
-    if run := _run_typed_as_an_argument(error):
-        return f"a run is given by a flag: {command} --run {run}"
     return otherwise
 
 
 def _option_hint(error: Any, otherwise: str) -> str:
-    """On an option that the command lacks: it has another name, is an argument, or another's."""
+    """What to do about an unknown option: it has another name, or is an argument or elsewhere."""
     typed, command = error.option_name, error.ctx.command
     ours = _options(command)
     if same(typed, ours):
         return suggestion(typed, ours, otherwise)
     arguments = [p.name for p in command.params if p.param_type_name == "argument"]
     if argument := same(typed, arguments):
-        argument = argument.upper()  # as the command's help calls it
-        return f"{argument} is given without a flag: {error.ctx.command_path} {argument}"
+        words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
+        usage = " ".join([error.ctx.command_path, *words])
+        return f"{argument.upper()} is given without a flag: {usage}"
     others = getattr(error.ctx.find_root().command, "commands", {})
     having = {name: option for name in others if (option := same(typed, _options(others[name])))}
     if having:
@@ -193,7 +191,8 @@ def _option_hint(error: Any, otherwise: str) -> str:
 
 
 def _options(command: Any) -> list[str]:
-    return [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
+    shown = (p for p in command.params if not p.hidden)
+    return [o for p in shown for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
 
 
 def _command_of(error: Any) -> str:
@@ -201,15 +200,6 @@ def _command_of(error: Any) -> str:
     if error.ctx is not None:
         return str(error.ctx.command_path)
     return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])
-
-
-def _run_typed_as_an_argument(error: Any) -> str | None:
-    """X for `attnlm heads X`: the command has no arguments, but a run is one of its options."""
-    extra = re.search(r"unexpected extra argument\S* \((\S+)\)$", error.message)
-    parameters = error.ctx.command.params if error.ctx is not None else ()
-    kinds = {parameter.name: parameter.param_type_name for parameter in parameters}
-    is_meant = kinds.get("run") == "option" and "argument" not in kinds.values()
-    return extra[1] if extra and is_meant else None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

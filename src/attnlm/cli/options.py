@@ -1,33 +1,74 @@
-"""Options that several commands have, and texts as they were typed."""
+"""Arguments and options that several commands have, and texts as they were typed."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.cli.help import help_with_default
 from attnlm.config.settings import help_of
 
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", show_default=False, help="name or path; default: the one trained last"
+    ),
+]
+DatasetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATASET", show_default=False, help="name or path; default: the one prepared last"
+    ),
+]
+TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="what the model reads")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and results only")]
 DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
 CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
 Checkpoint = Annotated[
     str,
-    typer.Option(help="best|last; auto: best, or last while only step 0 was evaluated"),
-]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
-]
-DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
-RunOption = Annotated[
-    str | None,
     typer.Option(
-        "--run", show_default=False, help="name or path; the one trained last unless given"
+        help="which weights: auto|best|last; auto is best, or last while only step 0 was evaluated"
     ),
 ]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB"),
+]
+DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
+Ablate = Annotated[bool, typer.Option("--ablate", help="measure the loss with each head silenced")]
+
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_TIME = re.compile(
+    rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
+    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?"
+)
+
+
+def setting_option(name: str) -> Any:
+    """The option of a setting."""
+    return typer.Option(help=help_with_default(name), show_default=False)
+
+
+def budget_option(help: str) -> Any:
+    """The option for a time, which arrives in seconds."""
+    return typer.Option(help=help, parser=seconds, metavar="<time>", show_default=False)
+
+
+def seconds(text: str) -> float:
+    """The seconds of a time such as 90s, 5min, 1h30m or 90. Raises UsageError for other texts."""
+    match = _TIME.fullmatch(text.strip().lower())
+    parts = match.groups("0") if match else ()
+    total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
+    if not 0 < total < math.inf:
+        raise UsageError(f"--budget can't be {text!r}", "give a time such as 90s, 5m or 1h30m")
+    return total
 
 
 def typed(argument: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands that show what a run learned: options → one library call → what one sees."""
+"""`attnlm attend`, `trace`, `heads` and `report`: what a run learned."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import typer
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.cli import console
+from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.options import (
+    Ablate,
     Checkpoint,
     CheckpointDir,
     DataDir,
     DeviceOption,
     JsonOption,
-    RunOption,
+    RunArgument,
+    TextArgument,
     typed,
 )
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
 
-app = typer.Typer()
 
-
-@app.command()
 def attend(
-    text: Annotated[str, typer.Argument(show_default=False, help="what the heads look at")],
-    run: RunOption = None,
+    text: TextArgument,
+    run: RunArgument = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -43,7 +43,7 @@ def attend(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Show what each head looks at in a text."""
+    """Show what each head attends to in a text."""
     drawn = _drawing(output) if output is not None else None
 
     from attnlm.runs.open_run import open_run
@@ -95,9 +95,9 @@ def _check_output(output: Path, *kinds: str) -> str:
         ends = " or ".join(filter(None, [", ".join(dotted[:-1]), dotted[-1]]))
         raise UsageError(f"--output can't be {str(output)!r}", f"give a name that ends in {ends}")
     if not output.parent.is_dir():
-        raise AttnlmError(f"there is no folder {output.parent}", "make it, or name another")
+        raise AttnlmError(f"there is no folder {output.parent}", "create it, or give another")
     if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
-        raise AttnlmError(f"{output} is no plain file, and is left as it is", "give another name")
+        raise AttnlmError(f"{output} is not a regular file", "give another name")
     return kind
 
 
@@ -113,10 +113,9 @@ def _show(attention: Attention) -> None:
         console.result(line)
 
 
-@app.command()
 def trace(
-    text: Annotated[str, typer.Argument(show_default=False, help="what goes through the model")],
-    run: RunOption = None,
+    text: TextArgument,
+    run: RunArgument = None,
     as_code: Annotated[
         bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
     ] = False,
@@ -147,18 +146,17 @@ def trace(
             console.result(line)
 
 
-@app.command()
 def heads(
-    run: RunOption = None,
-    ablate: Annotated[
-        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
-    ] = False,
+    run: RunArgument = None,
+    ablate: Ablate = False,
     windows: Annotated[
-        int, typer.Option(help="windows of block_size, spread over the validation split")
+        int, typer.Option(help="how many windows to measure, spread over the validation split")
     ] = 64,
     text: Annotated[
         Path | None,
-        typer.Option(show_default=False, help="measure on this file, not on the validation split"),
+        typer.Option(
+            show_default=False, help="text file to measure on; default: the validation split"
+        ),
     ] = None,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
@@ -166,13 +164,13 @@ def heads(
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
 ) -> None:
-    """Name each head by what it looks at, and measure what it is worth."""
+    """Score and name attention heads by what they attend to."""
     from attnlm.runs.open_run import open_run
     from attnlm.see import heads as see
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)
-    display = console.PreparationDisplay()
+    display = PreparationDisplay()
     with contextlib.closing(display):
         report = see.study_heads(
             opened,
@@ -196,41 +194,35 @@ def heads(
             console.result(line)
 
 
-@app.command()
 def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(show_default=False, help="name or path; the one trained last unless given"),
-    ] = None,
+    run: RunArgument = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
             show_default=False,
-            help="where to write the page; report.html in the run's folder unless given",
+            help="where to write the page; default: report.html in the run's folder",
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
             show_default=False,
-            help="what the model looks at; the validation split's beginning unless given",
+            help="text that the model reads; default: the start of the validation split",
         ),
     ] = None,
     windows: Annotated[
-        int, typer.Option(help="windows of block_size of the validation split, to score heads by")
+        int, typer.Option(help="how many windows of the validation split to score heads on")
     ] = 16,
-    ablate: Annotated[
-        bool, typer.Option("--ablate", help="measure the loss with each head silenced")
-    ] = False,
+    ablate: Ablate = False,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
 ) -> None:
-    """Write all that a run has to show as one page that opens anywhere."""
+    """Write everything about a run as one HTML page that works offline."""
     if output is not None:
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
@@ -241,7 +233,7 @@ def report(
 
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)
-    display = console.PreparationDisplay()
+    display = PreparationDisplay()
     with contextlib.closing(display):
         gathered = gather(
             opened,
@@ -258,9 +250,9 @@ def report(
     best = gathered.best
     console.say(
         f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
-        f"{best['bits_per_byte']:.3f} bits per byte; {gathered.verdict}"
+        f"{best['bits_per_byte']:.3f} bits per byte; {console.with_flags(gathered.verdict)}"
     )
-    if gathered.data_gone and opened.config.model.model != "bigram":
+    if gathered.data_gone and opened.config.model.maps_per_layer:
         console.say(f"heads are not measured on validation text: {gathered.data_gone}")
     if json:
         console.result_json(gathered.facts() | {"output": str(page)})

@@ -41,7 +41,7 @@ class TrainingConfig:
         choices=("epoch", "random"),
     )
     stride: int | None = setting(
-        "tokens from one window's start to the next (epoch); block_size unless given",
+        "tokens from one window's start to the next (epoch); default: block_size",
         at_least=1,
         at_most=2**40,
     )
@@ -75,13 +75,13 @@ class TrainingConfig:
     )
     gradient_clip: float | None = setting("largest norm of the whole gradient", above=0)
     eval_every: int | None = setting(
-        "steps from one evaluation to the next; a tenth of the steps unless given", at_least=1
+        "steps from one evaluation to the next; default: a tenth of the steps", at_least=1
     )
     patience: int | None = setting(
         "stop after this many evaluations without a better one", at_least=1
     )
     seed: int | None = setting(
-        "of weights, batches and dropout; drawn unless given", at_least=0, at_most=2**63 - 1
+        "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
     )
     device: str = setting(
         "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
@@ -94,7 +94,9 @@ class TrainingConfig:
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
-    threads: int | None = setting("CPU threads", at_least=1, at_most=1024)
+    threads: int | None = setting(
+        "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
+    )
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,10 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
     parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
     beside = {**PRESETS[name].parts, **parts}
-    useless = [k for k in parts if k not in settings and unused(k, beside) is not None]
+    # What a recipe says for nothing by itself is its mistake; what other parts beside it leave
+    # without use is dropped.
+    changed = "model" in settings or any(k in settings for k in parts)
+    useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
     defaults = dict(_TRAINING_DEFAULTS[name])
     if "budget" in given:
@@ -259,7 +264,7 @@ def _check_training(
     if training.steps is not None and training.warmup > training.steps:
         raise UsageError(
             f"`warmup` {training.warmup} is longer than the run of {training.steps} steps",
-            "give fewer steps of warm-up",
+            f"give `warmup` {training.steps} or less",
         )
 
 

@@ -10,11 +10,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.readable import duration
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device
-from attnlm.config.settings import (
-    Config,
-    TrainingConfig,
-    with_steps,
-)
+from attnlm.config.settings import Config, TrainingConfig, with_steps
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.snapshot import take_moment
 from attnlm.training.state import TrainingState, initial_state, keeping_random_state

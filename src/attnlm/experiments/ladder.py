@@ -20,8 +20,9 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import find_folder, trained_alone, workspace
 from attnlm.base.names import check_name
 from attnlm.base.readable import duration
+from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import Setting, resolve
+from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import TRIAL_SHARE, measure_pace, plan

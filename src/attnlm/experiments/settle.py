@@ -15,10 +15,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device
 from attnlm.compute.threads import choose_threads
-from attnlm.config.settings import (
-    Config,
-    with_steps,
-)
+from attnlm.config.settings import Config, with_steps
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import count_parameters, model_skeleton

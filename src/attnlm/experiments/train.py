@@ -15,14 +15,9 @@ from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
+from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import (
-    Config,
-    Setting,
-    described_settings,
-    load_recipe,
-    resolve,
-)
+from attnlm.config.settings import Config, described_settings, load_recipe, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import planned
 from attnlm.experiments.settle import check_fits, settle
@@ -88,7 +83,7 @@ def train(
 
 train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
 
-Settings; their defaults depend on the model (`attnlm train --model NAME --print-config`):
+Settings; their defaults depend on the model:
 
 {described_settings()}
 """

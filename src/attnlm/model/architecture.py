@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -154,7 +155,7 @@ def _check_heads(a: Architecture, width: int) -> None:
     if a.heads % a.num_kv_heads:
         raise UsageError(
             f"`heads` {a.heads} can't share `kv_heads` {a.kv_heads} evenly",
-            f"give a divisor of {a.heads}",
+            f"give `kv_heads` {math.gcd(a.heads, a.num_kv_heads)}",
         )
     if not a.projection and a.heads * a.head_dim != width:
         needs = (
@@ -173,7 +174,7 @@ def _check_heads(a: Architecture, width: int) -> None:
         if needs:
             raise UsageError(
                 f"{needs} needs `heads` × `head_size` = `embed_dim` where there is no `projection`",
-                f"give `head_size` {max(1, width // a.heads)}, or a `projection`",
+                "give a `projection`",
             )
 
 
@@ -187,7 +188,7 @@ def _check_rotary(a: Architecture, width: int) -> None:
         )
     if a.head_dim % 2:
         raise UsageError(
-            f"rotary positions turn pairs of numbers, and a head of {a.head_dim} is odd",
+            f"rotary positions turn pairs of numbers, and `head_size` {a.head_dim} is odd",
             f"give `head_size` {a.head_dim + 1}",
         )
     if a.block_size * a.head_dim > _LARGEST_ROTARY_TABLE:
@@ -201,25 +202,48 @@ def _check_rotary(a: Architecture, width: int) -> None:
 def _check_blocks(a: Architecture, width: int) -> None:
     if a.attention == "none" and a.mlp == "none":
         raise UsageError(
-            "a block without attention and without an MLP does nothing",
-            "give one of `attention` and `mlp`, or `model` bigram",
+            "a block with `attention` none and `mlp` none does nothing",
+            "give `attention` softmax, or an `mlp`",
         )
 
 
 _CHECKS = (_check_blocks, _check_heads, _check_rotary)
 
 # What a setting is of no use without: it holds for the settings, defaults among them, or not.
-_NEEDS: dict[str, tuple[str, Callable[[Mapping[str, object]], bool]]] = {
+_Holds = Callable[[Mapping[str, object]], bool]
+
+
+def _softmax(s: Mapping[str, object]) -> bool:
+    return s.get("attention", "softmax") == "softmax"
+
+
+def _any(part: str) -> _Holds:
+    return lambda s: s.get(part, "none") != "none"
+
+
+_NEEDS: dict[str, tuple[str, _Holds]] = {
     **dict.fromkeys(
         ("heads", "kv_heads", "head_size", "query_key_norm", "qkv_bias", "projection"),
-        ("`attention` softmax", lambda s: s.get("attention", "softmax") == "softmax"),
+        ("`attention` softmax", _softmax),
     ),
     "rotary_base": ("`positions` rotary", lambda s: s.get("positions") == "rotary"),
     "norm_epsilon": (
-        "a norm",
-        lambda s: s.get("norm", "none") != "none" or bool(s.get("query_key_norm")),
+        "a `norm`",
+        lambda s: _any("norm")(s) or (_softmax(s) and bool(s.get("query_key_norm"))),
     ),
-    "mlp_width": ("an MLP", lambda s: s.get("mlp", "none") != "none"),
+    "mlp_width": ("an `mlp`", _any("mlp")),
+    "bias": (
+        "a `projection`, an `mlp` or `norm` layer",
+        lambda s: (
+            _any("mlp")(s)
+            or s.get("norm") == "layer"
+            or (_softmax(s) and bool(s.get("projection")))
+        ),
+    ),
+    "dropout": (
+        "`residual`, or `attention` softmax",
+        lambda s: bool(s.get("residual")) or _softmax(s),
+    ),
 }
 
 

@@ -210,7 +210,7 @@ class ParameterFreeAttention(nn.Module):
 
 def linear(inputs: int, outputs: int, *, bias: bool, std: float) -> nn.Linear:
     """A linear map whose weights begin as N(0, std²), its biases at 0."""
-    layer = nn.utils.skip_init(
+    layer: nn.Linear = nn.utils.skip_init(
         nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device()
     )
     nn.init.normal_(layer.weight, std=std)

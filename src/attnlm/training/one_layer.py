@@ -77,6 +77,7 @@ def one_layer_form(
         not isinstance(model, Transformer)
         or not is_one_layer(a, model.vocab_size, batch_size * a.block_size)
         or device.dtype != "float32"
+        or model.head.weight.dtype != torch.float32
         or not by_hand(model.head.weight)
     ):
         return None
@@ -89,7 +90,8 @@ def one_layer_form(
 class OneLayer:
     """Loss and gradients of a model of one attention layer, for batches of one size.
 
-    Made when the model's parameters lie where they stay: it holds views of them.
+    Made when the model's parameters lie where they stay: it holds views of them and, from the first
+    call on, of their gradients.
     """
 
     def __init__(self, model: Transformer, batch_size: int) -> None:

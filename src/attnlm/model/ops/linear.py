@@ -11,6 +11,6 @@ from torch.nn import functional as F
 
 def joined_linear(x: Tensor, maps: Sequence[nn.Linear]) -> Tensor:
     """The outputs of `maps` side by side: (..., C) → (..., N), N the sum of their widths."""
-    biases = [m.bias for m in maps if m.bias is not None]
-    weight_NC = torch.cat([m.weight for m in maps])
-    return F.linear(x, weight_NC, torch.cat(biases) if biases else None)
+    biases: list[Tensor] = [m.bias for m in maps if m.bias is not None]
+    weights: list[Tensor] = [m.weight for m in maps]
+    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)

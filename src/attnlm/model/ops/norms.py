@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -49,11 +48,11 @@ def rotary_angles(length: int, head_size: int, base: float) -> tuple[Tensor, Ten
 
     The two halves of a head hold the pairs, as in Llama and Qwen.
     """
-    # NumPy, since a model's skeleton must not load what torch.arange needs on the meta device.
-    frequencies = base ** (-np.arange(0, head_size, 2) / head_size)
-    angles = np.tile(np.arange(length)[:, None] * frequencies, 2)
-    cosines, sines = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
-    return torch.from_numpy(cosines), torch.from_numpy(sines)
+    if torch.get_default_device().type == "meta":  # of a model's skeleton nothing is computed
+        return torch.empty(length, head_size), torch.empty(length, head_size)
+    frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angles = torch.outer(torch.arange(length), frequencies).repeat(1, 2)
+    return angles.cos().float(), angles.sin().float()
 
 
 def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:

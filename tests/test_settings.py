@@ -1,3 +1,8 @@
+"""Settings over recipes over defaults, and what is said of those that can't be.
+
+Those of the model's parts are tried in test_architecture.py.
+"""
+
 from __future__ import annotations
 
 import json
@@ -7,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.config.settings import (
-    RUNGS,
-    Settings,
-    help_of,
-    load_recipe,
-    recipe_names,
-    resolve,
-    to_toml,
-)
+from attnlm.base.settings import Settings
+from attnlm.config.settings import help_of, load_recipe, recipe_names, resolve, to_toml
+from attnlm.model.architecture import MODELS
 
 
 def test_flags_go_over_recipe_over_defaults() -> None:
@@ -25,9 +24,9 @@ def test_flags_go_over_recipe_over_defaults() -> None:
     assert config.training.batch_size == resolve({}).training.batch_size
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_every_rung_has_complete_defaults(rung: str) -> None:
-    config = resolve({"model": rung})
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_complete_defaults(model: str) -> None:
+    config = resolve({"model": model})
     assert config.training.steps is not None and config.training.eval_every is not None
     again = resolve({}, config.settings())
     assert again.settings() == config.settings()
@@ -36,40 +35,26 @@ def test_every_rung_has_complete_defaults(rung: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message", "hint"),
     [
-        ({"model": "bigram", "heads": 4}, "--heads does not apply to bigram", "multi-head"),
-        ({"layers": 2}, "--layers does not apply to multi-head", "transformer"),
-        ({"model": "tranformer"}, "--model can't be 'tranformer'", "transformer?"),
-        ({"heads": 3, "embed_dim": 32}, "can't be divided", "--embed-dim 30"),
-        ({"model": "transformer", "head_size": 5}, "odd", "--head-size 6"),
-        ({"heads": 0}, "--heads 0 is out of range", "at least 1"),
-        ({"dropout": 1.0}, "--dropout 1.0 is out of range", "below 1"),
-        ({"learning_rate": float("nan")}, "--learning-rate can't be nan", "a number"),
+        ({"layers": 2}, "`layers` does not apply to multi-head", "transformer"),
+        ({"optimizer": "muno"}, "`optimizer` can't be 'muno'", "muon?"),
+        ({"heads": 0}, "`heads` 0 is out of range", "at least 1"),
+        ({"dropout": 1.0}, "`dropout` 1.0 is out of range", "below 1"),
+        ({"learning_rate": float("nan")}, "`learning_rate` can't be nan", "a number"),
         ({"steps": 10, "budget": 5.0}, "exclude each other", "one of them"),
-        ({"sampling": "random", "stride": 4}, "--stride does not apply", "leave"),
-        ({"model": "bigram", "optimizer": "muon"}, "no matrices", "adamw"),
-        ({"steps": 5, "warmup": 6}, "longer than the run", "fewer"),
+        ({"sampling": "random", "stride": 4}, "`stride` does not apply", "leave"),
+        ({"model": "bigram", "optimizer": "muon"}, "no matrices", "`optimizer` adamw"),
+        ({"steps": 5, "warmup": 6}, "longer than the run", "`warmup` 5"),
         ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "embed_dim?"),
-        ({"heads": 2.0}, "--heads can't be 2.0", "a whole number"),
-        ({"projection": 1}, "--projection can't be 1", "true or false"),
-        ({"seed": True}, "--seed can't be True", "a whole number"),
+        ({"heads": 2.0}, "`heads` can't be 2.0", "a whole number"),
+        ({"projection": 1}, "`projection` can't be 1", "true or false"),
+        ({"seed": True}, "`seed` can't be True", "a whole number"),
     ],
 )
-def test_what_is_wrong_is_named(settings: dict[str, object], message: str, hint: str) -> None:
+def test_what_is_wrong_is_named(settings: Settings, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(settings)  # type: ignore[arg-type]
+        resolve(settings)
     assert message in caught.value.message
     assert caught.value.hint is not None and hint in caught.value.hint
-
-
-@pytest.mark.parametrize("model", ["multi-head", "transformer"])
-@pytest.mark.parametrize(("heads", "embed_dim"), [(3, 32), (4, 15), (4, 3), (5, 64)])
-def test_the_width_that_is_suggested_works(model: str, heads: int, embed_dim: int) -> None:
-    """Also where rotary positions need an even head."""
-    settings: Settings = {"model": model, "heads": heads, "embed_dim": embed_dim}
-    with pytest.raises(UsageError, match="can't be divided") as caught:
-        resolve(settings)
-    suggested = caught.value.hint.removeprefix("give --embed-dim ").partition(",")[0]
-    resolve({**settings, "embed_dim": int(suggested)})
 
 
 def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> None:
@@ -80,19 +65,30 @@ def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> Non
         resolve({"heads": 3}, {"model": "multi-head", "embed_dim": 32})
 
 
-def test_what_another_model_has_no_use_for_is_dropped_and_named() -> None:
+@pytest.mark.parametrize(
+    ("settings", "dropped"),
+    [
+        ({"model": "single-head"}, ("layers", "heads", "mlp_width")),
+        ({"attention": "none", "positions": "none"}, ("heads",)),
+        ({"mlp": "none"}, ("mlp_width",)),
+    ],
+)
+def test_what_another_model_has_no_use_for_is_dropped_and_named(
+    settings: Settings, dropped: tuple[str, ...]
+) -> None:
     recipe: Settings = {
         "model": "transformer",
         "layers": 3,
         "embed_dim": 48,
         "heads": 4,
+        "mlp_width": 50,
         "batch_size": 5,
     }
-    config = resolve({"model": "single-head"}, recipe)
-    assert config.dropped == ("layers", "heads")
+    config = resolve(settings, recipe)
+    assert config.dropped == dropped
     assert config.model.embed_dim == 48 and config.training.batch_size == 5
     with pytest.raises(UsageError):
-        resolve({"model": "single-head", "layers": 3}, recipe)
+        resolve({**settings, dropped[0]: recipe[dropped[0]]}, recipe)
 
 
 def test_a_budget_takes_the_place_of_a_recipes_steps_and_the_other_way_round() -> None:
@@ -167,9 +163,3 @@ def test_a_recipe_that_never_ends_is_refused(tmp_path: Path) -> None:
     path.write_text("# comment\n" * 2**17)
     with pytest.raises(AttnlmError, match="too large"):
         load_recipe(str(path))
-
-
-def test_a_rotary_table_has_a_largest_size() -> None:
-    with pytest.raises(UsageError, match="table of rotary positions"):
-        resolve({"model": "transformer", "block_size": 2**20})
-    resolve({"model": "multi-head", "block_size": 2**20})

@@ -1,0 +1,76 @@
+"""The command `attnlm`: its subcommands, and how they are run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+
+import attnlm
+from attnlm.cli import console
+from attnlm.cli.evaluate import evaluate
+from attnlm.cli.help import Command
+from attnlm.cli.ladder import ladder
+from attnlm.cli.prepare import prepare
+from attnlm.cli.sample import sample
+from attnlm.cli.see import attend, heads, report, trace
+from attnlm.cli.train import TrainCommand, train
+
+_app = typer.Typer(
+    name="attnlm",
+    help="Prepare a text, train small attention language models on it, and read what they learned.",
+    epilog="Start with: attnlm prepare",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": prepare,
+    "train": train,
+    "ladder": ladder,
+    "sample": sample,
+    "eval": evaluate,
+    "attend": attend,
+    "trace": trace,
+    "heads": heads,
+    "report": report,
+}
+for _name, _command in _COMMANDS.items():
+    _app.command(_name, cls=TrainCommand if _command is train else Command)(_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.result(f"attnlm {attnlm.__version__}")
+        raise typer.Exit
+
+
+@_app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        console.result(context.get_help())
+
+
+@cache
+def root_command() -> Any:
+    """The command that has all others."""
+    return typer.main.get_command(_app)
+
+
+def run_command() -> None:
+    """The command that the arguments name. Every failure is an exception."""
+    # Not through Typer's own main: it treats errors, signals and closed pipes differently.
+    with root_command().make_context("attnlm", sys.argv[1:]) as context:
+        root_command().invoke(context)

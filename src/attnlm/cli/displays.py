@@ -1,0 +1,267 @@
+"""Listeners of the library's events, and other things that several commands show."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attnlm.base.events import Note, Progress
+from attnlm.base.readable import duration
+from attnlm.cli.console import (
+    bar,
+    harmless,
+    has_colour,
+    result,
+    say,
+    say_aside,
+    say_facts,
+    with_flags,
+    write,
+)
+from attnlm.cli.help import in_words
+from attnlm.config.settings import resolve
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from attnlm.compute.device import Device
+    from attnlm.generation.sampling import Choice
+    from attnlm.model.architecture import Architecture
+    from attnlm.runs.run import Run
+
+
+def reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
+    """Losses to compare a model's with, as far as they are known."""
+    parts = [f"guessing (ln V) {math.log(vocab_size):.4f}"]
+    if bigram is not None:
+        parts.append(f"counted bigram {bigram:z.4f}")
+    if floor is not None:
+        parts.append(f"floor {floor:z.4f}")
+    return ", ".join(parts) + " nats per token"
+
+
+_SIZES = (
+    *("layers", "heads", "kv_heads", "embed_dim", "head_size", "mlp_width"),
+    *("block_size", "dropout"),
+)
+
+
+def parts_in_words(model: Architecture) -> str:
+    """`heads 4, embed_dim 64, mlp none`: sizes, and what differs from the model of that name."""
+    settings, usual = model.settings(), resolve({"model": model.model}).model.settings()
+    sizes = [name for name in _SIZES if settings.get(name)]
+    changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
+    return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))
+
+
+@dataclass
+class PreparationDisplay:
+    """Listens to `prepare`: notes as lines, progress as bars."""
+
+    _bar: tqdm[Any] | None = None
+    _task: str = ""
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Note):
+            self.close()
+            say(with_flags(event.text))
+        elif isinstance(event, Progress) and sys.stderr.isatty():
+            if self._bar is None or event.task != self._task:
+                self.close()
+                self._bar, self._task = bar(event.total, event.unit, event.task), event.task
+            self._bar.n = event.done
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Ends the bar that is open."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+_SECONDS_BETWEEN_LINES = 0.25
+# Without a terminal the time left is printed once: after so many seconds of steps, if it is as long
+# as that.
+_SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
+# tqdm's own time left takes evaluations for steps, and begins far too long.
+_TRAINING_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
+
+@dataclass
+class TrainingDisplay:
+    """Listens to `train`: a header, then a bar with samples above it, or losses line by line."""
+
+    quiet: bool = False
+    run: Run | None = None
+    """The run, once it has begun."""
+    _losses: dict[str, float] = field(default_factory=dict)
+    _bar: tqdm[Any] | None = None
+    _next_line: float = 0.0
+    _time_left: str = "?"
+    _tell_time_at: float | None = None  # None before the first steps
+
+    def __call__(self, event: object) -> None:
+        from attnlm.training.events import Evaluated, Finished, Started, Stepped
+
+        if isinstance(event, Note):
+            self._say(with_flags(event.text))
+        elif isinstance(event, Started):
+            self.run = event.run
+            if not self.quiet:
+                self._started(event)
+        elif isinstance(event, Stepped) and not self.quiet:
+            self._stepped(event)
+        elif isinstance(event, Evaluated) and not self.quiet:
+            self._evaluated(event)
+        elif isinstance(event, Finished):
+            self.close()
+            if event.out_of_patience:
+                self._say(f"stopped at step {event.step}: --patience ran out")
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _started(self, event: Any) -> None:
+        from attnlm.training.memory import shown
+
+        run, training, dataset = event.run, event.run.config.training, event.run.dataset
+        model = run.config.model
+        say_facts(
+            {
+                "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
+                f"{dataset['train_tokens']:,} tokens to train on, "
+                f"{dataset['val_tokens']:,} to validate",
+                "model": f"{model.model}, {run.parameters:,} parameters: {parts_in_words(model)}",
+                "training": f"{_counted(training.steps, 'step')} of "
+                f"{training.batch_size} × {model.block_size} tokens, "
+                f"{training.optimizer} {training.learning_rate:g} "
+                f"{training.schedule}, seed {training.seed}",
+                "device": _device_in_words(event.device, training.threads),
+                "memory": f"about {shown(event.memory)} in addition to PyTorch",
+                "run": str(run.path),
+            }
+        )
+        if sys.stderr.isatty():
+            self._bar = bar(training.steps, "step", "train", event.first_step)
+        self._time_left, self._tell_time_at = "?", None
+
+    def _stepped(self, event: Any) -> None:
+        if self._bar is not None:
+            self._bar.n = event.step
+            self._losses["loss"] = event.loss
+            self._time_left = self._bar.format_interval(event.seconds_left)
+            self._show(event.tokens_per_second)
+            return
+        now = time.perf_counter()
+        if self._tell_time_at is None:
+            self._tell_time_at = now + _SECONDS_OF_STEPS
+        elif now >= self._tell_time_at:
+            self._tell_time_at = math.inf
+            if event.seconds_left >= _SECONDS_WORTH_TELLING:
+                say(f"step {event.step:>6}  about {duration(event.seconds_left, 2)} left")
+
+    def _evaluated(self, event: Any) -> None:
+        record = event.record
+        self._losses["val"] = record["val_loss"]
+        if self._bar is not None:
+            self._bar.n = record["step"]
+            self._said(event)
+            self._show(record["tokens_per_second"])
+            return
+        train, speed = record["train_loss"], record["tokens_per_second"]
+        say(
+            f"step {record['step']:>6}"
+            f"  train {'  –   ' if train is None else format(train, '.4f')}"
+            f"  validation {record['val_loss']:.4f}{'*' if event.improved else ' '}"
+            f"  {f'{speed:,}' if speed else '–':>9} tokens/s"
+            f"  {record['seconds']:>7.1f} s"
+        )
+
+    def _said(self, event: Any) -> None:
+        """What the model says now, above the bar; calmly where evaluations follow each other."""
+        assert self._bar is not None
+        now, step = time.perf_counter(), event.record["step"]
+        if event.moment is None or (now < self._next_line and step != self._bar.total):
+            return
+        self._next_line = now + _SECONDS_BETWEEN_LINES
+        self._bar.clear()
+        text = event.moment.text.replace("\n", "⏎")
+        say_aside(f"step {step:>6}  {event.record['val_loss']:.4f}  {text}")
+
+    def _show(self, tokens_per_second: float) -> None:
+        assert self._bar is not None
+        self._bar.bar_format = _TRAINING_BAR.replace("{remaining}", self._time_left)
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in self._losses.items())
+        self._bar.set_postfix_str(f"{shown}  {tokens_per_second:,.0f} tokens/s", refresh=True)
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        say(text)
+
+
+def _device_in_words(device: Device, threads: int) -> str:
+    on_cpu = f", {_counted(threads, 'thread')}" if device.name == "cpu" else ""
+    return f"{device.name} ({device.reason}), {device.dtype}{on_cpu}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+@dataclass
+class ChoiceDisplay:
+    """Shows tokens with their probabilities: tinted on a terminal, a line for each elsewhere."""
+
+    quiet: bool = False
+    _boldest: list[Choice] = field(default_factory=list)
+
+    def begin(self, prompt: str) -> None:
+        """Prints the prompt, where the text is shown."""
+        if not self.quiet and has_colour():
+            write(prompt)
+
+    def __call__(self, choice: Choice) -> None:
+        if self.quiet:
+            return
+        if not has_colour():
+            result(choice_in_words(choice))
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        from attnlm.see.tint import tint
+
+        # Line ends without colour, or it would run to the end of the line.
+        for piece in choice.text.splitlines(keepends=True):
+            line = piece.rstrip("\r\n")
+            Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
+                Text.assemble((harmless(line), tint(choice.probability))),
+                end="\n" if piece.endswith("\n") else "",
+            )
+        sys.stdout.flush()
+        self._boldest = sorted([*self._boldest, choice], key=lambda c: c.probability)[:_BOLDEST]
+
+    def end(self) -> None:
+        """On a terminal, the least likely choices with the likeliest others."""
+        if self._boldest:
+            write("\n\nleast likely tokens, each with the likeliest others\n")
+            for choice in self._boldest:
+                result(choice_in_words(choice))
+
+
+_BOLDEST = 10
+
+
+def choice_in_words(choice: Choice) -> str:
+    """One line: token, probability, runners-up."""
+    from attnlm.see.text import visible
+
+    others = (f"{visible(token)} {p:.4f}" for token, p in choice.runners_up)
+    return "\t".join((visible(choice.token), f"{choice.probability:.4f}", "  ".join(others)))

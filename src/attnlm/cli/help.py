@@ -1,0 +1,96 @@
+"""What `--help` shows: options in groups, each with its default."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from typer.core import TyperCommand, TyperOption
+
+from attnlm.base.errors import UsageError
+from attnlm.base.settings import Setting, Settings
+from attnlm.config.settings import help_of, resolve
+from attnlm.model.architecture import MODELS
+
+_TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
+
+
+class Command(TyperCommand):
+    """A command with its options in groups; one with a RUN argument also takes it as --run."""
+
+    groups: ClassVar[Mapping[str, Iterable[str]]] = {}
+    """Which options each section of `--help` has; the others come last."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if any(parameter.name == "run" for parameter in self.params):
+            self.params.append(TyperOption(param_decls=["run_option", "--run"], hidden=True))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does; --run stands for RUN. Raises UsageError where both are given."""
+        rest = super().parse_args(ctx, args)
+        run = ctx.params.pop("run_option", None)
+        if run is not None:
+            if ctx.params["run"] is not None:
+                raise UsageError("RUN and --run exclude each other", "give one of them")
+            ctx.params["run"] = run
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """`TEXT [RUN]`: Typer puts braces around arguments that are required."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The sections of `--help`."""
+        group_of = {name: group for group, names in self.groups.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {
+            group: [] for group in ("Arguments", *self.groups, "Options")
+        }
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                text = _TYPERS_DEFAULT.sub(r"; default: \1", record[1])
+                rows[group_of.get(str(parameter.name), usual)].append((record[0], text))
+        for group in filter(rows.get, rows):
+            with formatter.section(group):
+                formatter.write_dl(rows[group])
+
+
+def help_with_default(name: str) -> str:
+    """A setting's line of help, with its default where that is not told in words."""
+    text, default = help_of(name), _default(name)
+    return text if "default:" in text or not default else f"{text}; default: {default}"
+
+
+def _default(name: str) -> str:
+    """`0.03; 0.1 (bigram); 0.01 (average, dot-product)`: the default model's first, unnamed."""
+    usual_model = str(resolve({}).model.model)
+    if name == "model":
+        return usual_model
+    models: dict[str, list[str]] = {}
+    for model, settings in _defaults().items():
+        if name in settings:
+            models.setdefault(in_words(settings[name]), []).append(model)
+    named = (
+        value if usual_model in having else f"{value} ({', '.join(having)})"
+        for value, having in models.items()
+    )
+    return "; ".join(sorted(named, key=lambda words: words not in models))
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Settings]:
+    """Of each model all that is settled before a run begins."""
+    return {model: resolve({"model": model}).settings() for model in MODELS}
+
+
+def in_words(value: Setting) -> str:
+    """A setting's value as a person reads it: `yes`, `0.03`, `1000000`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return str(value)

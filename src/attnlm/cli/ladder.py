@@ -1,0 +1,170 @@
+"""`attnlm ladder`: several models trained alike."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnlm.base.commands import command_for
+from attnlm.base.errors import UsageError
+from attnlm.cli import console
+from attnlm.cli.displays import TrainingDisplay, reference_losses
+from attnlm.cli.options import (
+    CheckpointDir,
+    DataDir,
+    DatasetArgument,
+    JsonOption,
+    QuietOption,
+    budget_option,
+    setting_option,
+    typed,
+)
+
+if TYPE_CHECKING:
+    from attnlm.see.ladder import Ladder
+
+
+def ladder(
+    dataset: DatasetArgument = None,
+    rungs: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="models to compare, in this order, or variants such as "
+            "transformer:positions=none; default: "
+            "bigram,average,single-head,multi-head,transformer",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None, budget_option("time for all models together: 90s|5min|1h30m; default: 2m")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="updates of each model, in place of a budget"),
+    ] = None,
+    eval_every: Annotated[int | None, setting_option("eval_every")] = None,
+    seed: Annotated[int | None, setting_option("seed")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(show_default=False, help="text that each model continues")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="tokens that each model generates; default: 200"),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="name of the ladder; default: ladder-001, ladder-002, …; "
+            "one that exists is resumed",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(show_default=False, help="name or path of a ladder to resume")
+    ] = None,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train several models on the same batches and compare them."""
+    if steps is not None and budget is not None:
+        raise UsageError("--steps and --budget exclude each other", "give one of them")
+
+    from attnlm.experiments.ladder import LadderStarted, climb
+    from attnlm.see.ladder_page import write_ladder
+
+    display = TrainingDisplay(quiet)
+    started: list[Path] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, LadderStarted):
+            started.append(event.path)
+        else:
+            display(event)
+
+    with contextlib.closing(display):
+        try:
+            climbed = climb(
+                dataset,
+                rungs=None if rungs is None else [rung.strip() for rung in rungs.split(",")],
+                budget=budget,
+                steps=steps,
+                eval_every=eval_every,
+                seed=seed,
+                prompt=None if prompt is None else typed(prompt, "--prompt"),
+                tokens=tokens,
+                name=name,
+                resume=resume,
+                checkpoint_dir=checkpoint_dir,
+                data_dir=data_dir,
+                on_event=listen,
+            )
+        except KeyboardInterrupt:
+            display.close()
+            if started:
+                console.say(f"stopped; the models trained so far are saved next to {started[0]}")
+                console.say_next(command_for("attnlm ladder --resume", started[0]))
+            raise
+    page = write_ladder(climbed)
+    if not json:
+        _say_texts(climbed)
+    _say_table(climbed)
+    if json:
+        console.result_json(_facts(climbed) | {"page": str(page)})
+    else:
+        console.result(str(page))
+
+
+def _say_texts(climbed: Ladder) -> None:
+    for rung in climbed.rungs:
+        console.say_styled(f"── {rung.model}", "cyan")
+        console.say(f"{climbed.plan.prompt}{rung.text}")
+    console.say("")
+
+
+def _say_table(climbed: Ladder) -> None:
+    console.say_table(
+        ("rung", "validation loss", "gain", "bits per byte", "parameters", "seconds"),
+        [
+            (
+                rung.model,
+                f"{rung.best['val_loss']:.4f}",
+                "–" if gain is None else f"{gain:+z.4f}",
+                f"{rung.best['bits_per_byte']:.3f}",
+                f"{rung.run.parameters:,}",
+                f"{rung.last['seconds']:.1f}",
+            )
+            for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)
+        ],
+    )
+    about = climbed.rungs[0].run
+    bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
+    console.say(f"baselines: {reference_losses(about.vocab_size, bigram, floor)}")
+    for warning in map(console.with_flags, climbed.warnings):
+        console.say_styled("not like for like:", "yellow", f" {warning}")
+
+
+def _facts(climbed: Ladder) -> dict[str, object]:
+    return {
+        "ladder": str(climbed.path),
+        "steps": climbed.plan.steps,
+        "seed": climbed.plan.seed,
+        "warnings": climbed.warnings,
+        "rungs": [
+            {
+                "model": rung.model,
+                "run": str(rung.run.path),
+                "val_loss": rung.best["val_loss"],
+                "gain": gain,
+                "bits_per_byte": rung.best["bits_per_byte"],
+                "parameters": rung.run.parameters,
+                "seconds": rung.last["seconds"],
+                "text": climbed.plan.prompt + rung.text,
+            }
+            for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)
+        ],
+    }

@@ -1,0 +1,100 @@
+"""`attnlm prepare`: from a text to a data set."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnlm.base.commands import command_for
+from attnlm.cli import console
+from attnlm.cli.displays import PreparationDisplay, reference_losses
+from attnlm.cli.options import DataDir, JsonOption
+from attnlm.config.settings import resolve
+
+
+def prepare(
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...",
+            show_default=False,
+            help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin), or several, "
+            "joined in their order; default: tinyshakespeare, or tales if that is not available",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base")
+    ] = "char",
+    val_fraction: Annotated[
+        float, typer.Option(help="fraction of the text, at its end, to validate on")
+    ] = 0.1,
+    val_file: Annotated[
+        Path | None, typer.Option(help="validate on this file, train on all of SOURCE")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False, help="name of the data set; default: <source>-<tokenizer>"
+        ),
+    ] = None,
+    data_dir: DataDir = Path("data"),
+    encoding: Annotated[str, typer.Option(help="character encoding of the text")] = "utf-8",
+    newlines: Annotated[
+        str,
+        typer.Option(help="keep line ends as they are, or make CR LF and CR into LF: keep|unix"),
+    ] = "keep",
+    offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace another data set of the same name")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Get a text, choose a tokenizer, encode the text."""
+    from attnlm.data.prepare import prepare as run_prepare
+
+    display = PreparationDisplay()
+    with contextlib.closing(display):
+        dataset = run_prepare(
+            source or None,
+            tokenizer=tokenizer,
+            val_fraction=val_fraction,
+            val_file=val_file,
+            name=name,
+            data_dir=data_dir,
+            encoding=encoding,
+            newlines=newlines,
+            offline=offline,
+            force=force,
+            on_event=display,
+        )
+    console.say_facts(
+        {
+            "data": f"{dataset.name}, from {dataset.source}",
+            "text": f"{dataset.characters:,} characters",
+            "tokens": f"{dataset.train_tokens + dataset.val_tokens:,} of {dataset.vocab_size:,} "
+            f"ids ({dataset.tokenizer.name})",
+            "split": f"{dataset.train_tokens:,} to train on, {dataset.val_tokens:,} to validate",
+            "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
+        }
+    )
+    flags = []
+    if dataset.largest_block_size < resolve({}).model.block_size:
+        flags = ["--block-size", str(dataset.largest_block_size)]
+    console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
+    if json:
+        console.result_json(
+            {
+                "dataset": str(dataset.path),
+                "characters": dataset.characters,
+                "vocab_size": dataset.vocab_size,
+                "train_tokens": dataset.train_tokens,
+                "val_tokens": dataset.val_tokens,
+                "bigram_loss": dataset.bigram_loss,
+                "floor": dataset.floor,
+            }
+        )
+    else:
+        console.result(str(dataset.path))

@@ -1,0 +1,197 @@
+"""`attnlm train`: an option for every setting."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from attnlm.base.commands import command_for
+from attnlm.base.errors import AttnlmError
+from attnlm.base.readable import duration
+from attnlm.base.settings import fields_of, type_of
+from attnlm.cli import console
+from attnlm.cli.displays import TrainingDisplay, reference_losses
+from attnlm.cli.help import Command
+from attnlm.cli.options import (
+    CheckpointDir,
+    DataDir,
+    DatasetArgument,
+    JsonOption,
+    QuietOption,
+    Verify,
+    budget_option,
+    setting_option,
+)
+from attnlm.config.settings import TrainingConfig, load_recipe, resolve, setting_names, to_toml
+from attnlm.model.architecture import Architecture
+
+if TYPE_CHECKING:
+    from attnlm.runs.run import Run
+
+_DATA = ("sampling", "stride", "batch_size", "data_dir", "verify")
+_RUN = (
+    *("recipe", "print_config", "name", "checkpoint_dir", "resume"),
+    *("device", "dtype", "compile", "threads"),
+)
+
+
+class TrainCommand(Command):
+    """`attnlm train`, whose help has sections."""
+
+    groups: ClassVar = {
+        "Model": fields_of(Architecture),
+        "Data": _DATA,
+        "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
+        "Run": _RUN,
+    }
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for every setting, in place of its `**settings`."""
+    annotated: Any = Annotated
+    options = []
+    for name in setting_names():
+        record = Architecture if name in fields_of(Architecture) else TrainingConfig
+        option = setting_option(name)
+        if name == "budget":
+            option = budget_option("time to train for, in place of steps: 90s|5min|1h30m")
+        options.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=annotated[type_of(record, name) | None, option],
+            )
+        )
+    signature = inspect.signature(command, eval_str=True)
+    first, *others, _ = signature.parameters.values()
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[first, *options, *others]
+    )
+    return command
+
+
+@_with_settings
+def train(
+    dataset: DatasetArgument = None,
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="take settings from a recipe by name, a TOML file or a run's config.json; "
+            "options override them",
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the settings as a recipe, and exit")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False, help="name of the run; default: <model>-001, <model>-002, …"
+        ),
+    ] = None,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    verify: Verify = False,
+    resume: Annotated[
+        str | None, typer.Option(show_default=False, help="name or path of a run to resume")
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    **settings: Any,
+) -> None:
+    """Train a model on prepared data."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if print_config:
+        config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+        console.result(to_toml(config.settings()).rstrip())
+        return
+    if recipe is None and resume is None:
+        resolve(given)  # what is wrong with the options is said before torch is loaded
+
+    from attnlm.experiments.train import train as run_train
+
+    display = TrainingDisplay(quiet)
+    with contextlib.closing(display):
+        try:
+            run = run_train(
+                dataset,
+                recipe=recipe,
+                resume=resume,
+                name=name,
+                checkpoint_dir=checkpoint_dir,
+                data_dir=data_dir,
+                verify=verify,
+                on_event=display,
+                **given,
+            )
+        except KeyboardInterrupt:
+            display.close()
+            if display.run is not None:
+                console.say(f"stopped; the last complete step is saved in {display.run.path}")
+                console.say_next(command_for("attnlm train --resume", display.run.path))
+            raise
+    _report(run, json, quiet)
+
+
+def _report(run: Run, json: bool, quiet: bool) -> None:
+    from attnlm.see.curves import plain_curve, references_of
+    from attnlm.see.verdict import verdict
+
+    records = run.metrics()
+    if not records:
+        raise AttnlmError(
+            f"{run.path / 'metrics.jsonl'} has no evaluations",
+            f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
+        )
+    if sys.stderr.isatty() and not quiet:
+        console.say(plain_curve(records, references_of(run)))
+    last, best = records[-1], min(records, key=lambda record: float(record["val_loss"]))
+    bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
+    how_it_went = verdict(records, bigram_loss=bigram, floor=floor)
+    console.say_facts(
+        {
+            "validation": f"{best['val_loss']:.4f} nats per token at step {best['step']}, "
+            f"{best['bits_per_byte']:.3f} bits per byte",
+            "baselines": reference_losses(run.vocab_size, bigram, floor),
+            "verdict": console.with_flags(how_it_went),
+            "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
+        }
+    )
+    console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
+    if json:
+        console.result_json(_facts(run, last, best["val_loss"]))
+    else:
+        console.result(str(run.path))
+
+
+def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
+    from attnlm.training.memory import estimate_memory
+
+    memory = estimate_memory(
+        run.config,
+        run.vocab_size,
+        run.parameters,
+        run.dataset["val_tokens"],
+        run.config.training.device,
+    )
+    return {
+        "run": str(run.path),
+        "model": run.config.model.model,
+        "parameters": run.parameters,
+        "steps": last["step"],
+        "val_loss": last["val_loss"],
+        "best_val_loss": best_loss,
+        "bits_per_byte": last["bits_per_byte"],
+        "seconds": last["seconds"],
+        "tokens_per_second": last["tokens_per_second"],
+        "estimated_memory": memory.total,
+    }

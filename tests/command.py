@@ -1,0 +1,118 @@
+"""Commands run as users run them, and how they end.
+
+    done = attnlm("train", "--steps", "5", "--json", cwd=folder)      # it must succeed
+    fails("train", "--hed", "4", cwd=folder, code=2, says="--hed", hints="--heads")
+
+Both run the command in this process, since a new one takes seconds to start; `here` does the same
+and asserts nothing. `alone` is for what depends on the process: its locale, its streams, its hash
+seed, what it imports. Where a test needs the process itself, to send it a signal or to give it a
+terminal, `ATTNLM` is the beginning of its command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+from attnlm.cli import exits
+from attnlm.cli.app import run_command
+
+ATTNLM = (sys.executable, "-m", "attnlm")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def fault(self) -> str | None:
+        """None for success, or for an error in two lines with exit code 1 or 2."""
+        lines = self.stderr.splitlines()
+        errors = sum(line.startswith("error: ") for line in lines)
+        if "Traceback" in self.stderr or "panicked" in self.stderr:
+            return f"it shows a traceback: {lines[-1]}"
+        if self.code == 0:
+            return "it succeeds with an error" if errors else None
+        if self.code not in (1, 2):
+            return f"exit code {self.code}: {' / '.join(lines[-2:])}"
+        if errors != 1 or not lines[-2].startswith("error: ") or not lines[-1].startswith("hint: "):
+            return f"exit code {self.code}, but no error and hint: {' / '.join(lines[-3:])}"
+        return None
+
+
+def attnlm(*arguments: object, cwd: Path, code: int = 0, stdin: str = "", **variables: str) -> Done:
+    """Runs a command in the folder `cwd`, with these environment variables.
+
+    Its exit code must be `code`, and it must never show a traceback.
+    """
+    with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
+        done = here([str(argument) for argument in arguments], stdin.encode())
+    assert done.code == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> None:
+    """The command fails with one line that says `says` and one that hints at `hints`."""
+    done = attnlm(*arguments, cwd=cwd, code=code)
+    assert done.stdout == ""
+    *_, error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ") and says in error, error
+    assert hint.startswith("hint: ") and hints in hint, hint
+
+
+def here(arguments: Sequence[str], stdin: bytes = b"") -> Done:
+    """Runs a command in this process, by what the program itself calls."""
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
+    replaced: dict[str, Any] = {
+        "argv": ["attnlm", *arguments],
+        "stdin": io.TextIOWrapper(io.BytesIO(stdin)),
+        "stdout": stdout,
+        "stderr": stderr,
+    }
+    with mock.patch.multiple(sys, **replaced):
+        code = exits.run(run_command)
+    return Done(code, _written(stdout), _written(stderr))
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode(errors="replace")
+
+
+def alone(
+    arguments: Sequence[str],
+    cwd: Path,
+    stdin: bytes = b"",
+    env: Mapping[str, str | None] = MappingProxyType({}),
+    through: Sequence[str] = (),
+) -> Done:
+    """Runs a command in a process of its own; a variable that is None is taken away.
+
+    `through` is a command that runs it.
+    """
+    variables = {**os.environ, "PYTHONWARNINGS": "error", **env}
+    done = subprocess.run(
+        [*through, *ATTNLM, *arguments],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        timeout=120,
+        env={name: value for name, value in variables.items() if value is not None},
+    )
+    return Done(
+        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    )

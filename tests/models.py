@@ -1,0 +1,84 @@
+"""Small models of every preset, and odd variants of the transformer, for the tests that need them.
+
+Their sizes differ from each other, so that swapped axes fail.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnlm.base.settings import Setting, Settings
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.model import attention
+from attnlm.model.architecture import MODELS
+from attnlm.model.attention import SelfAttention
+from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
+from attnlm.model.ops import gated, norms
+
+V = 11
+SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
+
+VARIANTS = (
+    *MODELS,
+    "single-head:embed_dim=7:head_size=3",
+    "single-head:embed_dim=3:head_size=1",
+    "multi-head:projection=true:qkv_bias=true",
+    "llama:kv_heads=2:tie_embeddings=true",
+    "qwen3:kv_heads=1:mlp_width=5",
+    "gpt2:positions=none:heads=2:bias=false",
+    "transformer:norm=none:norm_epsilon=0.03:rotary_base=7",
+    "transformer:residual=false:mlp=relu2:bias=true",
+    "transformer:mlp=none:positions=learned:head_bias=true",
+    "transformer:projection=false:embed_dim=24:mlp=gelu",
+    "transformer:attention=uniform:positions=learned",
+    "transformer:attention=parameter-free:positions=none",
+    "transformer:attention=none:positions=learned",
+    "transformer:layers=1:query_key_norm=false:mlp=none:norm=none:residual=false:kv_heads=2",
+)
+"""Every preset, and others of every part."""
+
+
+def small_model(name: str, **more: Setting) -> LanguageModel:
+    """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
+    torch.manual_seed(1)
+    config = resolve({**variant(name), **more}, SIZES)
+    model = build_model(config.model, V).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    a = model.architecture
+    if isinstance(model, Transformer) and a.positions == "rotary":
+        # As exact as the rest; they are made in float32.
+        exponents = -torch.arange(0, a.head_dim, 2).double() / a.head_dim
+        angles = torch.outer(torch.arange(a.block_size), a.rotary_base**exponents)
+        model.cosines, model.sines = (f(angles.repeat(1, 2)) for f in (torch.cos, torch.sin))
+    return model
+
+
+def some_ids(*shape: int) -> Tensor:
+    """Ids, always the same for a shape."""
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(2))
+
+
+def self_attention(model: LanguageModel, layer: int = 0) -> SelfAttention:
+    """The attention of a block."""
+    assert isinstance(model, Transformer)
+    block = model.blocks[layer]
+    assert isinstance(block, Block) and isinstance(block.attention, SelfAttention)
+    return block.attention
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Of a loss, by each parameter."""
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()))
+    return dict(zip(named, found, strict=True))
+
+
+def use_plain_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: no operation takes its written-out form."""
+    for module in (attention, gated, norms):
+        monkeypatch.setattr(module, "by_hand", lambda x: False)

@@ -1,0 +1,84 @@
+"""What `--help` shows: every setting, in its section, with its defaults."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from attnlm.base.settings import fields_of
+from attnlm.cli.app import root_command
+from attnlm.cli.help import help_with_default, in_words
+from attnlm.config.settings import TrainingConfig, resolve, setting_names
+from attnlm.experiments.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
+from attnlm.model.architecture import MODELS, Architecture
+from tests.command import attnlm, fails, here
+
+
+def sections(command: str) -> dict[str, str]:
+    """The text of each section of a command's help, without its line breaks."""
+    shown = here([command, "--help"]).stdout
+    parts = re.split(r"^(\w+):\n", shown, flags=re.MULTILINE)
+    return {
+        heading: re.sub(r"\s+", " ", re.sub(r"-\n\s+", "-", body))
+        for heading, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def test_every_setting_is_an_option_in_its_section() -> None:
+    shown = sections("train")
+    assert list(shown) == ["Arguments", "Model", "Data", "Training", "Run", "Options"]
+    for name in setting_names():
+        flag = f"--{name.replace('_', '-')}"
+        having = {heading for heading, text in shown.items() if f" {flag} " in f" {text}"}
+        assert len(having) == 1 and (having == {"Model"}) == (name in fields_of(Architecture))
+    assert "--wide-heads" not in str(shown)
+    assert "--batch-size" in shown["Data"] and "--learning-rate" in shown["Training"]
+    assert "--resume" in shown["Run"] and "--json" in shown["Options"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_defaults_of_every_model_are_told(model: str) -> None:
+    for name, value in resolve({"model": model}).settings().items():
+        _, _, default = help_with_default(name).partition("; default: ")
+        assert default, name
+        if name in ("eval_every", "model"):  # told in words; the default model alone
+            continue
+        named = re.search(rf"([^ ]+) \([^)]*\b{model}\b[^)]*\)", default)
+        shown = named[1] if named else default.split("; ")[0]
+        assert shown == in_words(value), name
+
+
+def test_a_default_is_told_in_one_line() -> None:
+    told = "default: 0.03; 0.1 (bigram); 0.01 (average, dot-product); 0.02 (transformer, "
+    assert told in help_with_default("learning_rate")
+    assert "default: 2 (transformer, " in help_with_default("layers")
+    assert help_with_default("head_size").count("default") == 1
+    assert "default" not in help_with_default("patience")
+    assert fields_of(TrainingConfig)["patience"].default is None
+
+
+def test_the_ladders_own_defaults_are_told() -> None:
+    options = sections("ladder")["Options"]
+    assert f"default: {','.join(DEFAULT_RUNGS)}" in options
+    assert DEFAULT_BUDGET == 120 and "default: 2m" in options
+
+
+def test_parts_of_a_model_are_given_as_options(tmp_path: Path) -> None:
+    flags = ["--model", "transformer", "--positions", "none", "--no-residual", "--kv-heads", "2"]
+    more = ["--norm-epsilon", "1e-4", "--bias", "--no-query-key-norm", "--budget", "1h"]
+    printed = attnlm("train", *flags, *more, "--print-config", cwd=tmp_path).stdout
+    expected = {"positions": "none", "residual": False, "kv_heads": 2, "norm_epsilon": 1e-4}
+    expected |= {"bias": True, "query_key_norm": False, "budget": 3600.0}
+    assert expected.items() <= tomllib.loads(printed).items()
+    wrong = {"says": "--positions does not apply to multi-head", "hints": "transformer"}
+    fails("train", "--positions", "none", cwd=tmp_path, code=2, **wrong)
+
+
+def test_a_run_is_an_argument_of_every_command_that_reads_one() -> None:
+    commands = root_command().commands
+    having = {name for name in commands if "RUN" in sections(name).get("Arguments", "")}
+    assert having == {"sample", "eval", "attend", "trace", "heads", "report"}
+    assert not any("--run " in here([name, "--help"]).stdout for name in commands)

@@ -1,0 +1,64 @@
+"""Every model computes what the textbook pass does, whichever way its operations take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlm.model import textbook
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.ops.loss import cross_entropy
+from attnlm.model.recorder import Recorder
+from tests.models import VARIANTS, gradients, small_model, some_ids, use_plain_ops
+
+variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def by_the_book(model: LanguageModel, ids_BT: Tensor) -> Tensor:
+    weights = dict(model.named_parameters())
+    return torch.stack([textbook.forward(model.architecture, weights, row) for row in ids_BT])
+
+
+@variants
+def test_logits_and_gradients(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(variant, block_size=257)
+    expected = {}
+    for length in (1, 2, 255, 256, 257):
+        inputs, targets = some_ids(2, 2, length)
+        logits = by_the_book(model, inputs)
+        expected[length] = logits, gradients(model, cross_entropy(logits, targets))
+    for form in ("by hand", "plain"):
+        if form == "plain":
+            use_plain_ops(monkeypatch)
+        for length, (logits, by_book) in expected.items():
+            inputs, targets = some_ids(2, 2, length)
+            torch.testing.assert_close(model(inputs), logits, rtol=1e-9, atol=1e-9)
+            found = gradients(model, model.loss(inputs, targets))
+            torch.testing.assert_close(found, by_book, rtol=1e-7, atol=1e-10)
+
+
+@variants
+@torch.no_grad()
+def test_logits_with_a_cache_and_with_a_recorder(variant: str) -> None:
+    model = small_model(variant)
+    ids_BT = some_ids(3, 13)
+    expected = by_the_book(model, ids_BT)
+    caches = model.new_caches()
+    parts = [model(part, caches) for part in ids_BT.split([4, 1, 5, 1, 2], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+    torch.testing.assert_close(model(ids_BT, recorder=Recorder()), expected)
+
+
+@variants
+@torch.no_grad()
+def test_float32_stays_close_where_weights_are_large(variant: str) -> None:
+    model = small_model(variant)
+    for parameter in model.parameters():
+        parameter.mul_(3)
+    ids_BT = some_ids(3, 13)
+    expected = by_the_book(model, ids_BT)
+    found = model.float()(ids_BT)
+    torch.testing.assert_close(
+        found.double(), expected, rtol=1e-3, atol=1e-3 * expected.std().item()
+    )
