@@ -423,7 +423,7 @@ TRIAL = Trial(
     "forged",
     "configuration, weights and seals that agree, at odd and impossible sizes: used, or refused",
     short=24,
-    full=1200,
+    full=300,
     run=in_own_process(_forged),
     skip=lambda: None if sys.platform == "linux" else "it forks, and counts memory as Linux does",
 )

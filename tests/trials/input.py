@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -355,12 +356,12 @@ def _unreadable(place: Path) -> str | None:
     return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
 
 
-def _recipe_of(content: Callable[[], str]) -> Callable[[Path], str | None]:
+def _recipe_of(content: Callable[[], str], file: str = "a.toml") -> Callable[[Path], str | None]:
     """A recipe with this content is refused, in a few words and in time."""
 
     def run(place: Path) -> str | None:
-        (place / "a.toml").write_text(content())
-        arguments = ["train", "--print-config", "--recipe", str(place / "a.toml")]
+        (place / file).write_text(content())
+        arguments = ["train", "--print-config", "--recipe", str(place / file)]
         began = time.monotonic()
         done = commands.here(arguments)
         if (took := time.monotonic() - began) > _LONGEST_READING:
@@ -425,6 +426,9 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
     "a file that changes while it is read": _changing,
     "no permission": _unreadable,
     **{f"a recipe: {name}": _recipe_of(content) for name, content in _RECIPES.items()},
+    "a configuration: a key of 1 MB": _recipe_of(
+        lambda: json.dumps({"config": {"heads" * 200_000: 1}}), "config.json"
+    ),
 }
 if hasattr(os, "mkfifo"):
     _NAMED["a pipe"] = _pipe
