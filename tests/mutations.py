@@ -366,7 +366,7 @@ MUTATIONS = (
         "test_native_decoder.py",
     ),
     Mutation(
-        "a compiled library is loaded unread",
+        "a damaged library is loaded",
         "compute/native/cache.py",
         "return library if hashlib.sha256(library).digest() == content[:_DIGEST] else None",
         "return library",

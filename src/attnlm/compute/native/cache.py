@@ -30,7 +30,9 @@ def key(command: list[str], source: Path) -> str:
     """
     compiler = Path(command[0]).resolve()
     about = compiler.stat()
-    texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h")))]
+    texts = [
+        path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h")))
+    ]
     described = [command, str(compiler), about.st_size, about.st_mtime_ns, _processor(), texts]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
