@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from tests.web_server import WebServer, serving
 
 # The models of the tests are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What they expect is what a CPU computes. Set before torch is loaded, for new processes too.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if sys.platform == "darwin":
+    import torch
+
+    torch.backends.mps.is_available = lambda: False
 
 
 @pytest.fixture

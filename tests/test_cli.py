@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -55,6 +56,19 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     sampled = attnlm("sample", "--tokens", "30", "--seed", "3", cwd=project)
     assert len(sampled.stdout) == 30
     assert f"{rung}-001" in sampled.stderr
+
+
+def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(self: socket.socket, *arguments: object, **how: object) -> None:
+        raise AssertionError("a socket is opened")
+
+    monkeypatch.setattr(socket.socket, "__init__", opened)
+    with pytest.raises(AssertionError, match="a socket is opened"):
+        socket.create_connection(("127.0.0.1", 9))
+    attnlm("train", *QUICK, "--name", "alone", cwd=project)
+    attnlm("train", "--resume", "alone", "--steps", "8", cwd=project)
+    for command in ("sample", "eval", "report"):
+        attnlm(command, "alone", cwd=project)
 
 
 def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
@@ -417,15 +431,7 @@ def test_named_errors(project: Path) -> None:
         (["sample", "small", "--device", "gpu"], 2, "gpu", "cuda"),
         (["eval", "small", "--data", "nothing"], 1, "nothing", ""),
     ]:
-        if "cuda" in arguments and _has_cuda():
-            continue
         fails(*arguments, cwd=project, code=code, says=says, hints=hints)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def test_nothing_prepared_or_trained_yet(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.experiments.budget import Pace, plan
-from attnlm.model.architecture import RUNGS
+from attnlm.model.architecture import MODELS, RUNGS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
@@ -512,6 +512,59 @@ def test_products_in_bfloat16_are_near_those_in_float32(trained: Any, model: str
     full, half = (trained(model=model, dtype=dtype) for dtype in ("float32", "bfloat16"))
     losses = [run.metrics()[-1]["val_loss"] for run in (full, half)]
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], abs=0.05)
+
+
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which take longer to draw than a few steps take."""
+    monkeypatch.setattr("attnlm.experiments.train.CurveDrawer", lambda on_event: on_event)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_trains_in_bfloat16(
+    model: str, trained: Any, tmp_path: Path, no_curves: None
+) -> None:
+    """It learns, goes on as if it had not been stopped, and is evaluated and sampled alike."""
+    settings: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 16}
+    settings |= {"model": model, "dtype": "bfloat16", "steps": 6, "eval_every": 3}
+    whole = trained(**settings)
+    with pytest.raises(Interrupted):
+        trained(**settings, name="stopped", on_event=StopAt(3))
+    resumed = attnlm.train(resume=tmp_path / "checkpoints" / "stopped")
+    assert_same_run(whole, resumed)
+    losses = [record["val_loss"] for record in whole.metrics()]
+    assert losses[-1] < losses[0] and resumed.config.training.dtype == "bfloat16"
+    assert attnlm.evaluate(resumed, checkpoint="last").loss == losses[-1]
+    (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)
+    assert text == attnlm.samples(whole, num_samples=2, tokens=20, seed=1)[0] and len(text) == 20
+
+
+def test_two_threads_compute_what_one_does(trained: Any, tmp_path: Path, no_curves: None) -> None:
+    """Steps that are large enough for PyTorch to divide them."""
+    settings: dict[str, Any] = {"batch_size": 32, "block_size": 32, "steps": 2, "compile": "off"}
+    one = trained(**settings, eval_every=2, threads=1)
+    two = trained(**settings, eval_every=1, threads=2)
+    loss = two.metrics()[-1]["val_loss"]
+    assert loss == pytest.approx(one.metrics()[-1]["val_loss"], rel=1e-5)
+    with pytest.raises(Interrupted):
+        trained(**settings, eval_every=1, threads=2, name="stopped", on_event=StopAt(1))
+    assert_same_run(two, attnlm.train(resume=tmp_path / "checkpoints" / "stopped"))
+    assert attnlm.evaluate(two, checkpoint="last").loss == loss
+
+
+def test_a_trial_chooses_between_one_thread_and_two(
+    trained: Any, tmp_path: Path, no_curves: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        chosen = trained(model="single-head", steps=2, eval_every=2).config.training.threads
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    remembered = files.read_json(tmp_path / "cache" / "threads.json")["threads"]
+    assert list(remembered.values()) == [chosen] and chosen in (1, 2)
 
 
 def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:

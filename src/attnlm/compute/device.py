@@ -76,7 +76,8 @@ def _problem(device: str) -> str | None:
         if gradient is None or not bool(gradient.isfinite().all()):
             return "a small trial gave wrong numbers"
     except (RuntimeError, AssertionError) as error:
-        return f"a small trial failed ({str(error).splitlines()[0]})"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return f"a small trial failed ({reason})"
     return None
 
 

@@ -30,7 +30,9 @@ def key(command: list[str], source: Path) -> str:
     """
     compiler = Path(command[0]).resolve()
     about = compiler.stat()
-    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    texts = [
+        path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h")))
+    ]
     described = [command, str(compiler), about.st_size, about.st_mtime_ns, _processor(), texts]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
@@ -39,7 +41,7 @@ def _processor() -> list[str]:
     """The machine and its processor, as far as the system tells."""
     described = [*platform.uname()[::4], platform.processor()]
     with contextlib.suppress(OSError):
-        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        first, _, _ = Path("/proc/cpuinfo").read_text("utf-8", "replace").partition("\n\n")
         described += [line for line in first.splitlines() if line.startswith(_OF_A_PROCESSOR)]
     return described
 

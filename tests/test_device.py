@@ -1,0 +1,78 @@
+"""The choice of device and precision, on a machine whose GPUs are made up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.compute import device
+from attnlm.compute.device import choose_device
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Ampere, as far as one is asked about it."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "made up")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("problems", "name", "dtype", "reason"),
+    [
+        ({}, "cuda", "bfloat16", "made up"),
+        ({"cuda": "not there"}, "mps", "float32", "Apple GPU"),
+        ({"cuda": "broken", "mps": "old"}, "cpu", "float32", "cuda: broken; mps: old"),
+    ],
+)
+def test_auto_is_the_first_that_works(
+    problems: dict[str, str], name: str, dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_problem", problems.get)
+    chosen = choose_device()
+    assert (chosen.name, chosen.dtype, chosen.reason) == (name, dtype, reason)
+    assert choose_device("cpu").name == "cpu"
+    for wrong, problem in problems.items():
+        with pytest.raises(
+            AttnlmError, match=f"`device` {wrong} can't be used: {problem}"
+        ) as error:
+            choose_device(wrong)
+        assert "cpu" in error.value.hint
+
+
+def test_a_device_that_fails_its_trial_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpus in (torch.cuda, torch.backends.mps):
+        monkeypatch.setattr(gpus, "is_available", lambda: True)
+
+    def out_of_order(*shape: int, device: str, requires_grad: bool) -> None:
+        raise RuntimeError({"cuda": "driver is old\nand so on", "mps": ""}[device])
+
+    monkeypatch.setattr(torch, "ones", out_of_order)
+    chosen = choose_device()
+    assert chosen.name == "cpu"
+    assert chosen.reason == (
+        "cuda: a small trial failed (driver is old); mps: a small trial failed (RuntimeError)"
+    )
+
+
+def test_a_device_that_computes_wrong_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.nn.functional, "cross_entropy", lambda x, targets: (x * torch.nan).sum()
+    )
+    with pytest.raises(AttnlmError, match="a small trial gave wrong numbers"):
+        choose_device("cpu")
+
+
+def test_bfloat16_is_chosen_where_there_is_hardware_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_problem", lambda name: None)
+    assert choose_device("cuda", "float32").dtype == "float32"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    chosen = {(name, choose_device(name).dtype) for name in ("cuda", "mps", "cpu")}
+    assert chosen == {(name, "float32") for name in ("cuda", "mps", "cpu")}
+    assert choose_device("cuda", "bfloat16").dtype == "bfloat16"
+
+
+def test_a_device_of_another_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="`device` can't be 'gpu'") as error:
+        choose_device("gpu")
+    assert error.value.hint == "did you mean cuda?"

@@ -1,0 +1,63 @@
+"""Losses that are written down: what 50 steps on the built-in text come to, model by model.
+
+A change of the model, its initialisation, the batches, the optimizer or the evaluation shows here.
+Those of the rungs are version 0.1's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.data.dataset import Dataset
+from attnlm.text import tales
+from attnlm.text.tales_grammar import RULES
+
+LOSSES = {
+    "bigram": 2.5748,
+    "average": 3.2464,
+    "dot-product": 3.1285,
+    "single-head": 3.0652,
+    "multi-head": 3.0082,
+    "wide-head": 3.0079,
+    "transformer": 2.4265,
+    "gpt2": 2.8518,
+    "llama": 2.4256,
+    "qwen3": 2.6758,
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The first 20,000 characters of tales."""
+    folder = tmp_path_factory.mktemp("data")
+    grammar = tales.parse_grammar(RULES)
+    choose = tales.weighted_choice(tales.random_words(tales.SEED))
+    told = [tales.tell(grammar, "story", choose).text for _ in range(100)]
+    (folder / "tales.txt").write_text(tales.STORY_END.join(told)[:20_000])
+    return attnlm.prepare(folder / "tales.txt", data_dir=folder / "data")
+
+
+@pytest.mark.parametrize("model", LOSSES)
+def test_the_loss_after_50_steps_is_as_it_was(model: str, dataset: Dataset, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 16}
+    if model in ("multi-head", "wide-head", "transformer", "gpt2", "llama", "qwen3"):
+        sizes["heads"] = 2
+    run = attnlm.train(
+        dataset,
+        checkpoint_dir=tmp_path,
+        **sizes,
+        model=model,
+        steps=50,
+        eval_every=50,
+        batch_size=8,
+        block_size=16,
+        seed=1,
+        device="cpu",
+        threads=1,
+        compile="off",
+    )
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(LOSSES[model], abs=1e-3)
