@@ -3,7 +3,6 @@
 Parts: steps, process, quality, shakespeare, sample, prepare. ATTNLM_TEST_DATA names a folder with
 tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
-"Cold" has the half second in which C is compiled, "warm" not; whole processes are always cold.
 """
 
 from __future__ import annotations

@@ -295,11 +295,11 @@ MUTATIONS = (
         "test_attention.py test_kernels.py test_model.py",
     ),
     _Mutation(
-        "cached values have a wrong denominator",
-        "generation/decoding_numpy.py",
-        "known:total, -1] = 1",
-        "known:total, -1] = 2",
-        "test_sampling.py",
+        "a damaged library is loaded",
+        "compute/native/cache.py",
+        "if hashlib.sha256(library).digest() == content[:_DIGEST] else None",
+        "",
+        "test_native_library.py",
     ),
     _Mutation(
         "words in C end anywhere before whitespace",
@@ -332,9 +332,9 @@ MUTATIONS = (
     _Mutation(
         "compiled queries do not see their own token",
         "compute/native/decoding.c",
-        "gather(size, position + 1, m->block_size",
-        "gather(size, position > 0 ? position : 1, m->block_size",
-        "test_sampling.py",
+        "gather(size, position + 1,",
+        "gather(size, position > 0 ? position : 1,",
+        "test_native_decoder.py",
     ),
     # Training.
     _Mutation(

@@ -13,9 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
+from attnlm.base.names import is_safe_name
 from attnlm.text import corpus
 from attnlm.text.corpus import Corpus, Source, get_corpus, safe_name
 from attnlm.text.encodings import PIECE, SNIFFED_BYTES
@@ -537,6 +540,18 @@ def test_only_the_web_is_downloaded(spool: Path) -> None:
 def test_names_are_made_safe(text: str, name: str) -> None:
     assert safe_name(text) == name
     assert safe_name(name) == name
+
+
+# Any character there is, half surrogate pairs too, and more often those that some system refuses.
+_CHARACTERS = st.characters(exclude_categories=()) | st.sampled_from('conCONauxlpt1. -<>:"/\\|?*')
+
+
+@settings(max_examples=1000)
+@given(st.text(_CHARACTERS, max_size=150))
+def test_any_text_becomes_a_name_on_every_system(text: str) -> None:
+    for made in (safe_name(text), f"{safe_name(text)}-char"):
+        made.encode()
+        assert is_safe_name(made)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems allow no such name")

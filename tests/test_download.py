@@ -288,6 +288,11 @@ def test_redirects_are_followed(web: WebServer, destination: Path) -> None:
     assert destination.read_bytes() == CONTENT
 
 
+def test_a_redirect_to_nowhere_is_what_it_is(web: WebServer, destination: Path) -> None:
+    url = web.answer("/a", body(b"", 302, Location=" "))
+    assert "HTTP 302" in refused(url, destination).message
+
+
 def test_a_redirect_loop_is_refused(web: WebServer, destination: Path) -> None:
     web.answer("/b", body(b"", 301, Location="/a"))
     url = web.answer("/a", body(b"", 301, Location="/b"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from ctypes import CDLL
@@ -116,7 +117,7 @@ def assert_textbook(
         expected_BV = expected_logits(model, ids_BS[:, :total])
         scale = max(1.0, float(np.abs(expected_BV).max()))
         np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=2e-5, rtol=0)
-        assert expected_BV.std() > 0.01
+        assert np.ptp(expected_BV) > 1e-3
 
 
 REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4)]
@@ -157,9 +158,13 @@ def test_every_size_of_a_head(head_size: int) -> None:
 
 
 def test_wide_models_and_large_vocabularies() -> None:
-    settings: Settings = {"embed_dim": 769, "heads": 1, "head_size": 2050, "block_size": 5}
-    model = a_model("transformer", {**settings, "layers": 1, "mlp_width": 3}, 50_257)
-    assert_textbook(model, 2, [(0, 3), (3, 4)], compiled())
+    settings: Settings = {"heads": 1, "block_size": 5, "layers": 1, "mlp_width": 3}
+    for sizes, vocab_size in (
+        ({"embed_dim": 70, "head_size": 6}, 50_257),
+        ({"embed_dim": 1026}, V),
+    ):
+        model = a_model("transformer", {**settings, **sizes}, vocab_size)
+        assert_textbook(model, 2, [(0, 3), (3, 4)], compiled())
 
 
 @pytest.mark.parametrize("largest", [1, 2**24])
@@ -191,16 +196,15 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
             decoder.logits(np.array([[0, wrong, 1]]), 0)
 
 
-@pytest.mark.parametrize("model", ["transformer", "gpt2", "multi-head", "average"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("model", ["transformer", "multi-head"])
 def test_a_sample_does_not_depend_on_the_others(
-    model: str, width: str, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over 2,000 tokens, and divided among threads: the same logits to the last bit."""
-    monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: compiled(width))
+    """Over 2,000 tokens, and divided among threads."""
+    monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: compiled())
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, {**sized(model), "embed_dim": 36, "block_size": 33})
-    assert isinstance(new_decoder(built, CPU, 64), SideBySide)
+    assert isinstance(new_decoder(built, CPU, 64), SideBySide) == (model == "transformer")
 
     def drawn(count: int) -> Ids:
         config = SamplingConfig(tokens=2000, num_samples=count, seed=8)
@@ -211,9 +215,10 @@ def test_a_sample_does_not_depend_on_the_others(
     assert len(set(map(tuple, many.T.tolist()))) == 64
 
 
-def test_rows_are_computed_alike_whatever_their_number() -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_are_computed_alike_whatever_their_number(width: str) -> None:
     for name, settings in VARIANTS:
-        native = NativeModel(a_model(name, settings), compiled())
+        native = NativeModel(a_model(name, settings), compiled(width))
         ids_BS = torch.randint(V, (24, BLOCK)).numpy()
         many = NativeDecoder(native, 24)
         both = [many.logits(ids_BS[:, :10], 0), many.logits(ids_BS, 10)]
@@ -232,17 +237,21 @@ found = library("decoding.c", "-O1", "-g", "-fsanitize=address,undefined",
 assert found is not None
 for model, settings in tests.VARIANTS:
     tests.assert_textbook(tests.a_model(model, settings), 3, tests.REFILLS, found)
-for size in (1, 2, 7, 16, 17, 32):
-    settings = {"embed_dim": 9, "heads": 2, "head_size": size, "block_size": 80}
-    for vocab_size in (2, 32, 33):
-        model = tests.a_model("multi-head", {**settings, "projection": True}, vocab_size)
-        tests.assert_textbook(model, 2, tests.LONG, found)
+for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
+    # Memory is full to its end: of windows, and of tokens that go through the layers together.
+    settings = {"embed_dim": 9, "heads": 2, "head_size": size, "block_size": 64}
+    model = tests.a_model("gpt2", {**settings, "layers": 2}, vocab_size)
+    tests.assert_textbook(model, 1, [(0, 64), (0, 1)], found)
+    model = tests.a_model("multi-head", {**settings, "projection": True}, vocab_size)
+    tests.assert_textbook(model, 65, [(0, 1), (0, 64)], found)
 print("clean")
 """
 
 
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     compiled()
+    if shutil.which("cc") is None:
+        pytest.skip("there is no cc to ask for libasan")
     asked = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
     if not Path(asked.stdout.strip()).is_absolute():
         pytest.skip("the compiler has no libasan")

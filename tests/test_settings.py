@@ -6,6 +6,7 @@ Those of the model's parts are tried in test_architecture.py.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,8 +14,16 @@ import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings
-from attnlm.config.settings import help_of, load_recipe, recipe_names, resolve, to_toml
+from attnlm.config.settings import (
+    help_of,
+    load_recipe,
+    recipe_names,
+    resolve,
+    setting_names,
+    to_toml,
+)
 from attnlm.model.architecture import MODELS
+from attnlm.model.language_model import model_skeleton
 
 
 def test_flags_go_over_recipe_over_defaults() -> None:
@@ -163,3 +172,61 @@ def test_a_recipe_that_never_ends_is_refused(tmp_path: Path) -> None:
     path.write_text("# comment\n" * 2**17)
     with pytest.raises(AttnlmError, match="too large"):
         load_recipe(str(path))
+
+
+_HUGE = f"0x{'f' * 9000}"  # no limit of Python's, as there is one for decimal digits
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{name} = {_HUGE}" for name in (*setting_names(), "tokenizer", "other")),
+        *(f"{name} = [{_HUGE}]" for name in ("heads", "dropout", "model", "projection")),
+        *(f"{name}{'.a' * 1500} = 1" for name in ("heads", "dropout", "model", "projection")),
+        f"heads = {'[' * 400}{']' * 400}",
+        f"heads = {'[' * 9000}",
+        f"heads = {'{a = ' * 2000}",
+        f"{'k' * 9000} = 1",
+        f"model = '{'x' * 9000}'",
+        f"heads = {'9' * 9000}",
+        f"#{'x' * 2**14}",
+        f"heads{'.a' * 2**18} = 1",  # whose parts tomllib would compare for hours
+    ],
+    ids=lambda line: f"{line[:30]} {len(line)}",
+)
+def test_recipes_of_enormous_or_recursive_values_are_refused_in_a_short_line(
+    line: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(line)
+    with pytest.raises(AttnlmError) as caught:
+        resolve({}, load_recipe(str(path)))
+    assert len(caught.value.message.removeprefix(str(path))) < 400
+    assert "\n" not in caught.value.message
+
+
+def test_no_setting_is_too_large_for_what_computes_with_it() -> None:
+    for name in ("budget", "warmup", "eval_every", "patience", "gradient_clip"):
+        with pytest.raises(UsageError, match="out of range"):
+            resolve({name: 10**400})
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model": "wide-head", "heads": 2**20, "embed_dim": 2**20},
+        {"model": "multi-head", "heads": 2**20, "head_size": 2**20, "embed_dim": 2**20},
+        {"model": "transformer", "heads": 2**16, "head_size": 2**10, "block_size": 1},
+    ],
+)
+def test_the_sizes_of_all_tensors_can_be_told(sizes: Settings) -> None:
+    with pytest.raises(UsageError, match="too wide together") as caught:
+        resolve(sizes)
+    fewer = int(re.findall(r"`heads` (\d+)", caught.value.hint)[0])
+    model_skeleton(resolve({**sizes, "heads": fewer}).model, 2**21)
+
+
+def test_a_rotary_table_has_a_largest_size() -> None:
+    with pytest.raises(UsageError, match="table of rotary positions"):
+        resolve({"model": "transformer", "block_size": 2**20})
+    resolve({"model": "multi-head", "block_size": 2**20})

@@ -383,6 +383,33 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
         attnlm.train(resume=run.path, steps=20)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", -1),
+        ("evaluated_step", 13),
+        ("evaluated_step", -2),
+        ("best_step", -1),
+        ("best_step", 13),
+        ("best_loss", math.nan),
+        ("stale", -1),
+        ("loss_sum", -1e308),
+        ("loss_sum", math.nan),
+        ("seconds", math.nan),
+        ("seconds", -1.0),
+    ],
+)
+def test_resume_refuses_facts_that_do_not_fit_together(
+    trained: Any, name: str, value: float
+) -> None:
+    run = trained(steps=12, eval_every=10)
+    state = saved_state(run, choose_device("cpu"))
+    facts = {**state.facts(), name: value}
+    save_checkpoint(run.last, state.model, facts, state.optimizer.state())
+    with pytest.raises(AttnlmError, match="does not hold the state that its run describes"):
+        attnlm.train(resume=run.path, steps=14)
+
+
 def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
     run = trained()
     (tmp_path / "fruits.txt").write_text(TEXT + "What else? Yes, QUINCES! " * 20)

@@ -1,6 +1,7 @@
-"""Trials: what attnlm promises to survive, tried many times over and counted, from fixed seeds.
+"""Trials: what attnlm promises to survive, tried many times over and counted.
 
-`make trials` makes them all, in full; `make test` a short form of each.
+`make trials` makes them all, in full, from a new seed each day; `make test` a short form of each,
+from one that stays. `python -m tests.trials NAME --seed N --case N` tries one case again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from tests.trials import (
     clock,
     damage,
     disk,
+    forged,
     hostile,
     input,
     kill,
@@ -36,6 +38,7 @@ _ALL: list[Trial] = [
     anywhere.TEMPORARY,
     damage.TRIAL,
     hostile.TRIAL,
+    forged.TRIAL,
     clock.TRIAL,
     places.TRIAL,
     input.TRIAL,

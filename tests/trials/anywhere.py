@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import random
 import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import attnlm
-from attnlm.base.names import is_safe_name
-from attnlm.text.corpus import safe_name
 from tests import command as commands
 from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
-_NAMES_PER_CASE = 200
 _STEPS = ["--steps", "1", "--threads", "1", "--block-size", "4", "--seed", "1"]
 
 
-def _anywhere(cases: int, seed: int, folder: Path) -> Tally:
-    """`cases` times all three commands somewhere odd, and many names; where more than one, each
-    named case, most of which tests/test_cli.py tries too.
-
-    That names are safe on Windows, and that a file there is only ever replaced when it is closed,
-    is so by construction, and tried where the names are made; no Windows is here.
+def _anywhere(tally: Tally, folder: Path) -> None:
+    """All three commands in each odd place with all that may surround it, or in so many of these;
+    where more than one, each named case, most of which tests/test_cli.py tries too.
     """
-    generator = random.Random(seed)
-    tally = Tally()
-    for _ in range(cases):
-        place, env = generator.choice(_PLACES), generator.choice(_SURROUNDINGS)
+    everywhere = list(itertools.product(_PLACES, _SURROUNDINGS))
+    for (place, env), generator in tally.chosen(everywhere, tally.wanted):
         names = ", ".join(f"{key}={value}" for key, value in env.items())
-        fault = _three_commands(folder / place, generator, env)
+        fault = _three_commands(folder / str(tally.number) / place, generator, env)
         tally.count(fault, f"in {place!r} with {names}")
-    for _ in range(cases * _NAMES_PER_CASE):
-        name = "".join(generator.choices(_LETTERS, k=generator.randrange(1, 60)))
-        tally.count(_name_fault(name))
-    if cases > 1:
+    if tally.wanted > 1:
         opening.make_all(folder / "made")
-        for name, case in _NAMED.items():
+        for (name, case), _ in tally.chosen(list(_NAMED.items()), len(_NAMED), len(everywhere)):
             tally.count(case(folder / "made"), name)
-    return tally
 
 
 _PLACES = (
@@ -75,11 +64,9 @@ _SURROUNDINGS: tuple[dict[str, str | None], ...] = (
 )
 
 
-def _three_commands(
-    place: Path, generator: random.Random, env: dict[str, str | None]
-) -> str | None:
+def _three_commands(place: Path, generator: Random, env: dict[str, str | None]) -> str | None:
     """Prepares, trains and samples below `place`, by names or by paths; what goes wrong."""
-    place.mkdir(exist_ok=True)
+    place.mkdir(parents=True)
     name = generator.choice(("text.txt", "Wörter 日本.txt", "a b"))
     (place / name).write_text("αβγ δεζ ηθι. " * 40, encoding="utf-8")
     folders = generator.choice(([], ["--data-dir", "d é"]))
@@ -95,27 +82,6 @@ def _three_commands(
             return f"{arguments} ended with {done.code}: {done.stderr[-300:]}"
         if arguments[0] == "sample" and (done.stdout[:2] != "αβ" or len(done.stdout) != 11):
             return f"sampled {done.stdout!r}"
-    return None
-
-
-# --- Names ----------------------------------------------------------------------------------------
-
-_LETTERS = [
-    *map(chr, range(128)),
-    *"éß日🙂\u0301\u200b\u202e\u2028\xa0\x85¹²³ﬁ\ud800\udcff",
-    *"conCONauxlpt1.",
-]
-
-
-def _name_fault(text: str) -> str | None:
-    """What is made of the name of a file is a name on every system, alone and in a data set's."""
-    for made in (safe_name(text), f"{safe_name(text)}-char"):
-        try:
-            made.encode()
-        except UnicodeEncodeError:
-            return f"{text!r} becomes {made!r}, which is not Unicode"
-        if not is_safe_name(made):
-            return f"{text!r} becomes {made!r}"
     return None
 
 
@@ -196,18 +162,18 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
 # --- Temporary folders ----------------------------------------------------------------------------
 
 
-def _temporary(cases: int, seed: int, folder: Path) -> Tally:
+def _temporary(tally: Tally, folder: Path) -> None:
     """Every command that reads or writes, without a home, with every temporary folder that is none.
 
     Python takes another where TMPDIR can't be written. What can't be loaded from one is done
     without.
     """
-    tally = Tally()
     opening.make_all(folder)
     (folder / "file").touch()
     (folder / "mounted").mkdir()
-    pairs = [(kind, name) for kind in _TEMPORARY for name in COMMANDS]
-    for kind, name in random.Random(seed).sample(pairs, min(cases, len(pairs))):
+    for (kind, name), _ in tally.chosen(
+        list(itertools.product(_TEMPORARY, COMMANDS)), tally.wanted
+    ):
         place, options = _TEMPORARY[kind]
         env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
         through = _mounting(folder / place, options) if options else []
@@ -215,7 +181,6 @@ def _temporary(cases: int, seed: int, folder: Path) -> Tally:
         chatter = "matplotlib" in done.stderr.lower()
         fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
         tally.count(fault, f"{name}, TMPDIR {kind}")
-    return tally
 
 
 def _mounting(place: Path, options: str) -> list[str]:
@@ -259,7 +224,7 @@ TRIAL = Trial(
     "anywhere",
     "odd paths, other locales, no home, no terminal, no reader: the commands work",
     short=1,
-    full=25,
+    full=len(_PLACES) * len(_SURROUNDINGS),
     run=_anywhere,
     skip=lambda: "Windows has other paths" if os.name == "nt" else None,
 )

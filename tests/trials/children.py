@@ -10,39 +10,41 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.trials.trial import Tally
 
-Run = Callable[[int, int, Path], Tally]
+Run = Callable[[Tally, Path], None]
 
 
 def in_own_process(run: Run) -> Run:
     """`run`, in a new process: no thread runs in it yet, so that it may fork."""
 
-    def anew(cases: int, seed: int, folder: Path) -> Tally:
-        arguments = [run.__module__, run.__name__, str(cases), str(seed), str(folder)]
+    def anew(tally: Tally, folder: Path) -> None:
+        arguments = [run.__module__, run.__name__, json.dumps(asdict(tally)), str(folder)]
         done = subprocess.run(
             [sys.executable, "-c", _ALONE, *arguments],
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
         )
-        return Tally(**json.loads(done.stdout))
+        tried = Tally(**json.loads(done.stdout))
+        tally.cases, tally.failures = tried.cases, tried.failures
 
     return anew
 
 
 # matplotlib is loaded once here, and not in each child as it draws its curve.
 _ALONE = """
-import importlib, json, pathlib, sys
+import dataclasses, importlib, json, pathlib, sys
 import matplotlib.backends.backend_agg, matplotlib.figure
-module, name, cases, seed, folder = sys.argv[1:]
-run = getattr(importlib.import_module(module), name)
-tally = run(int(cases), int(seed), pathlib.Path(folder))
-print(json.dumps({"cases": tally.cases, "failures": tally.failures}))
+from tests.trials.trial import Tally
+module, name, tally, folder = sys.argv[1:]
+tally = Tally(**json.loads(tally))
+getattr(importlib.import_module(module), name)(tally, pathlib.Path(folder))
+print(json.dumps(dataclasses.asdict(tally)))
 """
 
 

@@ -54,19 +54,17 @@ _COMMANDS = (
 _FUTURE = 4_102_444_800  # 2100
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
+def _run(tally: Tally, folder: Path) -> None:
     """Each command in its turn, with a good clock and with this one: the same comes of it."""
-    tally = Tally()
     in_child(lambda: opening.make_all(folder / "whole"))
     (folder / "clock.c").write_text(_C)
     library = folder / "clock.so"
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-o", library, folder / "clock.c", "-ldl"], check=True
     )
-    for case in range(cases):
+    for case, _ in tally.drawn(tally.wanted):
         command = _COMMANDS[case % len(_COMMANDS)]
         tally.count(_compared(command, folder, library), " ".join(command))
-    return tally
 
 
 def _compared(command: tuple[str, ...], folder: Path, library: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +9,8 @@ from tests.trials import opening
 from tests.trials.trial import Tally, Trial
 
 
-def _damage(cases: int, seed: int, folder: Path) -> Tally:
-    """`cases` flipped bits, each file as often as the others; then as many ends, or all there are.
+def _damage(tally: Tally, folder: Path) -> None:
+    """So many flipped bits, each file as often as the others; then as many ends, or all there are.
 
     A file may end at each byte; of a checkpoint, within its header. As promised is a refusal that
     names the file, and also that all which is read back is the same: a digit of a hash in
@@ -22,8 +21,6 @@ def _damage(cases: int, seed: int, folder: Path) -> Tally:
     opening.make_all(folder)
     files = list(_files(folder))
     before = {read: read() for _, read in files}
-    generator = random.Random(seed)
-    tally = Tally()
 
     def try_damaged(
         path: Path, read: Callable[[], str], content: bytes | bytearray, how: str
@@ -37,7 +34,12 @@ def _damage(cases: int, seed: int, folder: Path) -> Tally:
             fault = "read back as something else"
         tally.count(fault, f"{path.relative_to(folder)} {how}")
 
-    for case in range(cases):
+    ends = [(path, read, end) for path, read in files for end in _ends(path)]
+    for (path, read, end), _ in tally.chosen(ends, tally.wanted):
+        whole = path.read_bytes()
+        try_damaged(path, read, whole[:end], f"cut off at byte {end}")
+        path.write_bytes(whole)
+    for case, generator in tally.drawn(tally.wanted, len(ends)):
         path, read = files[case % len(files)]
         whole = path.read_bytes()
         place, bit = generator.randrange(len(whole)), generator.randrange(8)
@@ -45,12 +47,6 @@ def _damage(cases: int, seed: int, folder: Path) -> Tally:
         changed[place] ^= 1 << bit
         try_damaged(path, read, changed, f"with bit {bit} of byte {place} flipped")
         path.write_bytes(whole)
-    ends = [(path, read, end) for path, read in files for end in _ends(path)]
-    for path, read, end in generator.sample(ends, min(cases, len(ends))):
-        whole = path.read_bytes()
-        try_damaged(path, read, whole[:end], f"cut off at byte {end}")
-        path.write_bytes(whole)
-    return tally
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Callable[[], str]]]:

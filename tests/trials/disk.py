@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -25,11 +24,9 @@ _ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 _TAKES_ROOM = ("write", "open", "fsync", "os.mkdir")
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
+def _run(tally: Tally, folder: Path) -> None:
     faults = list(_faults(list(scenarios(("multi-head",), folder)), folder))
-    chosen = faults if cases >= len(faults) else random.Random(seed).sample(faults, cases)
-    for scenario, number, event, error, stays in chosen:
+    for (scenario, number, event, error, stays), _ in tally.chosen(faults, tally.wanted):
         place = folder / "case"
         scenario.begin(place)
         outcome = in_child(lambda s=scenario, f=(number, error, stays): _act(s, place, *f))  # type: ignore[misc] # noqa: B023
@@ -37,7 +34,6 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         what = f"{errno.errorcode[error]} {'from' if stays else 'at'} event {number}, {event}"
         tally.count(failure, f"{scenario.name}, {what}")
         shutil.rmtree(place)
-    return tally
 
 
 def _faults(
@@ -85,11 +81,17 @@ TRIAL = Trial(
 # --- A disk that is really full -------------------------------------------------------------------
 
 
-def _run_full(cases: int, seed: int, folder: Path) -> Tally:
+def _run_full(tally: Tally, folder: Path) -> None:
     """A small tmpfs with less room from case to case, and one that can't be written."""
-    tally = Tally()
     written = list(scenarios(("multi-head",), folder))
-    for case in range(cases):
+    in_child(lambda: opening.make_all(folder / "whole"))
+    for number, _ in tally.drawn(tally.wanted):
+        case, is_command = divmod(number, 2)
+        if is_command:
+            name, left = list(COMMANDS)[case % len(COMMANDS)], case // len(COMMANDS)
+            fault = _on_a_full_disk(COMMANDS[name], left, folder)
+            tally.count(fault, f"{name}, {left} pages left")
+            continue
         scenario, left = written[case % len(written)], case // len(written)
         place = folder / "case"
         with _small_disk(place):
@@ -99,11 +101,6 @@ def _run_full(cases: int, seed: int, folder: Path) -> Tally:
             _mount("-o", "remount,rw,size=8m", str(place))
             failure = _not_told(outcome) or scenario.failure(place)
             tally.count(failure, f"{scenario.name}, {room}")
-    in_child(lambda: opening.make_all(folder / "whole"))
-    for case in range(cases):
-        name, left = list(COMMANDS)[case % len(COMMANDS)], case // len(COMMANDS)
-        tally.count(_on_a_full_disk(COMMANDS[name], left, folder), f"{name}, {left} pages left")
-    return tally
 
 
 def _on_a_full_disk(command: list[str], left: int, folder: Path) -> str | None:
@@ -168,8 +165,8 @@ def _why_not() -> str | None:
 FULL = Trial(
     name="full-disk",
     promise="a disk that is full or read-only: one line of error, the last checkpoint loads",
-    short=8,
-    full=80,
+    short=16,
+    full=160,
     run=in_own_process(_run_full),
     skip=_why_not,
 )

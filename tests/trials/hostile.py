@@ -6,33 +6,35 @@ import contextlib
 import json
 import os
 import pickle
-import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 import attnlm
-from attnlm.base import files
-from attnlm.config.settings import load_recipe, resolve
-from attnlm.data.dataset import sampled_hash
-from attnlm.runs import checkpoint
-from attnlm.runs.json_lines import Journal
 from tests.trials import opening
+from tests.trials.internals import Journal, checkpoint, files, load_recipe, resolve, sampled_hash
 from tests.trials.trial import Tally, Trial
 
 # What a case may take beside what the process has already, and seconds.
 _MOST_MEMORY = 2**29
 _MOST_SECONDS = 20
+_WRITTEN = (
+    "metrics.jsonl",
+    "ticker.jsonl",
+    "last.safetensors",
+    "best.safetensors",
+    "config.json",
+)
 
 
-def _hostile(cases: int, seed: int, folder: Path) -> Tally:
-    """Each bomb in the place of each file, or `cases` of these; and `cases` lies that are sealed.
+def _hostile(tally: Tally, folder: Path) -> None:
+    """Each bomb in the place of each file, or so many of these; and so many lies that are sealed.
 
     As promised is a refusal of one line and a hint. A lie with all its hashes right may also be
     believed, where it asks for nothing that a user could not ask for.
@@ -40,38 +42,29 @@ def _hostile(cases: int, seed: int, folder: Path) -> Tally:
     opening.make_all(folder / "whole")
     (folder / "whole" / "recipe.toml").write_text("heads = 2\n")
     (folder / "whole" / "recipe.json").write_text('{"config": {"heads": 2}}')
-    generator = random.Random(seed)
-    tally = Tally()
     places = [p.relative_to(folder / "whole") for p in _places(folder / "whole")]
     bombs = [(bomb, place) for bomb in _BOMBS for place in places]
-    for bomb, place in generator.sample(bombs, min(cases, len(bombs))):
+    for (bomb, place), _ in tally.chosen(bombs, tally.wanted):
         with _copy(folder) as copy:
             bomb(copy / place)
             # What follows the ticker's last line end is taken for a line cut short by a crash.
             fault = _tried(copy, _reader(place), must_refuse=place.name != "ticker.jsonl")
             tally.count(fault, f"{place}, {bomb.__name__[1:]}")
-    for _ in range(cases):
+    for name, _ in tally.chosen(_WRITTEN, len(_WRITTEN), len(bombs)):
+        with _copy(folder) as copy:
+            tally.count(_written_through(copy, name), f"{name} is a link")
+    for _, generator in tally.drawn(tally.wanted, len(bombs) + len(_WRITTEN)):
         lie = generator.choice(_LIES)
         with _copy(folder) as copy:
             told = lie(copy, generator)
             fault = _tried(copy, _use_all, must_refuse=False)
             tally.count(fault, told)
-    for name in (
-        "metrics.jsonl",
-        "ticker.jsonl",
-        "last.safetensors",
-        "best.safetensors",
-        "config.json",
-    ):
-        with _copy(folder) as copy:
-            tally.count(_written_through(copy, name))
-    return tally
 
 
 def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -> str | None:
     """What happens that nothing should when `read` reads what lies in `folder`."""
     began = time.monotonic()
-    with _bounded_memory():
+    with opening.bounded_memory(_MOST_MEMORY):
         refused, fault = opening.refusal(lambda: read(folder))
     if (folder / _MARK).exists():
         return "code ran"
@@ -297,17 +290,17 @@ _NASTY: tuple[object, ...] = (
 )
 
 
-def _lie_in_data(folder: Path, generator: random.Random) -> str:
+def _lie_in_data(folder: Path, generator: Random) -> str:
     name = generator.choice(("meta.json", "tokenizer.json"))
     return _lie_in_json(folder / "data" / opening.BPE / name, generator)
 
 
-def _lie_in_run(folder: Path, generator: random.Random) -> str:
+def _lie_in_run(folder: Path, generator: Random) -> str:
     name = generator.choice(("config.json", "config.json", "tokenizer.json"))
     return _lie_in_json(folder / "checkpoints" / opening.RUN / name, generator)
 
 
-def _lie_in_json(path: Path, generator: random.Random) -> str:
+def _lie_in_json(path: Path, generator: Random) -> str:
     """Changes one value, or several; a data set's meta.json agrees with its tokenizer.json."""
     content = files.read_json(path)
     told = [
@@ -326,7 +319,7 @@ def _tables(content: dict[str, Any]) -> list[dict[str, Any]]:
     return [content, *(value for value in content.values() if isinstance(value, dict))]
 
 
-def _changed(table: dict[str, Any], generator: random.Random) -> str:
+def _changed(table: dict[str, Any], generator: Random) -> str:
     key = generator.choice([*table, "more"])
     if generator.random() < 0.1:
         table.pop(key, None)
@@ -335,7 +328,7 @@ def _changed(table: dict[str, Any], generator: random.Random) -> str:
     return f"{key} = {str(table[key])[:40]!r}"
 
 
-def _lie_in_ids(folder: Path, generator: random.Random) -> str:
+def _lie_in_ids(folder: Path, generator: Random) -> str:
     data = folder / "data" / opening.BPE
     split = generator.choice(("train", "val"))
     path = data / f"{split}.bin"
@@ -352,7 +345,7 @@ def _lie_in_ids(folder: Path, generator: random.Random) -> str:
     return f"{split}.bin: other ids"
 
 
-def _lie_in_checkpoint(folder: Path, generator: random.Random) -> str:
+def _lie_in_checkpoint(folder: Path, generator: Random) -> str:
     """Another name, shape or type of a tensor, or other facts; the digest is right."""
     name = generator.choice(("best.safetensors", "last.safetensors"))
     path = folder / "checkpoints" / opening.RUN / name
@@ -396,11 +389,11 @@ def _facts(path: Path) -> Any:
     return json.loads(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["facts"])
 
 
-def _lie_in_metrics(folder: Path, generator: random.Random) -> str:
+def _lie_in_metrics(folder: Path, generator: Random) -> str:
     return _lie_in_journal(attnlm.open_run(_run(folder))._metrics, generator)
 
 
-def _lie_in_ticker(folder: Path, generator: random.Random) -> str:
+def _lie_in_ticker(folder: Path, generator: Random) -> str:
     return _lie_in_journal(attnlm.open_run(_run(folder))._ticker, generator)
 
 
@@ -408,7 +401,7 @@ def _run(folder: Path) -> Path:
     return folder / "checkpoints" / opening.RUN
 
 
-def _lie_in_journal(journal: Journal, generator: random.Random) -> str:
+def _lie_in_journal(journal: Journal, generator: Random) -> str:
     records = journal.records()
     told = _changed(generator.choice(records), generator)
     journal.replace(records)
@@ -451,23 +444,6 @@ def _copy(folder: Path) -> Iterator[Path]:
         yield copy
     finally:
         shutil.rmtree(copy)
-
-
-@contextlib.contextmanager
-def _bounded_memory() -> Iterator[None]:
-    """Lets this process take so much more memory and no more, where the system can count it."""
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + _MOST_MEMORY, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 TRIAL = Trial(

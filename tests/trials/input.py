@@ -4,48 +4,47 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import attnlm
-from attnlm.base.events import Progress
-from attnlm.config.settings import flag, setting_names
-from attnlm.model.architecture import RUNGS
 from tests import command as commands
 from tests.trials import opening
+from tests.trials.internals import RUNGS, Progress, flag, setting_names
 from tests.trials.trial import Tally, Trial
 
+_LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
 _FULL = 10_000
 
 
-def _input(cases: int, seed: int, folder: Path) -> Tally:
-    """The named cases, and `cases` drawn ones, some of which have a process of their own too."""
+def _input(tally: Tally, folder: Path) -> None:
+    """The named cases, and so many drawn ones, some of which have a process of their own too."""
     opening.make_all(folder / "made")
-    generator = random.Random(seed)
-    tally = Tally()
+    named = list(_NAMED.items())
+    if tally.wanted >= _FULL:
+        named.append(("one line of 2 GB", _endless_line))
     before = Path.cwd()
     os.chdir(folder / "made")
     try:
-        for name, named in _NAMED.items():
+        for (name, case), _ in tally.chosen(named, len(named)):
             with _folder(folder) as place:
-                tally.count(named(place), name)
-        if cases >= _FULL:
-            with _folder(folder) as place:
-                tally.count(_endless_line(place), "one line of 2 GB")
-        for case in range(cases):
+                tally.count(case(place), name)
+        for number, generator in tally.drawn(tally.wanted, len(_NAMED) + 1):
             with _folder(folder) as place:
                 arguments, stdin = generator.choice(_COMMANDS)(place, generator)
                 done = commands.here(arguments, stdin)
                 fault = done.fault() or _checked(done, arguments)
                 tally.count(fault, f"{arguments} {stdin[:40]!r}")
-                if case % _PER_PROCESS == 0 and _can_be_typed(arguments):
+                if number % _PER_PROCESS == 0 and _can_be_typed(arguments):
                     shutil.rmtree(place / "data", ignore_errors=True)
                     alone = commands.alone(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
@@ -54,7 +53,6 @@ def _input(cases: int, seed: int, folder: Path) -> Tally:
                     tally.count(fault, f"by itself, {arguments}")
     finally:
         os.chdir(before)
-    return tally
 
 
 @contextlib.contextmanager
@@ -87,7 +85,7 @@ _WORDS = (
 )
 
 
-def _words(generator: random.Random, flags: tuple[str, ...]) -> list[str]:
+def _words(generator: Random, flags: tuple[str, ...]) -> list[str]:
     """Some flags, most with a value, in all kinds of wrong ways."""
     words = []
     for _ in range(generator.choice((0, 1, 1, 2, 2, 3, 5))):
@@ -106,18 +104,25 @@ def _words(generator: random.Random, flags: tuple[str, ...]) -> list[str]:
     return words
 
 
-def _settings(place: Path, generator: random.Random) -> _Command:
+def _settings(place: Path, generator: Random) -> _Command:
     flags = (*map(flag, setting_names()), "--recipe", "--no-projection", "--json", "-q")
     return ["train", "--print-config", *_words(generator, flags)], b""
 
 
-def _recipe(place: Path, generator: random.Random) -> _Command:
+def _recipe(place: Path, generator: Random) -> _Command:
     lines = []
     for _ in range(generator.randrange(6)):
         key = generator.choice((*setting_names(), "config", "a.b", '""', "[model]", "é"))
         value = generator.choice(
             (*_WORDS, '"muon"', "'x'", "1979-05-27", "[1, 2]", "{a = 1}", '"""a', "1e3", "+inf")
         )
+        if generator.random() < 0.1:
+            key += generator.choice(("x", ".x", '."é"')) * generator.choice((100, 1500, 4000))
+        if generator.random() < 0.1:
+            deep = generator.choice((100, 400, 5000))
+            value = generator.choice(
+                (f"0x{'f' * deep}", "9" * deep, f"{'[' * deep}1{']' * deep}", "{a = " * deep)
+            )
         lines.append(f"{key}{generator.choice((' = ', '=', ': ', ' '))}{value}")
     text = generator.choice(("\n", "\n", "\r\n", ",")).join(lines)
     if generator.random() < 0.3:
@@ -154,7 +159,7 @@ _PIECES = (
 _TIDY = tuple(piece for piece in _PIECES if piece.isascii() and b"\0" not in piece)
 
 
-def _text(place: Path, generator: random.Random) -> _Command:
+def _text(place: Path, generator: Random) -> _Command:
     """A file, or stdin, of pieces that do not always fit an encoding."""
     pieces = generator.choice((_PIECES, _TIDY, _TIDY))
     content = b"".join(generator.choices(pieces, k=generator.choice((0, 1, 2, 5, 40, 300))))
@@ -174,13 +179,13 @@ def _text(place: Path, generator: random.Random) -> _Command:
     return ["prepare", source, *words], content if source == "-" else b""
 
 
-def _any_prepare(place: Path, generator: random.Random) -> _Command:
+def _any_prepare(place: Path, generator: Random) -> _Command:
     flags = ("--tokenizer", "--val-fraction", "--val-file", "--name", "--encoding", "--force")
     words = _words(generator, (*flags, "--json"))
     return ["prepare", "--offline", "--data-dir", str(place / "data"), *words], b"abc\n" * 9
 
 
-def _sample(place: Path, generator: random.Random) -> _Command:
+def _sample(place: Path, generator: Random) -> _Command:
     flags = ("--temperature", "--top-k", "--top-p", "--seed", "--checkpoint", "--device", "--json")
     words = _words(generator, flags) if generator.random() < 0.6 else []
     prompt = "".join(
@@ -193,7 +198,7 @@ def _sample(place: Path, generator: random.Random) -> _Command:
     return ["sample", "--tokens", tokens, *how, *words], stdin
 
 
-def _train(place: Path, generator: random.Random) -> _Command:
+def _train(place: Path, generator: Random) -> _Command:
     """Small runs with settings that may not fit each other."""
     words = ["--steps", "2", "--threads", "1", "--checkpoint-dir", str(place)]
     for name, values in (
@@ -234,7 +239,9 @@ _COMMANDS = (
 
 
 def _checked(done: commands.Done, arguments: list[str]) -> str | None:
-    """Whether a text that was prepared is the text that was given."""
+    """Whether a text that was prepared is the text that was given, and a refusal is short."""
+    if "--recipe" in arguments and done.code and len(done.stderr) > _LONGEST_REFUSAL:
+        return f"its refusal has {len(done.stderr):,} characters"
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None
     path = Path(arguments[1])
@@ -349,6 +356,47 @@ def _unreadable(place: Path) -> str | None:
     return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
 
 
+def _recipe_of(content: Callable[[], str], file: str = "a.toml") -> Callable[[Path], str | None]:
+    """A recipe with this content is refused, in a few words and in time."""
+
+    def run(place: Path) -> str | None:
+        (place / file).write_text(content())
+        arguments = ["train", "--print-config", "--recipe", str(place / file)]
+        began = time.monotonic()
+        done = commands.here(arguments)
+        if (took := time.monotonic() - began) > _LONGEST_READING:
+            return f"it took {took:.0f} s"
+        return done.fault() or _checked(done, arguments) or (None if done.code else "accepted")
+
+    return run
+
+
+_LONGEST_READING = 20.0  # seconds
+_DEEP, _HUGE = 2**18, 10**7
+_RECIPES: dict[str, Callable[[], str]] = {
+    "lists in lists": lambda: f"heads = {'[' * _DEEP}",
+    "lists in lists, closed": lambda: f"heads = {'[' * 400}{']' * 400}",
+    "tables in tables": lambda: f"heads = {'{a = ' * _DEEP}",
+    "tables in tables, closed": lambda: f"heads = {'{a = ' * 200}1{'}' * 200}",
+    "a table's name of many parts": lambda: f"[a{'.a' * _DEEP}]",
+    "a key of many parts": lambda: f"heads{'.a' * _DEEP} = 1",
+    "a key of some thousand parts": lambda: f"heads{'.a' * 8000} = 1",
+    "a key of one part more each line": lambda: "".join(
+        f"heads{'.a' * i} = 1\n" for i in range(2, 120)
+    ),
+    "a long key": lambda: f"{'k' * _DEEP} = 1",
+    "a key of 10 MB": lambda: f"{'k' * _HUGE} = 1",
+    "a huge number": lambda: f"heads = {'9' * _DEEP}",
+    "a huge number in base 16": lambda: f"heads = 0x{'f' * 10_000}",
+    "a huge number for a real one": lambda: f"budget = 0x{'f' * 10_000}",
+    "a huge number in a list": lambda: f"heads = [0x{'f' * 10_000}]",
+    "a long text": lambda: f"model = '{'x' * 10_000}'",
+    "10 MB of comments": lambda: "# comment\n" * (_HUGE // 10),
+    "10 MB of keys": lambda: "".join(f"k{i} = 1\n" for i in range(_HUGE // 12)),
+    "10 MB of tables": lambda: "[[a]]\n" * (_HUGE // 6),
+    "many keys": lambda: "".join(f"k{i} = 1\n" for i in range(1000)),
+}
+
 _LINE = "Größe: 12 Äpfel, naïve cafés\n" * 30
 
 _MIXED_ENDS = b"one\r\r\ntwo\n\rthree\r\n" * 50_000
@@ -377,6 +425,10 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
     "a folder without text": _no_text,
     "a file that changes while it is read": _changing,
     "no permission": _unreadable,
+    **{f"a recipe: {name}": _recipe_of(content) for name, content in _RECIPES.items()},
+    "a configuration: a key of 1 MB": _recipe_of(
+        lambda: json.dumps({"config": {"heads" * 200_000: 1}}), "config.json"
+    ),
 }
 if hasattr(os, "mkfifo"):
     _NAMED["a pipe"] = _pipe

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 from tests.trials.children import Child, Outcome, before_each_event, in_child, in_own_process
 from tests.trials.scenarios import Scenario, events_of, scenarios
@@ -19,28 +19,29 @@ from tests.trials.trial import Tally, Trial
 _RUNGS = ("multi-head", "transformer", "bigram")
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
-    is_short = cases < 100
+def _run(tally: Tally, folder: Path) -> None:
+    is_short = tally.wanted < 100
     written = list(scenarios(_RUNGS[:1] if is_short else _RUNGS, folder))
-    generator = random.Random(seed)
     events = [(scenario, events_of(scenario, folder / "counted")) for scenario in written]
-    for scenario, happening in events:
+    for (scenario, happening), _ in tally.chosen(events, len(events)):
         tally.count(_in_the_open(happening), scenario.name)
     # Before every event in its turn, and then at random times; in the short form half and half.
-    kills = _kills_at_events(events)
-    if is_short:
-        kills = iter(generator.sample(list(kills), cases // 2))
+    kills = list(_kills_at_events(events))
+    at_events = tally.wanted // 2 if is_short else tally.wanted
+    by_time = max(0, tally.wanted - min(at_events, len(kills)))
     seconds = {scenario.name: _seconds(scenario, folder / "timed") for scenario in written}
-    by_time = _kills_by_time(written, seconds, generator)
-    for scenario, when, killed in itertools.islice(itertools.chain(kills, by_time), cases):
+    drawn = (
+        _kill_by_time(written, seconds, generator)
+        for _, generator in tally.drawn(by_time, len(events) + len(kills))
+    )
+    chosen = (kill for kill, _ in tally.chosen(kills, at_events, len(events)))
+    for scenario, when, killed in itertools.chain(chosen, drawn):
         place = folder / "case"
         scenario.begin(place)
         killed(place)
         failure = scenario.failure(place)
         tally.count(failure, f"{scenario.name}, killed {when}")
         shutil.rmtree(place)
-    return tally
 
 
 _Kill = tuple[Scenario, str, Callable[[Path], Outcome]]
@@ -88,20 +89,17 @@ def _seconds(scenario: Scenario, place: Path) -> float:
     return seconds
 
 
-def _kills_by_time(
-    written: list[Scenario], seconds: dict[str, float], generator: random.Random
-) -> Iterator[_Kill]:
-    while True:
-        scenario = generator.choice(written)
-        delay = generator.uniform(0, seconds[scenario.name])
+def _kill_by_time(written: list[Scenario], seconds: dict[str, float], generator: Random) -> _Kill:
+    scenario = generator.choice(written)
+    delay = generator.uniform(0, seconds[scenario.name])
 
-        def kill(place: Path, scenario: Scenario = scenario, delay: float = delay) -> Outcome:
-            child = Child(lambda: scenario.act(place) and None)
-            time.sleep(delay)
-            child.kill()
-            return child.wait()
+    def kill(place: Path) -> Outcome:
+        child = Child(lambda: scenario.act(place) and None)
+        time.sleep(delay)
+        child.kill()
+        return child.wait()
 
-        yield scenario, f"after {1000 * delay:.1f} ms", kill
+    return scenario, f"after {1000 * delay:.1f} ms", kill
 
 
 TRIAL = Trial(

@@ -6,17 +6,15 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.model.architecture import RUNGS
-from attnlm.training.events import Started, Stepped
-from attnlm.training.memory import FACTOR
-from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
+from tests.trials.internals import FACTOR, RUNGS, Started, Stepped, Stepper, console, exits
 from tests.trials.small import TEXT, prepared, settings_of
 from tests.trials.trial import Tally, Trial
 
@@ -24,29 +22,30 @@ _GROWTH = 4 * 2**20  # bytes: an allocator's unrest
 _MOST_TOKENS = 1_000_000
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    """`cases` thousand steps, up to a million sampled tokens, and one estimate per rung.
+def _run(tally: Tally, folder: Path) -> None:
+    """So many thousand steps, up to a million sampled tokens, and one estimate per rung.
 
     In the short form, of one, only with the rungs that are quick; in the full one half an hour.
     """
-    tally = Tally()
-    data = prepared(folder / "given")
-    is_short = cases == 1
-    tokens = min(10_000 * cases, _MOST_TOKENS)
+    cases = dict(_cases(tally.wanted, prepared(folder / "given"), folder))
+    for (name, case), _ in tally.chosen(list(cases.items()), len(cases)):
+        tally.count(in_child(case).failure, name)
+
+
+def _cases(
+    thousands: int, data: Path, folder: Path
+) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    is_short = thousands == 1
+    steps, tokens = 1000 * thousands, min(10_000 * thousands, _MOST_TOKENS)
     for rung in ("multi-head",) if is_short else ("multi-head", "transformer"):
         runs = folder / rung
-        outcome = in_child(lambda: _growth_of_training(data, runs, rung, 1000 * cases))  # noqa: B023
-        tally.count(outcome.failure, f"{rung}, {1000 * cases} steps")
-        outcome = in_child(lambda: _growth_of_sampling(runs / "run", tokens))  # noqa: B023
-        tally.count(outcome.failure, f"{rung}, {tokens} tokens")
+        yield f"{rung}, {steps} steps", partial(_growth_of_training, data, runs, rung, steps)
+        yield f"{rung}, {tokens} tokens", partial(_growth_of_sampling, data, runs, rung, tokens)
     ways: dict[str, dict[str, Any]] = {rung: {"model": rung} for rung in RUNGS}
     ways |= _UNUSUAL
     for name in ("average", "single-head", "multi-head", *_UNUSUAL) if is_short else ways:
-        outcome = in_child(lambda: _estimated(folder / "estimated", name, ways[name]))  # noqa: B023
-        tally.count(outcome.failure, name)
-    outcome = in_child(lambda: _out_of_memory(data, folder / "poor"))
-    tally.count(outcome.failure, "out of memory")
-    return tally
+        yield name, partial(_estimated, folder / "estimated", name, ways[name])
+    yield "out of memory", partial(_out_of_memory, data, folder / "poor")
 
 
 def _status(what: str) -> int:
@@ -76,7 +75,8 @@ def _growth_of_training(data: Path, runs: Path, rung: str, steps: int) -> str | 
     return _growth(sizes) if len(sizes) > 3 else "it was too short to tell"
 
 
-def _growth_of_sampling(run: Path, tokens: int) -> str | None:
+def _growth_of_sampling(data: Path, runs: Path, rung: str, tokens: int) -> str | None:
+    run = attnlm.train(data, checkpoint_dir=runs, name="sampled", **settings_of(rung))
     pieces: Iterator[str] = attnlm.sample(run, tokens=tokens, seed=1, device="cpu")
     sizes = []
     while list(islice(pieces, tokens // 20)):
@@ -126,8 +126,6 @@ def _estimated(runs: Path, name: str, way: dict[str, Any]) -> str | None:
 
 def _out_of_memory(data: Path, runs: Path) -> str | None:
     """A run that finds no more memory in its eighth step is whole up to the fourth."""
-    from attnlm.cli import console, exits
-
     settings = settings_of("transformer", block_size=64)
     unlimited = resource.getrlimit(resource.RLIMIT_AS)
     original = Stepper.step

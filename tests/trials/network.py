@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.text import download
-from attnlm.text.download import cached, fetch
 from tests.trials import opening
+from tests.trials.internals import download
 from tests.trials.trial import Tally, Trial
 from tests.web_server import Answer, WebServer, body, serving
 
@@ -27,17 +26,18 @@ _BOMB = gzip.compress(gzip.compress(bytes(2**27)))
 _PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
 
 
-def _network(cases: int, seed: int, folder: Path) -> Tally:
-    """`cases` servers, each of which answers in up to three drawn ways, one request after another.
+def _network(tally: Tally, folder: Path) -> None:
+    """A machine that is silent; and so many servers, each of which answers in up to three drawn
+    ways, one request after another.
 
     What may be over in a moment is asked for again, so that the first other answer decides: a good
     one ends with that content in the cache, any other with an error that says what it was. At no
     time may anything else be in the cache, nor half of anything anywhere.
     """
-    generator = random.Random(seed)
-    tally = Tally()
     with _own_surroundings(), serving() as web:
-        for case in range(cases):
+        for name, _ in tally.chosen(["nobody accepts"], 1):
+            tally.count(_nobody_accepts(folder), name)
+        for case, generator in tally.drawn(tally.wanted, 1):
             # A server of which only the first half of a file came may have another one by then.
             size = generator.choice((0, 1, 999, 70_000))
             content, other = generator.randbytes(size), generator.randbytes(size)
@@ -57,8 +57,6 @@ def _network(cases: int, seed: int, folder: Path) -> Tally:
                     patch.setattr(download, "PERIOD", _STALL_DEADLINE)
                 fault = _downloaded(url, content, place, kinds[-1], by_progress)
             tally.count(fault, f"{names} ({len(content)} bytes)")
-        tally.count(_nobody_accepts(folder))
-    return tally
 
 
 def _downloaded(
@@ -74,7 +72,7 @@ def _downloaded(
 
     def get() -> None:
         found.append(
-            cached(
+            download.cached(
                 url,
                 "text.txt",
                 sha256=hashlib.sha256(content).hexdigest(),
@@ -111,7 +109,7 @@ def _nobody_accepts(folder: Path) -> str | None:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/a"
         began = time.monotonic()
         refused, fault = opening.refusal(
-            lambda: fetch(url, folder / "a", deadline=_DEADLINE, timeout=0.1)
+            lambda: download.fetch(url, folder / "a", deadline=_DEADLINE, timeout=0.1)
         )
     if time.monotonic() - began > _MARGIN:
         return "a silent machine was waited for"

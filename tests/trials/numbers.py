@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
 import signal
@@ -12,20 +11,17 @@ from typing import Any
 import torch
 
 import attnlm
-from attnlm.model.architecture import RUNGS
-from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
+from tests.trials.internals import RUNGS, Stepper
 from tests.trials.small import facts_of, prepared, settings_of
 from tests.trials.trial import Tally, Trial
 
 _KINDS = ("loss", "gradient", "weights")
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
+def _run(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
-    generator = random.Random(seed)
-    for case in range(cases):
+    for case, generator in tally.drawn(tally.wanted):
         rung = RUNGS[case % len(RUNGS)]
         kind = _KINDS[case // len(RUNGS) % len(_KINDS)]
         value = generator.choice((float("nan"), float("inf"), -float("inf")))
@@ -39,7 +35,6 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
         name = f"{rung}, {value} in {kind} at step {step}{', then Ctrl-C' if stops else ''}"
         tally.count(outcome.failure, name)
         shutil.rmtree(runs)
-    return tally
 
 
 def _train(

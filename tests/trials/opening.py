@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base.errors import AttnlmError
-from attnlm.compute.device import choose_device
-from attnlm.runs.open_run import open_run
-from attnlm.training.state import saved_state
+from tests.trials.internals import choose_device, saved_state
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SETTINGS: dict[str, Any] = {
@@ -58,7 +57,7 @@ def open_data(folder: Path, name: str | None) -> str:
 
 def open_the_run(folder: Path, name: str | None) -> str:
     """A digest of all that the run of `make_all` says: as if it were sampled from and resumed."""
-    run = open_run(name, checkpoint_dir=folder / "checkpoints")
+    run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
     about = [run.config.settings(), run.vocab_size, run.parameters, dict(run.dataset)]
     weights = []
     for which in ("best", "last"):
@@ -73,7 +72,7 @@ def open_the_run(folder: Path, name: str | None) -> str:
 
 def open_ticker(folder: Path, name: str | None) -> str:
     """A digest of each line of the run's ticker, one after the other."""
-    run = open_run(name, checkpoint_dir=folder / "checkpoints")
+    run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
     said: list[str] = []
     for moment in run.ticker():
         assert moment.maps is not None
@@ -86,13 +85,30 @@ def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:
     """The message that `read` refuses with, if it does; and what it does that nothing should."""
     try:
         read()
-    except AttnlmError as error:
+    except attnlm.AttnlmError as error:
         if not error.message or not error.hint or "\n" in error.message:
             return error.message, "its refusal is not a line and a hint"
         return error.message, None
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is none of Exception's
         return None, f"{type(error).__name__}: {str(error)[:200]}"
     return None, None
+
+
+@contextlib.contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """Lets this process take so many more bytes and no more, where the system can count them."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _digest(*parts: object) -> str:

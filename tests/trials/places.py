@@ -6,7 +6,6 @@ A late one takes a file's place just before it is opened, when it was looked at 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -79,21 +78,19 @@ _THINGS: dict[str, Callable[[Path], None]] = {
 _MOVED = "a link to where it was moved"
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
+def _run(tally: Tally, folder: Path) -> None:
     """One thing in one place for each case, then a late one, before one command.
 
     As promised is an end in time: success, or an error in one line. What is elsewhere stays as it
     was. What looks like a leftover hinders nothing; what the user moved, and has a link to, works.
     """
-    tally = Tally()
-    generator = random.Random(seed)
     in_child(lambda: _make(folder / "whole"))
     there = [p.relative_to(folder / "whole") for p in (folder / "whole").rglob("*")]
     places = [*map(str, there), "data", "checkpoints"]
     places = [place for place in {*places} if place.startswith(("data", "checkpoints"))]
     inputs = [(place, thing) for place in sorted(places) for thing in (*_THINGS, _MOVED)]
     inputs += [(place, thing) for place in _LEFTOVERS for thing in _THINGS]
-    for case in range(cases):
+    for case, generator in tally.drawn(tally.wanted):
         copy, command = folder / "copy", generator.choice(_COMMANDS)
         shutil.copytree(folder / "whole", copy)
         if case % 3:
@@ -105,7 +102,6 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
             what = f"{thing} instead of what is opened as number {number}"
         tally.count(fault, f"{' '.join(command)}: {what}")
         shutil.rmtree(copy)
-    return tally
 
 
 def _make(folder: Path) -> None:

@@ -3,56 +3,60 @@
 from __future__ import annotations
 
 import itertools
-import random
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.config.settings import resolve
-from attnlm.experiments.settle import _has_compiler
-from attnlm.model.architecture import RUNGS
-from attnlm.training.one_layer import native_parts
-from attnlm.training.step import Stepper
 from tests.trials.children import in_child, in_own_process
+from tests.trials.internals import (
+    RUNGS,
+    Stepper,
+    has_compiler,
+    has_native_parts,
+    native_parts,
+    resolve,
+)
 from tests.trials.small import facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
 
 _STOPS = range(1, 12)
-_COMPILED = 3
+_SHORT = 100  # fewer cases than this leave out what takes a minute
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
+def _run(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
-    stopped = list(itertools.product(_ways(), _STOPS))
-    if cases < len(stopped):
-        stopped = random.Random(seed).sample(stopped, cases)
-    elif _has_compiler():
+    stopped = list(itertools.product(_ways(attnlm.open_dataset(data).vocab_size), _STOPS))
+    if tally.wanted >= _SHORT and has_compiler():
         compiled = {"model": "transformer", "dropout": 0.2, "compile": "on", "optimizer": "muon"}
-        stopped += [(compiled, stop) for stop in (1, 6, 11)[:_COMPILED]]
-    for number, (way, stop) in enumerate(stopped):
+        stopped += [(compiled, stop) for stop in (1, 6, 11)]
+    for (way, stop), _ in tally.chosen(stopped, tally.wanted):
         settings = settings_of(way["model"], **way)
         key = "-".join(map(str, way.values()))
-        whole, parts = folder / key, folder / f"stopped-{number}"
+        whole, parts = folder / key, folder / f"stopped-{tally.number}"
         outcome = in_child(lambda: _compare(data, whole, parts, settings, stop))  # noqa: B023
         tally.count(outcome.failure, f"{key}, stopped after step {stop}")
         shutil.rmtree(parts, ignore_errors=True)
-    return tally
 
 
-def _ways() -> list[dict[str, Any]]:
-    """Every rung with every optimizer and sampling that it takes, dropout on where it has it."""
-    ways = []
+def _ways(vocab_size: int) -> list[dict[str, Any]]:
+    """Every rung with every optimizer and sampling that it takes, dropout on where it has it.
+
+    Without dropout, rungs of one layer have another, faster way to step, and a third one in C.
+    """
+    ways: list[dict[str, Any]] = []
     for rung, sampling in itertools.product(RUNGS, ("epoch", "random")):
         plain = rung in ("bigram", "average", "dot-product")
         for optimizer in ("adamw",) if plain else ("adamw", "muon"):
             way = {"model": rung, "sampling": sampling, "optimizer": optimizer}
             ways.append(way if plain else {**way, "dropout": 0.2})
-            if rung in ("single-head", "multi-head", "wide-head"):
-                ways.append(way)  # without dropout they have another, faster way to step
-                if sampling == "epoch" and native_parts(resolve({"model": rung}).model):
+            config = resolve(settings_of(rung, **way))
+            if has_native_parts(
+                config.model, vocab_size, config.training.batch_size * config.model.block_size
+            ):
+                ways.append(way)
+                if native_parts(config.model):
                     ways.append({**way, "compile": "parts"})
     return ways
 
@@ -88,7 +92,7 @@ TRIAL = Trial(
     name="resume",
     promise="stopped after any step and resumed: the same bytes as never stopped",
     short=20,
-    full=400,
+    full=509,
     run=in_own_process(_run),
     skip=lambda: None if hasattr(signal, "pause") else "it forks",
 )

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base import folders
-from attnlm.base.errors import AttnlmError
-from attnlm.training.events import Evaluated
-from attnlm.training.step import Stepper
 from tests.trials.children import before_each_event, in_child
+from tests.trials.internals import Evaluated, Stepper, folders
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
 
 
@@ -106,7 +103,7 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
                 if made - facts_of(run.last)["step"] > settings["eval_every"]:
                     return f"{made} steps made, {facts_of(run.last)['step']} saved"
             attnlm.train(resume=run.path)
-        except AttnlmError as error:
+        except attnlm.AttnlmError as error:
             if made > settings["eval_every"] or "there is no checkpoint" not in error.message:
                 return error.message
             attnlm.train(data, checkpoint_dir=place, name="other", **settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import signal
@@ -13,13 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.experiments.settle import _has_compiler
 from tests.trials.children import Child, in_child, in_own_process
+from tests.trials.internals import has_compiler
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
 from tests.web_server import WebServer
@@ -40,15 +38,14 @@ _LONGEST = {_COMPILING: 12.0, **dict.fromkeys(_COMPILERS, 1.0)}
 """Seconds to the signal: of commands that compile C, from when the compiler is called."""
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
-    generator = random.Random(seed)
+def _run(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
     # No learning rate depends on the total, so a run that was stopped is one of so many steps.
     settings = {**settings_of("multi-head"), "schedule": "constant", "eval_every": 20}
     with _serving() as web:
         commands = _commands(data, folder, settings, web.url)
-        for number, name in enumerate(islice(cycle(commands), cases)):
+        for number, generator in tally.drawn(tally.wanted):
+            name = list(commands)[number % len(commands)]
             place = folder / f"case-{number}"
             place.mkdir()
             signum = generator.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -65,7 +62,6 @@ def _run(cases: int, seed: int, folder: Path) -> Tally:
             tally.count(failure, f"{name}, {signum.name} after {delay:.2f} s{again}")
             # A compiler that lost its parent may still be writing.
             shutil.rmtree(place, ignore_errors=True)
-    return tally
 
 
 def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> dict[str, list[str]]:
@@ -84,7 +80,7 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     return {
         "train": [*train, *flags],
         "prepare, downloading slowly": ["prepare", f"{url}/slow"],
-        **({_COMPILING: compiling} if _has_compiler() else {}),
+        **({_COMPILING: compiling} if has_compiler() else {}),
         "sample": sample,
         "prepare": ["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"],
         "prepare, a download stalled": ["prepare", f"{url}/stalled"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.runs.run import Run
+from tests.trials.internals import Run
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL: dict[str, Any] = {

@@ -10,26 +10,23 @@ import time
 from pathlib import Path
 
 import attnlm
-from attnlm.training.events import Evaluated
 from tests.trials.children import Child, in_child, in_own_process
+from tests.trials.internals import Evaluated
 from tests.trials.small import TEXT, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
 
 
-def _run(cases: int, seed: int, folder: Path) -> Tally:
-    tally = Tally()
-    generator = random.Random(seed)
+def _run(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(lambda: _train(data, whole))
     kinds = (_two_trainers, _two_preparations, _readers)
-    for case in range(cases):
+    for case, generator in tally.drawn(tally.wanted):
         place = folder / "case"
         place.mkdir()
         kind = kinds[case % len(kinds)]
         tally.count(kind(data, whole, place, generator), kind.__name__)
         shutil.rmtree(place)
-    return tally
 
 
 def _train(data: Path, runs: Path, **settings: object) -> None:

@@ -51,7 +51,7 @@ def check_value(record: type, name: str, value: object) -> None:
     choices = described.metadata["choices"]
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
-        raise UsageError(f"`{name}` can't be {value!r}", hint)
+        raise UsageError(f"`{name}` can't be {shown(value)}", hint)
     holds: dict[str, Any] = {
         "at least": lambda limit: value >= limit,
         "above": lambda limit: value > limit,
@@ -60,7 +60,9 @@ def check_value(record: type, name: str, value: object) -> None:
     }
     for words, limit in described.metadata["limits"].items():
         if not holds[words](limit):
-            raise UsageError(f"`{name}` {value} is out of range", f"it must be {words} {limit}")
+            raise UsageError(
+                f"`{name}` {shown(value)} is out of range", f"it must be {words} {limit}"
+            )
 
 
 def _check_type(kind: type, name: str, value: object) -> None:
@@ -71,5 +73,13 @@ def _check_type(kind: type, name: str, value: object) -> None:
     else:
         fits = type(value) is kind
     if not fits:
-        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:47]}…"
-        raise UsageError(f"`{name}` can't be {shown}", f"it must be {expected[kind]}")
+        raise UsageError(f"`{name}` can't be {shown(value)}", f"it must be {expected[kind]}")
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: cut short, and in words where Python can't write it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or tables within tables
+        return "such a value"
+    return text if len(text) < 50 else f"{text[:47]}…"

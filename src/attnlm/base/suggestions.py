@@ -87,6 +87,7 @@ _ANSWERS = {
     f"{_FOLDERS}: delete what you no longer want": "delete remove rm",
 }
 
+_LONGEST = 255  # characters of a name that are compared; a recipe may have 1 MB of them
 _NEAR = 0.6  # as difflib.get_close_matches has it
 _BEGINS_ALIKE = 0.8
 
@@ -117,7 +118,7 @@ def answer(command: str) -> str | None:
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
     """The one spelt most alike, the first of several; one may be the other's beginning."""
-    wanted = _plain(name)
+    wanted = _plain(name[:_LONGEST])
 
     def likeness(other: str) -> float:
         one, two = sorted((wanted, _plain(other)), key=len)

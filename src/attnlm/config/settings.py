@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, Settings, check_value, fields_of, setting, type_of
+from attnlm.base.settings import Setting, Settings, check_value, fields_of, setting, shown, type_of
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import (
     MODELS,
@@ -28,7 +28,10 @@ from attnlm.model.architecture import (
 )
 
 _LARGEST = 2**20
+_MOST_STEPS = 2**40
 _LARGEST_RECIPE = 2**20  # bytes
+# For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
+_LARGEST_TOML = 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +46,12 @@ class TrainingConfig:
     stride: int | None = setting(
         "tokens from one window's start to the next (epoch); default: block_size",
         at_least=1,
-        at_most=2**40,
+        at_most=_MOST_STEPS,
     )
-    steps: int | None = setting("number of updates", at_least=1, at_most=2**40)
-    budget: float | None = setting("seconds to train for, in place of steps", above=0)
+    steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
+    budget: float | None = setting(
+        "seconds to train for, in place of steps", above=0, at_most=10**8
+    )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
     learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
     optimizer: str = setting(
@@ -66,19 +71,25 @@ class TrainingConfig:
     cooldown: float = setting(
         "fraction of the steps in which the learning rate falls", default=1.0, above=0, at_most=1
     )
-    warmup: int = setting("steps in which the learning rate rises", default=0, at_least=0)
+    warmup: int = setting(
+        "steps in which the learning rate rises", default=0, at_least=0, at_most=_MOST_STEPS
+    )
     weight_decay: float = setting(
         "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
     )
     weight_decay_on: str = setting(
         "which parameters decay", default="matrices", choices=("matrices", "all")
     )
-    gradient_clip: float | None = setting("clip the norm of the whole gradient to this", above=0)
+    gradient_clip: float | None = setting(
+        "clip the norm of the whole gradient to this", above=0, at_most=1e38
+    )
     eval_every: int | None = setting(
-        "steps from one evaluation to the next; default: a tenth of the steps", at_least=1
+        "steps from one evaluation to the next; default: a tenth of the steps",
+        at_least=1,
+        at_most=_MOST_STEPS,
     )
     patience: int | None = setting(
-        "stop after this many evaluations without improvement", at_least=1
+        "stop after this many evaluations without improvement", at_least=1, at_most=_MOST_STEPS
     )
     seed: int | None = setting(
         "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
@@ -276,7 +287,7 @@ def check_setting(name: str, value: Setting) -> None:
     """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _RECORD_OF:
         hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
-        raise UsageError(f"unknown key {name!r}", hint)
+        raise UsageError(f"unknown key {shown(name)}", hint)
     check_value(_RECORD_OF[name], name, value)
 
 
@@ -296,7 +307,12 @@ def load_recipe(name: str) -> Settings:
         if len(content) > _LARGEST_RECIPE:
             raise ValueError("it is too large")
         text = content.decode("utf-8-sig")
-        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if path.suffix == ".json":
+            loaded = json.loads(text)
+        elif len(content) > _LARGEST_TOML:
+            raise ValueError(f"it has {len(content):,} bytes, more than {_LARGEST_TOML:,}")
+        else:
+            loaded = tomllib.loads(text)
     except FileNotFoundError:
         hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None

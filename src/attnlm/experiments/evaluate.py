@@ -30,8 +30,10 @@ def evaluate(
 
     It equals the number that training logged, to the bit on the same machine: parameters lie in
     memory as in training, and threads and precision are the same. `verify` is that of
-    `open_dataset`. Raises AttnlmError when something is missing or damaged, when `data` was encoded with a
-    different tokenizer, or when the loss is not finite.
+    `open_dataset`.
+
+    Raises AttnlmError when something is missing or damaged, when `data` was encoded with a different
+    tokenizer, or when the loss is not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:

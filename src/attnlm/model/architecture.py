@@ -18,6 +18,7 @@ RUNGS = MODELS[:7]
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
+_WIDEST_HEADS = 2**24  # all of a layer's together: a matrix's bytes fit into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,11 @@ def _check_heads(a: Architecture, width: int) -> None:
         raise UsageError(
             f"`embed_dim` {width} can't be divided into `heads` {a.heads}",
             f"give `embed_dim` {step * max(1, width // step)}, or a `head_size`",
+        )
+    if a.heads * a.head_dim > _WIDEST_HEADS:
+        raise UsageError(
+            f"`heads` {a.heads} of {a.head_dim} are too wide together",
+            f"give `heads` {max(1, _WIDEST_HEADS // a.head_dim)} or fewer",
         )
     if a.heads % a.num_kv_heads:
         raise UsageError(

@@ -210,7 +210,7 @@ def _answer(url: str, timeout: float) -> Iterator[requests.Response]:
                 place, stream=True, allow_redirects=False, timeout=timeout
             ) as response:
                 target = target_of(response)
-                if target is None:
+                if not target:
                     yield response
                     return
                 origin, place = place, urljoin(place, target)

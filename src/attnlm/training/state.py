@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,9 +77,7 @@ def saved_state(run: Run, device: Device) -> TrainingState:
     optimizer = Optimizer(model, run.config.training)
     state = TrainingState(model, optimizer, device)
     known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
-    older = facts.get("seconds", 0.0)  # which is where older versions kept them
-    known = known and type(older) is float and older < math.inf
-    if not known or facts["step"] < 0 or optimizer.state().keys() != tensors.keys():
+    if not known or not _fit_together(facts) or optimizer.state().keys() != tensors.keys():
         raise AttnlmError(
             f"{run.last} does not hold the state that its run describes",
             "copy the run's folder again from where it came",
@@ -86,5 +85,20 @@ def saved_state(run: Run, device: Device) -> TrainingState:
     optimizer.load_state(tensors)
     saved = {name: facts[name] for name in _FACTS}
     records = run.metrics_until(facts["evaluated_step"])
+    older = facts.get("seconds", 0.0)  # which is where older versions kept them
     seconds = max([older, run.stopped_after, *(record["seconds"] for record in records)])
     return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
+
+
+def _fit_together(facts: Mapping[str, Any]) -> bool:
+    """Whether facts of the right types are those of a run: steps in order, sums in float32."""
+    older = facts.get("seconds", 0.0)
+    return (
+        -1 <= facts["evaluated_step"] <= facts["step"]
+        and 0 <= facts["best_step"] <= max(0, facts["evaluated_step"])
+        and not math.isnan(facts["best_loss"])
+        and facts["stale"] >= 0
+        and abs(facts["loss_sum"]) <= torch.finfo(torch.float32).max
+        and type(older) is float
+        and 0 <= older < math.inf
+    )

@@ -1,0 +1,429 @@
+"""Configuration, weights and seals that agree, at sizes that nobody trains: used, or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import attnlm
+from tests import command as commands
+from tests.trials.children import in_child, in_own_process
+from tests.trials.internals import (
+    RUNGS,
+    Optimizer,
+    build_model,
+    checkpoint,
+    count_parameters,
+    files,
+    library,
+    model_skeleton,
+    resolve,
+)
+from tests.trials.opening import bounded_memory
+from tests.trials.trial import Tally, Trial
+
+_MOST_SECONDS = 30
+_MOST_NUMBERS = 2**23  # in the weights of a model that is made
+_VOCABULARIES = (1, 2, 3, 26, 257, 3000)
+_TOKENS = 4000
+_TRAINING: dict[str, Any] = {
+    "steps": 4,
+    "eval_every": 2,
+    "batch_size": 2,
+    "seed": 1,
+    "threads": 1,
+    "device": "cpu",
+    "dtype": "float32",
+    "compile": "off",
+}
+
+
+def _forged(tally: Tally, folder: Path) -> None:
+    """So many forged runs, each in a child that reads it by a few commands.
+
+    As promised is that a command does its work, or refuses in a line and a hint, in bounded memory
+    and time; a run whose tensors are of a wrong type or size is always refused.
+    """
+    for vocab_size in _VOCABULARIES:
+        _make_data(folder / f"of-{vocab_size}", vocab_size)
+    library("decoding.c")  # once for all children
+    for number, generator in tally.drawn(tally.wanted):
+        forge = _FORGERIES[number % len(_FORGERIES)]
+        vocab_size = generator.choice(_VOCABULARIES)
+        place = folder / "case"
+        shutil.copytree(folder / f"of-{vocab_size}", place)
+        outcome = in_child(lambda: _read_forged(place, vocab_size, forge, generator))  # noqa: B023
+        told = outcome.result or {"what": forge.__name__, "fault": outcome.failure}
+        tally.count(told["fault"], f"{told['what']}, {vocab_size} ids")
+        shutil.rmtree(place)
+
+
+def _make_data(folder: Path, vocab_size: int) -> None:
+    """A data set of so many characters, and a run of a bigram that was trained on it."""
+    folder.mkdir(parents=True)
+    characters = "".join(chr(0x4E00 + i) for i in range(vocab_size))
+    text = folder / "text.txt"
+    text.write_text(characters * math.ceil(_TOKENS / vocab_size), encoding="utf-8")
+    attnlm.prepare(text, data_dir=folder / "data")
+    attnlm.train(
+        data_dir=folder / "data",
+        checkpoint_dir=folder / "checkpoints",
+        name="run",
+        **{**_TRAINING, "model": "bigram", "block_size": 4, "steps": 2},
+    )
+    (folder / "checkpoints" / "run" / "ticker.jsonl").unlink()  # a bigram has no heads
+
+
+_Forgery = Callable[[Path, int, Random], tuple[str, bool]]
+"""Forges the run at a path, for so many ids; tells how, and whether that must be refused."""
+
+
+def _read_forged(
+    place: Path, vocab_size: int, forge: _Forgery, generator: Random
+) -> dict[str, str | None]:
+    """What was forged, and what goes wrong as commands read it."""
+    run = place / "checkpoints" / "run"
+    what, must_refuse = forge(run, vocab_size, generator)
+    os.chdir(place)
+    signal.alarm(3 * _MOST_SECONDS)
+    fault = None
+    for name in generator.sample(list(_COMMANDS), 4):
+        began = time.monotonic()
+        with bounded_memory(2**30):
+            done = commands.here([argument.format(run=run) for argument in _COMMANDS[name]])
+        fault = fault or done.fault() or _told_wrongly(done, "--json" in _COMMANDS[name])
+        if fault is None and must_refuse and done.code == 0:
+            fault = "accepted"
+        if fault is None and time.monotonic() - began > _MOST_SECONDS:
+            fault = f"it took {time.monotonic() - began:.0f} s"
+        if fault:
+            return {"what": f"{what}, {name}", "fault": fault}
+    return {"what": what, "fault": None}
+
+
+def _told_wrongly(done: commands.Done, is_json: bool) -> str | None:
+    """What nobody wants to read: warnings, numbers that are none, pages for an error."""
+    if "Warning" in done.stderr:
+        return f"a warning: {done.stderr[-300:]}"
+    if done.code and len(done.stderr) > 2000:
+        return f"its refusal has {len(done.stderr):,} characters"
+    if done.code == 0 and is_json:
+        json.loads(done.stdout, parse_constant=_refuse_constant)
+    return None
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_TEXT = "\u4e00" * 5
+_SAMPLE = ("sample", "{run}", "--seed", "1", "--tokens", "9")
+_COMMANDS = {
+    "sample": [*_SAMPLE, "--tokens", "40"],
+    "sample last": [*_SAMPLE, "--checkpoint", "last"],
+    "sample greedily": [*_SAMPLE, "--temperature", "0", "--json"],
+    "sample many": [*_SAMPLE, "--num-samples", "20", "--top-k", "2"],
+    "sample from a prompt": [*_SAMPLE, "--prompt", _TEXT * 20],
+    "sample with probabilities": [*_SAMPLE, "--show-probs", "--json"],
+    "eval": ["eval", "{run}", "--json"],
+    "resume": ["train", "--resume", "{run}"],
+    "attend": ["attend", _TEXT, "--run", "{run}", "--json"],
+    "attend, a page": ["attend", _TEXT, "--run", "{run}", "--output", "a.html"],
+    "heads": ["heads", "--run", "{run}", "--windows", "2", "--json"],
+    "trace": ["trace", _TEXT, "--run", "{run}", "--json"],
+    "trace as code": ["trace", _TEXT, "--run", "{run}", "--as-code"],
+    "report": ["report", "{run}", "--windows", "2"],
+}
+
+
+# --- What is forged -------------------------------------------------------------------------------
+
+_FEW = (1, 2, 3, 4, 5, 7, 8, 9)
+_EXTREMES = (15, 16, 17, 31, 32, 33, 63, 65, 127, 129, 255, 256, 257, 1000, 4097, 2**16 + 1, 2**20)
+_MOST_HEADS = 4097  # some commands tell of each
+_SIZES = ("embed_dim", "heads", "head_size", "layers", "block_size")
+
+
+def _odd_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """Sizes that may be chosen, one or two of them extreme."""
+    config = _write(run, vocab_size, generator, lambda: _drawn_sizes(generator))
+    return f"{config}", False
+
+
+def _drawn_sizes(generator: Random) -> dict[str, Any]:
+    sizes: dict[str, Any] = {name: generator.choice(_FEW) for name in _SIZES}
+    for name in generator.sample(_SIZES, generator.choice((0, 1, 1, 2))):
+        sizes[name] = generator.choice(_EXTREMES)
+    sizes["heads"] = min(sizes["heads"], _MOST_HEADS)
+    return {"model": generator.choice(RUNGS[1:]), **sizes}
+
+
+_LIMITS: dict[str, tuple[object, ...]] = {
+    "warmup": (1, 4),
+    "patience": (1, 2**40),
+    "eval_every": (1, 2**40),
+    "gradient_clip": (1e-38, 1e-300, 1e38, 1),
+    "learning_rate": (1e-300, 1e-38, 100, 100.0),
+    "weight_decay": (1000, 1e-300),
+    "weight_decay_on": ("all",),
+    "beta1": (0, 0.0, 1 - 2**-53),
+    "beta2": (0, 0.0, 1 - 2**-53),
+    "schedule": ("constant", "cosine"),
+    "cooldown": (5e-324, 1),
+    "batch_size": (1, 3, 1000, 2**20),
+    "sampling": ("random",),
+    "stride": (1, 2**40),
+    "seed": (0, 2**63 - 1),
+    "threads": (2, 3),
+    "compile": ("parts", "auto"),
+    "dtype": ("bfloat16", "auto"),
+    "dropout": (0, 1 - 2**-53, 0.5),
+    "optimizer": ("muon",),
+    "projection": (True,),
+    "qkv_bias": (True,),
+    "tie_embeddings": (True,),
+    "steps": (2, 3),
+}
+
+
+def _odd_settings(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """Settings at the ends of what they may be."""
+
+    def draw() -> dict[str, Any]:
+        drawn = {"model": generator.choice(RUNGS)}
+        names = generator.sample(list(_LIMITS), generator.choice((1, 2, 4)))
+        return drawn | {name: generator.choice(_LIMITS[name]) for name in names}
+
+    return f"{_write(run, vocab_size, generator, draw)}", False
+
+
+_NO_SIZES: tuple[object, ...] = (0, -1, 2**20 + 1, 2**40, 2**62, True, False, 2.0, 0.5, "4", None)
+
+
+def _impossible_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """A size that can't be, or a vocabulary; tensors have it too where one can."""
+    _write(run, vocab_size, generator, lambda: {"model": "multi-head", "heads": 2, "embed_dim": 4})
+    content = files.read_json(run / "config.json")
+    name = generator.choice(("embed_dim", "heads", "head_size", "block_size", "vocab_size"))
+    sizes = {**content["config"], "head_size": 2, "vocab_size": vocab_size}
+    value = generator.choice(_NO_SIZES)
+    sizes[name] = value
+    given = {key: size for key, size in sizes.items() if key != "vocab_size"}
+    files.write_json(
+        run / "config.json", {**content, "config": given, "vocab_size": sizes["vocab_size"]}
+    )
+    if type(value) is int and 0 <= value <= 2**20 + 1:
+        v, t, c = sizes["vocab_size"], sizes["block_size"], sizes["embed_dim"]
+        all_heads = sizes["heads"] * sizes["head_size"]
+        shapes = {
+            "token_embedding.weight": (v, c),
+            "position_embedding.weight": (t, c),
+            "body.qkv": (3, all_heads, c),
+            "head.weight": (v, all_heads),
+            "head.bias": (v,),
+        }
+        if sum(map(math.prod, shapes.values())) < 4 * _MOST_NUMBERS:
+            for which in ("best", "last"):
+                tensors = {f"model.{key}": torch.zeros(shape) for key, shape in shapes.items()}
+                _seal(run / f"{which}.safetensors", tensors)
+    return f"{name} = {value!r}", True
+
+
+_TYPES = (
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+)
+
+
+def _wrong_types(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """All tensors, or one of them, of another type: the digest is right."""
+    _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS)})
+    dtype = generator.choice(_TYPES)
+    every = generator.random() < 0.5
+    for which in ("best", "last"):
+        path = run / f"{which}.safetensors"
+        tensors = load_file(str(path))
+        chosen = list(tensors) if every else [generator.choice(_of_model(tensors))]
+        _seal(path, {n: t.to(dtype) if n in chosen else t for n, t in tensors.items()})
+    return f"{'all' if every else 'one'} of {dtype}", True
+
+
+def _other_tensors(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """Tensors of no size, of one dimension more or less, or turned: the digest is right."""
+    _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS[1:])})
+    kind = generator.choice(("empty", "scalar", "flat", "deeper", "longer", "shorter", "gone"))
+    for which in ("best", "last"):
+        path = run / f"{which}.safetensors"
+        tensors = load_file(str(path))
+        name = generator.choice([n for n in _of_model(tensors) if tensors[n].ndim > 1])
+        old = tensors.pop(name)
+        changed = {
+            "empty": old[:0],
+            "scalar": old.flatten()[0],
+            "flat": old.flatten(),
+            "deeper": old[None],
+            "longer": torch.cat((old, old)),
+            "shorter": old.flatten()[:-1],
+        }
+        if kind != "gone":
+            tensors[name] = changed[kind].clone()
+        _seal(path, tensors)
+    return f"{name} {kind}", True
+
+
+def _of_model(tensors: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in tensors if name.startswith("model.")]
+
+
+def _declared_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """Terabytes, by configuration and header alike; the file is small, or a hole."""
+    _write(run, vocab_size, generator, lambda: {"model": "multi-head"})
+    content = files.read_json(run / "config.json")
+    c, heads = (generator.choice((2**12, 2**16, 2**20)) for _ in "ch")
+    sizes = {"embed_dim": c, "heads": heads, "head_size": generator.choice((1, 2**10, 2**20))}
+    content["config"] |= sizes
+    files.write_json(run / "config.json", content)
+    t, all_heads = content["config"]["block_size"], heads * sizes["head_size"]
+    shapes = {
+        "model.token_embedding.weight": (vocab_size, c),
+        "model.position_embedding.weight": (t, c),
+        "model.body.qkv": (3, all_heads, c),
+        "model.head.weight": (vocab_size, all_heads),
+        "model.head.bias": (vocab_size,),
+    }
+    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(_FACTS), "digest": "0" * 64}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    described = json.dumps(header).encode()
+    length = generator.choice((0, 64, 2**20, min(end, 2**42)))
+    for which in ("best", "last"):
+        path = run / f"{which}.safetensors"
+        path.write_bytes(len(described).to_bytes(8, "little") + described)
+        os.truncate(path, 8 + len(described) + length)
+    return f"{sizes}, {end:,} bytes declared, {length:,} there", True
+
+
+_FACTS: dict[str, Any] = {
+    "step": 2,
+    "evaluated_step": 2,
+    "best_step": 2,
+    "best_loss": 1.0,
+    "stale": 0,
+    "loss_sum": 0.0,
+    "val_loss": 1.0,
+    "seconds": 1.0,
+}
+_ODD_FACTS: tuple[object, ...] = (
+    *(-1, 0, 1, 3, 4, 5, 2**40, 2**62, 10**400, -1.0, 0.0, 1e308, -1e308, 5e-324),
+    *(float("nan"), float("inf"), -float("inf"), True, None, "2", [], {}),
+)
+
+
+def _odd_facts(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
+    """Where the run stands, as its last checkpoint tells; a configuration that has seen it."""
+    _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS)})
+    names = generator.sample(list(_FACTS), generator.choice((1, 1, 2)))
+    odd = {name: generator.choice(_ODD_FACTS) for name in names}
+    for which in ("best", "last"):
+        path = run / f"{which}.safetensors"
+        _seal(path, load_file(str(path)), {**_FACTS, **odd})
+    return f"{odd}", False
+
+
+_FORGERIES: tuple[_Forgery, ...] = (
+    _odd_sizes,
+    _odd_settings,
+    _odd_sizes,
+    _odd_facts,
+    _odd_sizes,
+    _impossible_sizes,
+    _odd_settings,
+    _wrong_types,
+    _odd_sizes,
+    _other_tensors,
+    _odd_settings,
+    _declared_sizes,
+)
+
+
+# --- How it is sealed -----------------------------------------------------------------------------
+
+
+def _write(
+    run: Path, vocab_size: int, generator: Random, draw: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Makes of the run one with the first drawn settings that a user could train; returns these."""
+    while True:
+        drawn = draw()
+        settings = {**_TRAINING, **drawn}
+        try:
+            config = resolve({}, _without_unused(settings))
+        except attnlm.AttnlmError:
+            continue
+        numbers = count_parameters(model_skeleton(config.model, vocab_size))
+        if numbers <= _MOST_NUMBERS:
+            break
+    torch.manual_seed(generator.randrange(2**31))
+    model = build_model(config.model, vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=generator.choice((0.02, 1.0, 30.0)))
+    optimizer = Optimizer(model, config.training)
+    checkpoint.save_checkpoint(run / "best.safetensors", model, _FACTS)
+    checkpoint.save_checkpoint(run / "last.safetensors", model, _FACTS, optimizer.state())
+    content = files.read_json(run / "config.json")
+    about = {"config": config.settings(), "parameters": numbers}
+    files.write_json(run / "config.json", {**content, **about})
+    return {name: value for name, value in drawn.items() if name in config.settings()}
+
+
+def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that this rung has."""
+    while True:
+        try:
+            resolve({}, settings)
+        except attnlm.AttnlmError as error:
+            unused = [n for n in settings if f"--{n.replace('_', '-')} does not" in error.message]
+            if not unused:
+                return settings
+            settings = {name: value for name, value in settings.items() if name not in unused}
+        else:
+            return settings
+
+
+def _seal(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, Any] = _FACTS) -> None:
+    """A checkpoint whose digest is right."""
+    described = json.dumps(facts)
+    metadata = {"facts": described, "digest": checkpoint._digest(described, tensors)}
+    save_file(tensors, str(path), metadata)
+
+
+TRIAL = Trial(
+    "forged",
+    "configuration, weights and seals that agree, at odd and impossible sizes: used, or refused",
+    short=24,
+    full=300,
+    run=in_own_process(_forged),
+    skip=lambda: None if sys.platform == "linux" else "it forks, and counts memory as Linux does",
+)

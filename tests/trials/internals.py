@@ -1,0 +1,57 @@
+"""All that the trials use of attnlm beside what `import attnlm` offers."""
+
+from attnlm.base import files, folders
+from attnlm.base.events import Progress
+from attnlm.cli import console, exits
+from attnlm.cli.app import run_command
+from attnlm.compute.device import choose_device
+from attnlm.compute.native import library
+from attnlm.config.settings import flag, load_recipe, resolve, setting_names
+from attnlm.data.dataset import sampled_hash
+from attnlm.experiments.settle import _has_compiler as has_compiler
+from attnlm.model.architecture import RUNGS
+from attnlm.model.language_model import build_model, count_parameters, model_skeleton
+from attnlm.runs import checkpoint
+from attnlm.runs.json_lines import Journal
+from attnlm.runs.run import Run
+from attnlm.text import download
+from attnlm.training.events import Evaluated, Started, Stepped
+from attnlm.training.memory import FACTOR
+from attnlm.training.one_layer import has_native_parts, native_parts
+from attnlm.training.optimizer import Optimizer
+from attnlm.training.state import saved_state
+from attnlm.training.step import Stepper
+
+__all__ = [
+    "FACTOR",
+    "RUNGS",
+    "Evaluated",
+    "Journal",
+    "Optimizer",
+    "Progress",
+    "Run",
+    "Started",
+    "Stepped",
+    "Stepper",
+    "build_model",
+    "checkpoint",
+    "choose_device",
+    "console",
+    "count_parameters",
+    "download",
+    "exits",
+    "files",
+    "flag",
+    "folders",
+    "has_compiler",
+    "has_native_parts",
+    "library",
+    "load_recipe",
+    "model_skeleton",
+    "native_parts",
+    "resolve",
+    "run_command",
+    "sampled_hash",
+    "saved_state",
+    "setting_names",
+]
