@@ -32,7 +32,7 @@ def evaluate(
     memory as in training, and threads and precision are the same. `verify` is that of
     `open_dataset`.
 
-    Raises AttnlmError when something is missing or damaged, when `data` was encoded with a different
+    Raises AttnlmError when something is missing or damaged, when `data` was encoded with another
     tokenizer, or when the loss is not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
