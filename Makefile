@@ -1,4 +1,4 @@
-# Two commands set everything up by themselves: `make demo` and `make test`.
+# `make demo` and `make test` set up everything that they need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,14 +9,14 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
-	@echo "make test       environment, install, then lint, types and tests"
-	@echo "make browser    Chromium for the tests of pages, where apt-get is at hand and you are root"
+	@echo "make test       environment, install, then lint, types, tests and short trials"
+	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make trials     what attnlm survives, in full, TRIALS=\"kill …\" or all"
-	@echo "make mutations  whether the tests notice what is broken on purpose"
-	@echo "make audit      known weaknesses in what attnlm is built on; needs a network"
-	@echo "make bench      measure beside rivals, PARTS=\"steps quality …\" or all"
-	@echo "make format     lay the code out as \`make test\` wants it"
+	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
+	@echo "make mutations  check that the tests notice faults made on purpose"
+	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
+	@echo "make bench      compare speed with other programs, PARTS=\"steps quality …\" or all"
+	@echo "make format     format the code as \`make test\` requires"
 	@echo "make clean      remove the environment and what the demo made"
 
 $(READY): pyproject.toml constraints.txt
@@ -39,7 +39,7 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
-# For the tests of pages, which are skipped without it.
+# The tests of pages are skipped without it.
 browser:
 	@command -v chromium || command -v chromium-browser || \
 		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
@@ -60,7 +60,7 @@ audit:
 	build/audit/bin/python -m pip install --quiet pip-audit
 	@build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip \
 		2>build/audit/log || { grep -v '^WARNING' build/audit/log | tail -n 1 | cut -c 1-300 >&2; \
-		echo "not a clean audit: weaknesses above, or versions that could not be looked up" >&2; exit 1; }
+		echo "audit failed: vulnerabilities above, or versions that could not be looked up" >&2; exit 1; }
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(PARTS)

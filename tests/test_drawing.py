@@ -50,7 +50,7 @@ def test_without_a_folder_for_its_cache_it_says_so(
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [
         "error: matplotlib finds no folder that it can write to",
-        "hint: let MPLCONFIGDIR or TMPDIR name one",
+        "hint: set MPLCONFIGDIR or TMPDIR to one",
     ]
     assert done.stderr.lower().count("matplotlib") == 1
     assert not list(tmp_path.iterdir())

@@ -111,7 +111,7 @@ def test_no_gain_is_less_than_nothing(climbed: Ladder) -> None:
 
 def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
     said = "\n".join(climbed.warnings)
-    assert "each rung's own defaults: bigram adamw 0.1; single-head muon 0.03" in said
+    assert "the defaults of each rung: bigram adamw 0.1; single-head muon 0.03" in said
     assert "too few steps" in said and "equally wide" not in said
     stopped = replace(climbed.rungs[1], records=climbed.rungs[1].records[:-1])
     shorter = replace(climbed, rungs=(climbed.rungs[0], stopped))
@@ -220,13 +220,13 @@ def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
         on_event=notes.append,
         **{**SMALL, "rungs": rungs},
     )
-    assert Note("fruits-char is small: the rungs get a context of 2 tokens") in notes
+    assert Note("fruits-char is small: the context of the rungs is 2 tokens") in notes
     assert {rung.run.config.model.block_size for rung in climbed.rungs} == {2}
 
 
 def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine-bigram").mkdir()
-    with pytest.raises(AttnlmError, match="mine-bigram is there already"):
+    with pytest.raises(AttnlmError, match="mine-bigram exists"):
         climb(dataset.path, name="mine", checkpoint_dir=tmp_path, **SMALL)
     (tmp_path / "ladder-001-single-head").mkdir()
     ladder = climb(dataset.path, checkpoint_dir=tmp_path, **{**SMALL, "steps": 1})

@@ -13,7 +13,7 @@ from attnlm.config.settings import resolve
 from attnlm.training import memory
 from attnlm.training.memory import FACTOR, check_memory, estimate_memory, windows_at_once
 
-CPU = Device("cpu", "float32", "as asked for")
+CPU = Device("cpu", "float32", "requested")
 
 
 @pytest.mark.parametrize(

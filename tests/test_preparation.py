@@ -298,7 +298,7 @@ def test_carriage_returns_are_kept_and_told(tmp_path: Path, data: Path) -> None:
     assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == WINDOWS.decode()
     assert dataset.newlines == "keep"
     (note,) = notes_of(events)
-    assert "w.txt, as Windows ends lines" in note and "`newlines` unix" in note
+    assert "w.txt has carriage returns" in note and "`newlines` unix" in note
 
 
 def test_newlines_unix_makes_other_data_of_them(tmp_path: Path, data: Path) -> None:
@@ -324,7 +324,7 @@ def test_newlines_are_those_of_the_validation_file_too(
     (tmp_path / "val.txt").write_bytes(WINDOWS)
     events: list[object] = []
     prepare(source, val_file=tmp_path / "val.txt", data_dir=data, on_event=events.append)
-    assert ["carriage returns in" in note for note in notes_of(events)] == [True]
+    assert ["carriage returns" in note for note in notes_of(events)] == [True]
     dataset = prepare(
         source, val_file=tmp_path / "val.txt", newlines="unix", data_dir=data, name="unix"
     )
@@ -503,7 +503,7 @@ def test_the_same_content_is_left_as_it_is(source: Path, data: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in first.path.iterdir()} == written
     notes = [event.text for event in events if isinstance(event, Note)]
     assert len(notes) == 1
-    assert "prepared already" in notes[0]
+    assert "prepared from the same text" in notes[0]
     assert first.source_sha256[:12] in notes[0]
     assert (data / "latest").read_text() == "cats-char\n"
 

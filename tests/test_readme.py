@@ -1,4 +1,4 @@
-"""The README is true: its example runs, its commands, recipes and files are there."""
+"""The README is true: its example runs, its commands, recipes and files exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import attnlm
 from attnlm.cli.app import run_command
 from attnlm.config.settings import recipe_names
-from attnlm.model.architecture import RUNGS
+from attnlm.model.architecture import MODELS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -76,13 +76,17 @@ def _help(command: str) -> str:
     return subprocess.run(arguments, capture_output=True, encoding="utf-8", check=True).stdout
 
 
-@pytest.mark.parametrize("name", [*RUNGS, *recipe_names()])
-def test_every_rung_and_recipe_is_explained(name: str) -> None:
+@pytest.mark.parametrize("name", [*MODELS, *recipe_names()])
+def test_every_model_and_recipe_is_explained(name: str) -> None:
     assert f"`{name}`" in README
 
 
-def test_the_tree_has_every_file_and_no_other() -> None:
-    tree = README.split("## The tree")[1]
-    there = {path.name for path in (ROOT / "src" / "attnlm").rglob("[!_]*.py")}
-    tests = {"test_cli.py", "test_references.py"}
-    assert set(re.findall(r"\b[a-z_]+\.py\b", tree)) - tests == there
+def test_the_tour_names_every_room_and_only_what_exists() -> None:
+    source = ROOT / "src" / "attnlm"
+    tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", tour, flags=re.MULTILINE)) == rooms
+    files = re.findall(r"`([\w/.*]+/[\w.*]+\.(?:py|c|h|html|toml|md))`", tour + README)
+    assert files
+    for file in files:
+        assert any(list(folder.glob(file)) for folder in (source, ROOT)), file

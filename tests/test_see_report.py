@@ -98,7 +98,7 @@ def test_a_run_of_an_older_version_has_a_page_too(runs: Path, tmp_path: Path) ->
     found = of("old", tmp_path)
     assert found.moments == [] and found.passage == []
     page = html(report_page(found))
-    assert "There is no record of what the model said meanwhile" in page
+    assert "There is no record of what the model generated during training" in page
     assert "<svg" in page and 'id="moment"' not in page and "report.js" not in page
 
 

@@ -150,14 +150,14 @@ def test_recipes_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean shakespeare-fast?"
     broken = tmp_path / "broken.toml"
     broken.write_text("steps = = 3")
-    with pytest.raises(AttnlmError, match="can't be understood"):
+    with pytest.raises(AttnlmError, match="can't be parsed"):
         load_recipe(str(broken))
     (tmp_path / "list.json").write_text(json.dumps([1]))
     with pytest.raises(AttnlmError, match=r"not a run's config\.json"):
         load_recipe(str(tmp_path / "list.json"))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AttnlmError, match="can't be understood"):
+    with pytest.raises(AttnlmError, match="can't be parsed"):
         load_recipe(str(binary))
     with pytest.raises(AttnlmError, match="can't read"):
         load_recipe(str(tmp_path))

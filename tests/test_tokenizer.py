@@ -306,7 +306,7 @@ def test_a_text_too_small_for_its_ids_gets_fewer() -> None:
     made = bpe.train("bpe:5000", 5000, ["to be or not to be"], events.append)
     assert 256 < made.vocab_size < 300
     assert made.name == "bpe:5000"
-    assert events == [Note(f"the text has merges for only {made.vocab_size} of 5,000 ids")]
+    assert events == [Note(f"the text is too short for 5,000 ids; {made.vocab_size} were made")]
 
 
 def test_training_is_quick_on_a_text_without_spaces() -> None:

@@ -9,12 +9,12 @@ def said(*losses: float, **known: float) -> str:
 
 def test_verdicts() -> None:
     assert said(4.0, 3.0).startswith("too few")
-    assert said(4.0, 3.0, 2.5, 2.2, 2.1).startswith("still falling, by 0.100")
-    assert said(4.0, 2.0, 1.9, 1.899, 1.898, 1.897).startswith("levelled off")
+    assert said(4.0, 3.0, 2.5, 2.2, 2.1).startswith("loss still falling (0.100")
+    assert said(4.0, 2.0, 1.9, 1.899, 1.898, 1.897).startswith("loss levelled off")
     rates = [1.0, 1.0, 0.8, 0.6, 0.4, 0.0]
     losses = [4.0, 2.0, 1.9, 1.899, 1.898, 1.897]
     falling = [{"val_loss": x, "learning_rate": y} for x, y in zip(losses, rates, strict=True)]
-    assert verdict(falling).endswith("a longer run may still get lower")
+    assert verdict(falling).endswith("a longer run may reach a lower one")
     rising = said(4.0, 2.0, 1.5, 1.6, 1.8)
     assert rising.startswith("overfitting since step 20") and "0.300" in rising
     assert said(4.0, 1.0, 0.52, 0.51, floor=0.49).startswith("within 0.020 of the floor")

@@ -43,7 +43,7 @@ def code_folder(name: str = "compiled") -> Path:
                 return folder.absolute()
     raise AttnlmError(
         "compiled code needs a folder that is yours alone and that programs may be loaded from",
-        "let TORCHINDUCTOR_CACHE_DIR name one, or give `compile` off",
+        "set TORCHINDUCTOR_CACHE_DIR to one, or give `compile` off",
     )
 
 

@@ -16,7 +16,7 @@ from attnlm.base.names import is_safe_name, latest_name
 # names another, and how one is made.
 KINDS = {
     "run": ("config.json", "checkpoints", "--checkpoint-dir", "train one: attnlm train"),
-    "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "begin one: attnlm ladder"),
+    "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "start one: attnlm ladder"),
     "data set": ("meta.json", "data", "--data-dir", "prepare one: attnlm prepare"),
 }
 

@@ -28,6 +28,6 @@ class NotFiniteError(AttnlmError):
 
 
 class UsageError(AttnlmError):
-    """What is wrong by the arguments alone, whatever the files say."""
+    """Invalid arguments, whatever the files contain."""
 
     exit_code = 2

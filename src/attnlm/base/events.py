@@ -27,4 +27,4 @@ OnEvent = Callable[[object], None]
 
 
 def ignore(event: object) -> None:
-    """The listener of a caller who does not want to know."""
+    """A listener that ignores all events."""

@@ -192,7 +192,7 @@ def file_hash(path: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> AttnlmError:
     return AttnlmError(
-        f"{path} is damaged: {reason}", "copy it again from where it came, or make it anew"
+        f"{path} is damaged: {reason}", "copy it again from where it came, or make it again"
     )
 
 

@@ -48,7 +48,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
             raise AttnlmError(
                 f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
             )
-        return Device(device, _choose_dtype(device, dtype), "as asked for")
+        return Device(device, _choose_dtype(device, dtype), "requested")
     failures = []
     for candidate in ("cuda", "mps"):
         problem = _problem(candidate)
@@ -65,9 +65,9 @@ def _describe(device: str) -> str:
 def _problem(device: str) -> str | None:
     """Why a device can't train, in a few words; None when a small trial went well."""
     if device == "cuda" and not torch.cuda.is_available():
-        return "not there"
+        return "not available"
     if device == "mps" and not torch.backends.mps.is_available():
-        return "not there"
+        return "not available"
     try:
         weight = torch.ones(8, 8, device=device, requires_grad=True)
         tokens = torch.arange(8, device=device)

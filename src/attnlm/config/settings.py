@@ -48,7 +48,7 @@ class TrainingConfig:
         at_least=1,
         at_most=_MOST_STEPS,
     )
-    steps: int | None = setting("updates in all", at_least=1, at_most=_MOST_STEPS)
+    steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
     budget: float | None = setting(
         "seconds to train for, in place of steps", above=0, at_most=10**8
     )
@@ -64,7 +64,7 @@ class TrainingConfig:
     )
     beta2: float = setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
     schedule: str = setting(
-        "learning rate after the warm-up: constant, or falling to 0 in a line or a cosine",
+        "learning rate after the warm-up: constant, or falling to 0 linearly or along a cosine",
         default="linear",
         choices=("constant", "linear", "cosine"),
     )
@@ -81,7 +81,7 @@ class TrainingConfig:
         "which parameters decay", default="matrices", choices=("matrices", "all")
     )
     gradient_clip: float | None = setting(
-        "largest norm of the whole gradient", above=0, at_most=1e38
+        "clip the norm of the whole gradient to this", above=0, at_most=1e38
     )
     eval_every: int | None = setting(
         "steps from one evaluation to the next; default: a tenth of the steps",
@@ -89,7 +89,7 @@ class TrainingConfig:
         at_most=_MOST_STEPS,
     )
     patience: int | None = setting(
-        "stop after this many evaluations without a better one", at_least=1, at_most=_MOST_STEPS
+        "stop after this many evaluations without improvement", at_least=1, at_most=_MOST_STEPS
     )
     seed: int | None = setting(
         "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
@@ -101,7 +101,7 @@ class TrainingConfig:
         "precision of the products", default="auto", choices=("auto", "float32", "bfloat16")
     )
     compile: str = setting(
-        "on: torch.compile; parts: C for parts of a one-layer rung's step (auto: where it pays)",
+        "on: torch.compile; parts: C code for one-layer models; auto: parts where possible",
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
@@ -197,7 +197,7 @@ def _stated_tokenizer(stated: object) -> str | None:
     """What a recipe says in place of a setting: the tokenizer of the data that it was made for."""
     if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
         return stated
-    raise AttnlmError("in the recipe: tokenizer names none", "it must be a text such as gpt2")
+    raise AttnlmError("in the recipe: tokenizer must be a tokenizer's name", "such as gpt2")
 
 
 def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
@@ -324,7 +324,7 @@ def load_recipe(name: str) -> Settings:
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise AttnlmError(
-            f"the recipe {name} can't be understood: {reason}",
+            f"the recipe {name} can't be parsed: {reason}",
             "a recipe is a TOML file of `key = value` lines, or a run's config.json",
         ) from None
     if path.suffix == ".json":

@@ -29,7 +29,7 @@ def variant(name: str) -> Settings:
         part = same(part, settings_of(model)) or part.replace("-", "_")
         if part not in fields_of(Architecture) or not equals:
             hint = suggestion(part, settings_of(model), f"write {model}:positions=none")
-            raise UsageError(f"{change!r} is no part of {model} with its value", hint)
+            raise UsageError(f"{change!r} does not set a part of {model}", hint)
         settings[part] = _value(part, value)
         check_setting(part, settings[part])
     architecture(model, settings)

@@ -95,8 +95,8 @@ def open_dataset(
 ) -> Dataset:
     """The data set of that name in `data_dir`, or at that path, or the one prepared last.
 
-    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. One that
-    is open already is returned as it is, but with `verify` opened again. Raises AttnlmError when
+    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. An
+    opened data set is returned unchanged, but opened again with `verify`. Raises AttnlmError when
     there is none, or when one of its files is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):

@@ -55,10 +55,10 @@ def prepare(
     `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
     characters are the validation split; or, with `val_file`, the whole of that text. Line ends
     are kept as they are, or CR LF and CR become LF with `newlines` "unix". A data set with the
-    same content is left as it is, one with other content is replaced only with `force`.
+    same content is unchanged, one with other content is replaced only with `force`.
 
-    Raises UsageError for arguments that make no sense, AttnlmError for a text that can't be had,
-    read, split or encoded, and for files that can't be written. What was there stays then.
+    Raises UsageError for invalid arguments, AttnlmError for a text that can't be found, downloaded,
+    read, split or encoded, and for files that can't be written. Existing files are then unchanged.
     """
     on_event = on_event or ignore
     tokenizer = canonical_spec(tokenizer)
@@ -66,7 +66,7 @@ def prepare(
     if newlines not in NEWLINES:
         raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
-        raise UsageError(f"`val_fraction` can't be {val_fraction}", "it lies between 0 and 1")
+        raise UsageError(f"`val_fraction` can't be {val_fraction}", "it must be between 0 and 1")
     if name is not None:
         check_name(name)
     data_dir = Path(data_dir)
@@ -92,7 +92,7 @@ def prepare(
         target = data_dir / name
         if _is_prepared(target, tokenizer, split, force):
             text_hash = f"{split.text.sha256[:12]}…"
-            on_event(Note(f"{target} is prepared already, from the same text ({text_hash})"))
+            on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
         else:
             chosen = _tokenizer(tokenizer, split, work, offline, on_event)
             _build(work / "new", name, split, chosen, on_event)

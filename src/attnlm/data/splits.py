@@ -51,7 +51,7 @@ class Text:
         """What to raise where it is not the same any more."""
         return AttnlmError(
             f"{self.corpus.shown} changed while it was read",
-            "prepare it when nothing writes to it any more",
+            "try again when nothing writes to it",
         )
 
 
@@ -126,8 +126,8 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
     if "\r" in distinct:
         on_event(
             Note(
-                f"there are carriage returns in {corpus.shown}, as Windows ends lines (CR LF): "
-                "they are kept; `newlines` unix makes plain newlines of them"
+                f"{corpus.shown} has carriage returns (Windows line ends, CR LF), which are kept; "
+                "`newlines` unix converts them to LF"
             )
         )
     return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)

@@ -39,15 +39,14 @@ def planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent)
     began = time.perf_counter()
     pace = measure_pace(config, dataset, device, TRIAL_SHARE * budget)
     planned = plan(config.training, pace, budget - (time.perf_counter() - began))
-    fit = "one step fits" if planned.steps == 1 else f"{planned.steps:,} steps fit"
-    on_event(
-        Note(
-            f"{fit} into {duration(budget)}: one takes {duration(pace.step)}, "
-            f"an evaluation {duration(pace.evaluation, 2)}"
-        )
-    )
+    takes = f"one takes {duration(pace.step)}, an evaluation {duration(pace.evaluation, 2)}"
+    if planned.steps == 1:
+        small = "this model is too large for more: try a smaller one or a longer `budget`"
+        on_event(Note(f"one step fits into {duration(budget)} ({takes}); {small}"))
+    else:
+        on_event(Note(f"{planned.steps:,} steps fit into {duration(budget)}: {takes}"))
     if planned.warmup < config.training.warmup:
-        on_event(Note(f"they are fewer than the warm-up's {config.training.warmup}, which is cut"))
+        on_event(Note(f"warm-up shortened to {planned.warmup:,} steps"))
     return planned
 
 

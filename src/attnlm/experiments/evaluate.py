@@ -28,10 +28,12 @@ def evaluate(
 ) -> Evaluation:
     """The loss of a run's checkpoint over the whole validation split, of `data` if given.
 
-    It is the number that training logged, to the bit on the same machine: parameters lie in memory
-    as there, and as many threads compute as precisely. `verify` is that of `open_dataset`. Raises
-    AttnlmError when something is missing or damaged, when `data` was encoded by another tokenizer,
-    or when the loss is not finite.
+    It equals the number that training logged, to the bit on the same machine: parameters lie in
+    memory as in training, and threads and precision are the same. `verify` is that of
+    `open_dataset`.
+
+    Raises AttnlmError when something is missing or damaged, when `data` was encoded with another
+    tokenizer, or when the loss is not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
@@ -40,8 +42,8 @@ def evaluate(
         dataset = open_dataset(data, data_dir=data_dir, verify=verify)
         if dataset.tokenizer.to_json() != run.tokenizer.to_json():
             raise AttnlmError(
-                f"{dataset.name} was encoded by another tokenizer than {run.name}'s",
-                "a model can only be asked about the ids that it was trained on",
+                f"{dataset.name} was encoded with a different tokenizer than {run.name}'s",
+                "a model can only be evaluated on ids of its own tokenizer",
             )
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     training = run.config.training

@@ -43,7 +43,7 @@ _BLOCK_SIZE, _BATCH_SIZE = 64, 32
 
 @dataclass(frozen=True)
 class LadderStarted:
-    """The ladder in the folder `path` is about to train its rungs, or to go on with them."""
+    """The ladder in the folder `path` is about to train its rungs, or to resume them."""
 
     path: Path
     plan: Plan
@@ -68,10 +68,10 @@ def climb(
     """Trains the rungs on the same batches, and returns them in their order.
 
     Each is a run of its own, `<ladder>-<rung>`. `budget` is in seconds for all of them together.
-    A ladder that exists, by `resume` or by its `name`, goes on from what is done; what is given
-    beside it must be what it began with. `on_event` hears LadderStarted and all that `train` tells.
+    A ladder that exists, by `resume` or by its `name`, is resumed; other arguments must then equal
+    those it was started with. `on_event` receives LadderStarted and all events of `train`.
 
-    Raises AttnlmError (UsageError where the arguments alone are wrong); Interrupted on a signal,
+    Raises AttnlmError (UsageError for invalid arguments); Interrupted on a signal,
     after the last complete step was saved.
     """
     on_event = on_event or ignore
@@ -94,7 +94,7 @@ def climb(
         made = read_plan(path)
         _check_unchanged(made, given)
         opened = _same_dataset(made, dataset, Path(data_dir))
-    hint = "wait until that ends, or stop it; or begin another ladder"
+    hint = "wait until that ends, or stop it; or start another ladder"
     with trained_alone(path, hint):
         on_event(LadderStarted(path, made))
         trained = []
@@ -123,7 +123,7 @@ def _check_unchanged(made: Plan, given: Mapping[str, Any]) -> None:
         if value != getattr(made, key):
             raise UsageError(
                 f"`{key}` can't be changed in a ladder that is resumed",
-                "leave it out, or begin another ladder with another `name`",
+                "leave it out, or start another ladder with another `name`",
             )
 
 
@@ -134,7 +134,7 @@ def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path
     )
     if (dataset.train_sha256, dataset.val_sha256) != (made.train_sha256, made.val_sha256):
         raise AttnlmError(
-            f"{dataset.path} is not the data set that the ladder began with",
+            f"{dataset.path} is not the data set that the ladder was started with",
             f"prepare that one again, or move it to {recorded}",
         )
     return dataset
@@ -155,7 +155,7 @@ def _begin(
     dataset.tokenizer.encode(prompt)  # a prompt that it can't read is told before hours of training
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
-        on_event(Note(f"{dataset.name} is small: the rungs get a context of {block_size} tokens"))
+        on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     alike: dict[str, Setting] = {
         "seed": seed,
         "block_size": block_size,
@@ -188,7 +188,7 @@ def _begin(
         for taken in (path, *(run_path(path, rung) for rung in rungs)):
             if os.path.lexists(taken):
                 raise AttnlmError(
-                    f"{taken} is there already, and runs are never overwritten",
+                    f"{taken} exists, and runs are never overwritten",
                     "give the ladder another `name`",
                 )
         new.rename(path)
@@ -276,8 +276,8 @@ def _check_belongs(run: Run, made: Plan, rung: str) -> None:
     for key in expected.keys() - {"steps", "eval_every"}:
         if recorded.get(key) != expected[key]:
             raise AttnlmError(
-                f"{run.path} is not this ladder's: its {key} is another",
-                "move it away, or begin another ladder",
+                f"{run.path} does not belong to this ladder: its {key} differs",
+                "move or rename it, or start another ladder",
             )
 
 

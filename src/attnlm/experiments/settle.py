@@ -54,7 +54,7 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
         raise AttnlmError(
-            "`compile` on needs a C++ compiler, and there is none",
+            "`compile` on needs a C++ compiler, and none was found",
             "install g++ or clang++, or give `compile` off",
         )
     if asked == "on" and sys.platform != "win32" and not os.environ.get(_COMPILED):
@@ -76,8 +76,8 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
         )
     if not native_parts(config.model):
         raise AttnlmError(
-            "`compile` parts needs a C compiler that works, and there is none",
-            "install gcc or clang, let TMPDIR name a folder that programs may be loaded from, "
+            "`compile` parts needs a C compiler that works, and none was found",
+            "install gcc or clang, set TMPDIR to a folder that programs may be loaded from, "
             "or give `compile` off",
         )
     return "parts"

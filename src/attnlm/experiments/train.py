@@ -1,4 +1,4 @@
-"""From settings to a run that trains: a new one, or one that goes on."""
+"""From settings to a run that trains: a new one, or one that is resumed."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def train(
         run = attnlm.train("tales-char", model="transformer", steps=500, seed=1)
 
     `dataset` is an opened one, a name or a path; default: the one prepared last. `settings` are the
-    fields of Architecture and TrainingConfig. With `resume` that run goes on; beside it only steps,
-    eval_every, patience, device, threads and compile are taken. `verify` reads all of the data's
+    fields of Architecture and TrainingConfig. `resume` continues that run; only steps, eval_every,
+    patience, device, threads and compile can be given with it. `verify` reads all of the data's
     bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
     Started, Stepped, Evaluated and Finished. The run's curve.png is redrawn at each evaluation.
 
-    Raises AttnlmError (UsageError where the arguments alone are wrong). On SIGINT, SIGTERM and
+    Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     on_event = CurveDrawer(on_event or ignore)
@@ -94,7 +94,9 @@ def _begin(
 ) -> tuple[Run, TrainingState]:
     """A new run's folder, and its state before the first step."""
     for key in config.dropped:
-        on_event(Note(f"{config.model.model} has no use for the recipe's {key}"))
+        on_event(
+            Note(f"ignoring the recipe's {key}: it does not apply to this {config.model.model}")
+        )
     if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
         on_event(
             Note(
@@ -149,7 +151,7 @@ def _resume(
             f"give `steps` {2 * state.step}, or any total above {state.step}",
         )
     again = resume_command(run.path)
-    with explaining(run.path, f"make room, then: {again}"):
+    with explaining(run.path, f"free some space, then: {again}"):
         run.keep_until(state.evaluated_step)
         if changed:
             run.save_config()

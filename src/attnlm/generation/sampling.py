@@ -35,7 +35,7 @@ MOST_CHOICES_HELD = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are chosen. Raises UsageError for values that make no sense."""
+    """How tokens are chosen. Raises UsageError for invalid values."""
 
     tokens: int = 500
     temperature: float = 1.0
@@ -63,7 +63,7 @@ class SamplingConfig:
 
 
 def drawn_seed() -> int:
-    """A seed for whoever gave none; say it, so that the text can be had again."""
+    """A seed for whoever gave none; report it, so that the text can be reproduced."""
     return secrets.randbits(31)
 
 
@@ -251,8 +251,8 @@ def sample(
             print(piece, end="", flush=True)
 
     `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
-    1. A seed that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError
-    where the arguments are wrong) at the call, before the first piece.
+    1. Without `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError
+    for invalid arguments) at the call, before the first piece.
     """
     if num_samples != 1:
         raise UsageError(
@@ -285,9 +285,9 @@ def samples(
         for text in attnlm.samples(run, num_samples=3, tokens=100, prompt="Once ", seed=1):
             print(text, end="\\n---\\n")
 
-    Each begins with the prompt; the first is the text that `sample` gives for the same seed. A seed
-    that is not given is drawn and reported as a Note. Raises AttnlmError (UsageError where the
-    arguments are wrong).
+    Each begins with the prompt; the first is the text that `sample` gives for the same seed.
+    Without `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid
+    arguments).
     """
     config = _config(tokens, temperature, top_k, top_p, num_samples, seed, on_event)
     opened = open_run(run, checkpoint_dir=checkpoint_dir)

@@ -56,7 +56,7 @@ class Architecture:
     qkv_bias: bool = setting("biases in the query, key and value maps", default=False)
     projection: bool = setting("a linear map after the heads are concatenated", default=False)
     positions: str = setting(
-        "how the model knows where a token is: learned embeddings, rotary, or not at all",
+        "how the model encodes positions: learned embeddings, rotary, or not at all",
         default="learned",
         choices=("learned", "rotary", "none"),
     )
@@ -70,7 +70,7 @@ class Architecture:
     )
     norm_epsilon: float = setting("added inside a norm's root", default=1e-6, above=0, at_most=1)
     mlp: str = setting(
-        "after the attention of each block",
+        "the MLP after the attention of each block",
         default="none",
         choices=("swiglu", "gelu", "relu2", "none"),
     )
@@ -79,7 +79,7 @@ class Architecture:
         at_least=1,
         at_most=_LARGEST,
     )
-    residual: bool = setting("each part adds to its input, not replaces it", default=False)
+    residual: bool = setting("each part adds its output to its input", default=False)
     bias: bool = setting("biases in projection, MLP and layer norm", default=False)
     head_bias: bool = setting("a bias in the LM head", default=False)
     tie_embeddings: bool = setting("one matrix as token embedding and as LM head", default=False)
@@ -179,7 +179,7 @@ def _check_heads(a: Architecture, width: int) -> None:
         )
         if needs:
             raise UsageError(
-                f"{needs} needs `heads` × `head_size` = `embed_dim` where there is no `projection`",
+                f"{needs} needs `heads` × `head_size` = `embed_dim` without a `projection`",
                 "give a `projection`",
             )
 
@@ -215,7 +215,7 @@ def _check_blocks(a: Architecture, width: int) -> None:
 
 _CHECKS = (_check_blocks, _check_heads, _check_rotary)
 
-# What a setting is of no use without: it holds for the settings, defaults among them, or not.
+# What a setting has no effect without: it holds for the settings, defaults among them, or not.
 _Holds = Callable[[Mapping[str, object]], bool]
 
 
@@ -340,6 +340,6 @@ def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
     merged = {**preset.parts, **settings}
     for name in settings:
         if needs := unused(name, merged):
-            raise UsageError(f"`{name}` is of no use without {needs}", f"leave `{name}` out")
+            raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
     used = {name: value for name, value in merged.items() if unused(name, merged) is None}
     return Architecture(model=model, **used)  # type: ignore[arg-type]

@@ -94,7 +94,8 @@ def _read(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
-            f"there is no checkpoint {path}", "the run has not got that far; train it again"
+            f"there is no checkpoint {path}",
+            "the run stopped before it was written; train it again",
         )
     # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
     return files.unless_replaced(path, lambda: _read_once(path, architecture, vocab_size, numbers))
@@ -188,5 +189,5 @@ def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
 def _damaged(path: Path) -> AttnlmError:
     return AttnlmError(
         f"{path} is damaged: it does not match its own digest",
-        "the run's other checkpoint may be whole: try `checkpoint` last or best",
+        "the run's other checkpoint may be intact: try `checkpoint` last or best",
     )

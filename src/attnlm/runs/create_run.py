@@ -64,6 +64,6 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
         if name is not None:
             break
     raise AttnlmError(
-        f"there is a run called {name} already, and runs are never overwritten",
-        f"give another `name`, or go on with it: {resume_command(path)}",
+        f"a run called {name} exists, and runs are never overwritten",
+        f"give another `name`, or resume it: {resume_command(path)}",
     )

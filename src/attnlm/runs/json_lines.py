@@ -80,7 +80,7 @@ class Journal:
 
     def damaged(self) -> AttnlmError:
         """What is raised where the file is not what was written."""
-        return AttnlmError(f"{self.path} is damaged or not ours", self.hint)
+        return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
 
     def _record(self, line: bytes) -> Record:
         try:

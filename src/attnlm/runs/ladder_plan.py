@@ -101,5 +101,6 @@ def checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
 
 def _damaged(path: Path) -> AttnlmError:
     return AttnlmError(
-        f"{path} is damaged or not ours", "begin another ladder, with another `name`"
+        f"{path} is damaged, or was not written by attnlm",
+        "start another ladder, with another `name`",
     )

@@ -23,7 +23,7 @@ def open_run(
 ) -> Run:
     """The run of that name in `checkpoint_dir`, or at that path, or the one trained last.
 
-    One that is open already is returned as it is. Raises AttnlmError when there is none, or when
+    An opened run is returned unchanged. Raises AttnlmError when there is none, or when
     its configuration is damaged.
     """
     if isinstance(name, Run):
@@ -103,7 +103,7 @@ def load_model(
         logits = model(torch.tensor([ids], device=device.torch))
 
     `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when
-    files are missing or damaged, or the device can't be had.
+    files are missing or damaged, or the device is not available.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     path = run.checkpoint(checkpoint).path

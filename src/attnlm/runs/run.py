@@ -42,7 +42,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was begun: `path` holds all that is needed to sample from it or to go on."""
+    """A run: `path` holds all that is needed to sample from it or to resume it."""
 
     path: Path
     config: Config
@@ -209,7 +209,8 @@ def _is_evaluation(record: dict[str, Any]) -> bool:
 
 def damaged(path: Path) -> AttnlmError:
     return AttnlmError(
-        f"{path} is damaged or not ours", "copy the run's folder again from where it came"
+        f"{path} is damaged, or was not written by attnlm",
+        "copy the run's folder again from where it came",
     )
 
 

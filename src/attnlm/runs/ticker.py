@@ -45,7 +45,7 @@ def ticker_journal(folder: Path, architecture: Architecture) -> Journal:
     return Journal(
         path=folder / "ticker.jsonl",
         is_valid=is_valid,
-        hint="remove it: the run is whole without, and goes on with a new one",
+        hint="remove it: the run does not need it, and writes a new one",
         longest_line=2**22,
         largest=2**25,
     )

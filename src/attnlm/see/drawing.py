@@ -30,12 +30,12 @@ def drawing(**style: object) -> Iterator[None]:
             raise
         raise AttnlmError(
             "matplotlib finds no folder that it can write to",
-            "let MPLCONFIGDIR or TMPDIR name one",
+            "set MPLCONFIGDIR or TMPDIR to one",
         ) from error
     except ValueError as error:
         raise AttnlmError(
             f"matplotlib can't read its settings: {error}",
-            "mend the file matplotlibrc, in this folder or in your home folder",
+            "fix the file matplotlibrc, in this folder or in your home folder",
         ) from error
     ours: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
     for name in _THE_USERS:

@@ -65,7 +65,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
     training = {model: config.training for model, config in configs.items()}
     tuned = {m: f"{t.optimizer} {t.learning_rate:g}" for m, t in training.items()}
     if differ := _differing(tuned):
-        yield f"optimizer and learning rate are each rung's own defaults: {differ}"
+        yield f"optimizer and learning rate are the defaults of each rung: {differ}"
     widths = {m: f"{c.model.embed_dim}" for m, c in configs.items() if c.model.embed_dim}
     if differ := _differing(widths):
         yield f"embeddings are not equally wide: {differ}"
@@ -74,16 +74,16 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         for m, t in training.items()
     }
     if differ := _differing(machines):
-        yield f"seconds compare only in part, since each rung ran with what suits it: {differ}"
+        yield f"seconds are only partly comparable: the rungs ran on different settings: {differ}"
     for rung in ladder.rungs:
         step, best = rung.last["step"], rung.best["step"]
         if step != ladder.plan.steps:
             yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps:,}"
         if rung.last["val_loss"] > rung.best["val_loss"]:
-            yield f"{rung.model} is shown as it was at step {best:,}: its loss rose after that"
-    falling = [r.model for r in ladder.rungs if r.verdict.startswith("still falling")]
+            yield f"{rung.model} is shown at step {best:,}: its loss rose after that"
+    falling = [r.model for r in ladder.rungs if r.verdict.startswith("loss still falling")]
     if falling:
-        yield f"too few steps to tell what the rungs can do: still falling are {', '.join(falling)}"
+        yield f"too few steps to compare final losses: still falling for {', '.join(falling)}"
 
 
 def _differing(facts: Mapping[str, str]) -> str:

@@ -122,18 +122,18 @@ def report(
     if not records:
         raise AttnlmError(
             f"{run.name} has no evaluations yet",
-            f"go on with it: {resume_command(run.path)}",
+            f"resume it: {resume_command(run.path)}",
         )
     given = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     dataset, gone = _dataset(run, data_dir)
     passage = run.ticker_passage()
-    ids, text_is = (given, "the text that was asked for") if given else _passage(run, dataset)
+    ids, text_is = (given, "the text that was given") if given else _passage(run, dataset)
     if ids is None:
         ids, text_is = (
             _own_words(run, model),
-            "the model's own first words, the data set being gone",
+            "the model's own first words, since the data set is gone",
         )
     seen = record(model, torch.tensor([ids]))
     heads, heads_over = None, "the model has none"
@@ -223,4 +223,4 @@ def _heads(
         studied = study_heads(run, tokens=np.array(given), **how)
     except TooShortError as error:
         return None, error.message
-    return studied, f"the {len(given or [])} tokens of the text above only, as {gone}"
+    return studied, f"the {len(given or [])} tokens of the text above only, since {gone}"

@@ -36,7 +36,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     if not {f"model.{name}" for name, _ in model.named_parameters()} <= names:
         raise AttnlmError(
             f"{path} was written by an older version, which named its weights differently",
-            "resume the run with more steps: that writes it anew",
+            "resume the run with more steps, which writes it again",
         )
     functions = specialised(run.config.model)
     return "\n".join([*_begin(run), functions, "", *_end(run, path, ids)]) + "\n"

@@ -29,21 +29,22 @@ def verdict(
 
 def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
     if len(records) < 3:
-        return "too few evaluations to tell whether it still falls"
+        return "too few evaluations to tell whether the loss still falls"
     losses = [float(record["val_loss"]) for record in records]
     best = min(range(len(losses)), key=losses.__getitem__)
     if losses[-1] > losses[best] + _NOTICEABLE:
         return (
-            f"overfitting since step {records[best]['step']}: the validation loss rose by "
-            f"{losses[-1] - losses[best]:.3f} since then; the best checkpoint is kept"
+            f"overfitting since step {records[best]['step']}: the validation loss has risen by "
+            f"{losses[-1] - losses[best]:.3f}; the best checkpoint is kept"
         )
     if floor is not None and losses[best] < floor + _NEAR_FLOOR:
         return f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
     tail = max(1, len(losses) // 5)
     fallen = min(losses[:-tail]) - losses[best]
     if fallen > _NOTICEABLE:
-        return f"still falling, by {fallen:.3f} in its last fifth: more steps would help"
+        over = "over the last fifth of training"
+        return f"loss still falling ({fallen:.3f} {over}): more steps would help"
     rates = [float(record.get("learning_rate", 0)) for record in records]
     if rates[-1] < max(rates) / 2:  # a loss that no longer falls may be all its doing
-        return "levelled off as its learning rate fell: a longer run may still get lower"
-    return "levelled off: a larger model or another learning rate may help, more steps will not"
+        return "loss levelled off as the learning rate fell: a longer run may reach a lower one"
+    return "loss levelled off: a larger model or another learning rate may help, not more steps"

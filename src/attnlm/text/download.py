@@ -173,7 +173,7 @@ def _receive(
             raise _refusal(url, response)
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":  # a little of it may unpack to no end
-            raise _failure(url, f"it is compressed ({encoding}), which was not asked for")
+            raise _failure(url, f"it is compressed ({encoding}), which was not requested")
         is_page = "text/html" in response.headers.get("Content-Type", "").lower()
         if is_page and sha256 is None:
             _accept_page(url, report)
@@ -244,7 +244,7 @@ def _translating(url: str, timeout: float) -> Iterator[None]:
 
 def _cause(error: BaseException, timeout: float) -> str:
     """The system's reason among the exceptions that led to `error`."""
-    reason = "the connection broke off"
+    reason = "the connection was lost"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TimeoutError):

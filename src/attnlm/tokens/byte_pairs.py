@@ -91,12 +91,14 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
             "install the version that attnlm's constraints name",
         ) from None
     if tokenizer.vocab_size < size:
-        on_event(Note(f"the text has merges for only {tokenizer.vocab_size:,} of {size:,} ids"))
+        on_event(
+            Note(f"the text is too short for {size:,} ids; {tokenizer.vocab_size:,} were made")
+        )
 
     head = "".join(sample)[:_COMPARED]
     theirs = [_token_bytes(token) for token in trained.encode(head).tokens]
     if theirs != [tokenizer.decode_bytes([token]) for token in tokenizer.encode(head)]:
-        on_event(Note("tokenizers splits some of this text otherwise; tiktoken's way is used"))
+        on_event(Note("tokenizers splits some of this text differently; tiktoken's way is used"))
     return tokenizer
 
 

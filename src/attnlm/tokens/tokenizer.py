@@ -109,7 +109,7 @@ class CharTokenizer(Tokenizer):
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
             raise UnknownCharactersError(
                 f"the vocabulary lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
-                "leave them out, or prepare the text with `tokenizer` byte, which lacks nothing",
+                "leave them out, or prepare the text with `tokenizer` byte, which encodes any text",
             )
         return ids
 

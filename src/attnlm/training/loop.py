@@ -83,7 +83,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
     except OSError as error:
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"make room, then: {resume_command(run.path)}; {left()}",
+            f"free some space, then: {resume_command(run.path)}; {left()}",
         ) from error
 
 

@@ -32,7 +32,7 @@ _BYTES_PER_TOKEN = 2**18
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the device that trains, beside PyTorch itself."""
+    """Bytes on the device that trains, in addition to PyTorch itself."""
 
     parameters: int
     """Weights, gradients, the optimizer's state, and the checkpoint on its way to the disk."""
@@ -104,7 +104,7 @@ def check_memory(
     if estimate.activations > max(estimate.parameters, estimate.evaluation):
         hint = "lower `batch_size` or `block_size`"
     elif config.model.embed_dim is None:
-        hint = "prepare the text with fewer ids, such as tokenizer bpe:1024"
+        hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(

@@ -30,7 +30,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """e to the loss: between how many tokens the model hesitates."""
+        """e to the power of the loss."""
         return math.exp(min(self.loss, 700.0))
 
 

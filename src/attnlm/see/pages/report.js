@@ -27,7 +27,7 @@ function showLarge(at) {
   document.getElementById("large").style.setProperty("--frame", at);
   const step = data.moments[at].step.toLocaleString("en");
   document.getElementById("large-caption").textContent =
-    `${name}, step ${step}: ${scores[at].toFixed(2)} on the token before`;
+    `${name}, step ${step}: ${scores[at].toFixed(2)} on the previous token`;
 }
 
 function showHeadsFilm() {
