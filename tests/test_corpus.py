@@ -474,7 +474,7 @@ def test_a_named_corpus_is_never_replaced(play: str, web: WebServer, spool: Path
     web.answer("/play", body(b"", 404))
     with pytest.raises(AttnlmError, match="HTTP 404"):
         get_corpus("tinyshakespeare", spool=spool)
-    with pytest.raises(AttnlmError, match=r"tinyshakespeare.txt is not in the cache .*--offline"):
+    with pytest.raises(AttnlmError, match=r"tinyshakespeare.txt is not in the cache .*`offline`"):
         get_corpus("tinyshakespeare", offline=True, spool=spool)
 
 
@@ -500,7 +500,7 @@ def test_two_downloads_do_not_meet(web: WebServer, spool: Path) -> None:
 
 
 def test_a_url_offline_is_refused(web: WebServer, spool: Path) -> None:
-    with pytest.raises(AttnlmError, match="needs the network, which --offline forbids"):
+    with pytest.raises(AttnlmError, match="needs the network, which `offline` forbids"):
         get_corpus(web.url, offline=True, spool=spool)
     assert not web.asked
 

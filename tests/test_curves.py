@@ -109,7 +109,7 @@ def test_drawing_needs_no_home_and_no_display(dataset: Dataset, tmp_path: Path) 
     nowhere = tmp_path / "file"
     nowhere.write_text("no folder")
     program = (
-        "from pathlib import Path; from attnlm.runs.run import open_run\n"
+        "from pathlib import Path; from attnlm.runs.open_run import open_run\n"
         "from attnlm.see.curves import draw_run\n"
         f"run = open_run(Path({str(run.path)!r})); draw_run(run, run.path / 'curve.png')"
     )
@@ -126,7 +126,7 @@ def test_drawing_needs_no_home_and_no_display(dataset: Dataset, tmp_path: Path) 
 
 
 def test_training_does_not_import_matplotlib_before_it_draws() -> None:
-    program = "import sys, attnlm.launch, attnlm.training; sys.exit('matplotlib' in sys.modules)"
+    program = "import sys, attnlm.experiments.train; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
@@ -203,7 +203,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_training_and_validation_can_be_told_apart_without_seeing_colours() -> None:
-    css = (Path(curves.__file__).parent / "see" / "pages" / "page.css").read_text()
+    css = (Path(curves.__file__).parent / "pages" / "page.css").read_text()
     light, dark = (
         dict(re.findall(r"--(paper|validation|training): (#\w{6});", part))
         for part in css.split("prefers-color-scheme: dark")

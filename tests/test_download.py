@@ -411,7 +411,7 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(cache))
     (cache / "play.txt").write_bytes(CONTENT[:-1])
     url = web.answer("/a", body(CONTENT))
-    with pytest.raises(AttnlmError, match=r"not in the cache .* --offline"):
+    with pytest.raises(AttnlmError, match=r"not in the cache .* `offline`"):
         from_cache(url, tmp_path, offline=True)
     assert from_cache(url, tmp_path).read_bytes() == CONTENT
     assert [path.name for path in cache.iterdir()] == ["play.txt"]

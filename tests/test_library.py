@@ -81,7 +81,7 @@ def test_help_of_train_lists_every_setting_with_its_limits() -> None:
     described = described_settings()
     assert "embed_dim : int, at least 1, at most 1048576\n    width" in described
     assert "dropout : float, at least 0, below 1\n" in described
-    assert "budget : float, above 0\n" in described
+    assert "budget : float, above 0, at most 100000000\n" in described
 
 
 # --- What the calls take --------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_several_texts_are_not_for_sample(trained: Path) -> None:
     with pytest.raises(attnlm.UsageError, match="one text") as raised:
         attnlm.sample(run, num_samples=3)
     assert "attnlm.samples(" in raised.value.hint
-    with pytest.raises(attnlm.UsageError, match="num-samples can't be 0"):
+    with pytest.raises(attnlm.UsageError, match="`num_samples` can't be 0"):
         attnlm.samples(run, num_samples=0)
 
 

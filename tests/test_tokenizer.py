@@ -459,5 +459,5 @@ def test_a_changed_missing_or_huge_file_is_refused(
 
 
 def test_tokenizers_do_not_import_torch() -> None:
-    code = "import sys, attnlm.preparation; sys.exit('torch' in sys.modules)"
+    code = "import sys, attnlm.data.prepare; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -90,11 +90,16 @@ class Recorder:
         """
         found = [layer.heads.weights for layer in self.layers if layer.heads is not None]
         if not found:
-            raise AttnlmError(
-                "this model has no attention: there are no maps to look at",
-                "look at another model, such as single-head",
-            )
+            raise no_attention()
         return torch.stack(found)
+
+
+def no_attention() -> AttnlmError:
+    """What is raised where there are no maps to look at."""
+    return AttnlmError(
+        "this model has no attention: there are no maps to look at",
+        "look at another model, such as single-head",
+    )
 
 
 class Recordable(Protocol):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from attnlm.model.language_model import check_finite
-from attnlm.model.recorder import Recorder, record
+from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.open_run import load_model
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
@@ -58,6 +58,8 @@ def attend(run: Run, text: str, *, checkpoint: str = "auto") -> Attention:
     Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
     missing or damaged, for numbers that are not finite, and for a bigram, which has no attention.
     """
+    if not run.config.model.maps_per_layer:
+        raise no_attention()
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     seen = record(model, torch.tensor([ids]))

@@ -86,7 +86,7 @@ def _floats_per_token(a: Architecture) -> int:
     scores = a.maps_per_layer * length * (2 + 2 * has_dropout) if keeps_scores else 0
     # Queries, keys and values before and after rotation, and copied where there are several heads;
     # what an MLP multiplies.
-    mixed = (8 if a.heads > 1 else 6) * heads if a.attention == "softmax" else 2 * width
+    mixed = (10 if a.heads > 1 else 7) * heads if a.attention == "softmax" else 2 * width
     norms = 4 * width if a.norm != "none" else 0
     mlp = {"none": 0, "swiglu": 5, "gelu": 3, "relu2": 4}[a.mlp] * a.mlp_dim
     per_block = 2 * width + mixed + scores + norms + mlp
