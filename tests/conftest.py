@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings as examples
 
 from tests.browser import launched
 from tests.web_server import WebServer, serving
 
+# Neither the pace of the machine nor chance decides whether a property test passes.
+examples.register_profile("steady", deadline=None, derandomize=True)
+examples.load_profile("steady")
 # The models of the tests are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What they expect is what a CPU computes. Set before torch is loaded, for new processes too.
