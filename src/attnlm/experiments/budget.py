@@ -39,10 +39,10 @@ def planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent)
     began = time.perf_counter()
     pace = measure_pace(config, dataset, device, TRIAL_SHARE * budget)
     planned = plan(config.training, pace, budget - (time.perf_counter() - began))
-    takes = f"one takes {duration(pace.step)}, an evaluation {duration(pace.evaluation, 2)}"
+    takes = f"a step takes {duration(pace.step)}, an evaluation {duration(pace.evaluation, 2)}"
     if planned.steps == 1:
-        small = "this model is too large for more: try a smaller one or a longer `budget`"
-        on_event(Note(f"one step fits into {duration(budget)} ({takes}); {small}"))
+        smaller = "try a smaller one or a longer `budget`"
+        on_event(Note(f"this model is too large for {duration(budget)}: {takes}; {smaller}"))
     else:
         on_event(Note(f"{planned.steps:,} steps fit into {duration(budget)}: {takes}"))
     if planned.warmup < config.training.warmup:
