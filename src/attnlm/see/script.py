@@ -22,7 +22,7 @@ from attnlm.see.text import ids_within_context, token_texts
 
 
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
-    """A script of at most 70 lines that computes the `logits` (T, V) of `text`.
+    """A script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
     It loads the checkpoint from where it lies and prints the likeliest next tokens. Raises
     AttnlmError when the text does not fit the context or the vocabulary, when files are missing or
