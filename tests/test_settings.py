@@ -230,3 +230,10 @@ def test_a_rotary_table_has_a_largest_size() -> None:
     with pytest.raises(UsageError, match="table of rotary positions"):
         resolve({"model": "transformer", "block_size": 2**20})
     resolve({"model": "multi-head", "block_size": 2**20})
+
+
+def test_a_variant_without_matrices_is_trained_by_adamw() -> None:
+    parts: Settings = {"attention": "uniform", "positions": "learned", "mlp": "none"}
+    training = resolve({"model": "transformer", **parts}).training
+    assert (training.optimizer, training.learning_rate) == ("adamw", 0.01)
+    assert resolve({"model": "bigram"}).training.learning_rate == 0.1

@@ -223,6 +223,9 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
     defaults = dict(_TRAINING_DEFAULTS[name])
+    if defaults.get("optimizer") == "muon" and not _has_matrices(model):
+        # There is nothing for Muon, and its learning rate is not AdamW's.
+        defaults = {k: v for k, v in defaults.items() if k not in ("optimizer", "learning_rate")}
     if "budget" in given:
         _check_not_both(given, "steps", "budget")
         defaults.pop("steps", None)
