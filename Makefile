@@ -37,7 +37,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 # The tests of pages are skipped without it.
 browser:

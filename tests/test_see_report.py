@@ -558,7 +558,7 @@ def test_a_run_of_one_evaluation_has_no_curve(
     one = replace(found, records=found.records[:1], moments=found.moments[:1])
     (tmp_path / "one.html").write_bytes(report_page(one))
     with opened(browser, tmp_path / "one.html") as view:
-        assert "One evaluation makes no curve" in view.inner_text("body")
+        assert "A curve needs two evaluations or more" in view.inner_text("body")
         view.focus("#moment")
         view.keyboard.press("ArrowLeft")
         assert view.locator("#frames figure").count() == 1

@@ -95,7 +95,7 @@ def _told(error: attnlm.AttnlmError, kind: str, step: int) -> str | None:
         return f"the step is not in {error.message!r}"
     if kind not in error.message or "finite" not in error.message:
         return f"{error.message!r}"
-    return None if "lower --learning-rate" in error.hint else f"the hint is {error.hint!r}"
+    return None if "lower `learning_rate`" in error.hint else f"the hint is {error.hint!r}"
 
 
 def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:

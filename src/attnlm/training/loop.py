@@ -106,6 +106,7 @@ class _Loop:
         self._began = time.perf_counter() - self._state.seconds
         self._evaluation_seconds = 0.0
         self._restart_clock()
+        self._reported = self._since
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
@@ -147,7 +148,6 @@ class _Loop:
 
     def _restart_clock(self) -> None:
         self._since_step, self._since = self._state.step, time.perf_counter()
-        self._reported = self._since
 
     def _tokens_per_second(self) -> float:
         steps = self._state.step - self._since_step
