@@ -27,6 +27,11 @@ if sys.platform == "darwin":
     torch.backends.mps.is_available = lambda: False
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first, so that no worker is left with them in the end."""
+    items.sort(key=lambda item: "test_trials" not in item.nodeid)
+
+
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
