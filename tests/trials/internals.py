@@ -1,12 +1,13 @@
 """All that the trials use of attnlm beside what `import attnlm` offers."""
 
 from attnlm.base import files, folders
+from attnlm.base.commands import flag
 from attnlm.base.events import Progress
 from attnlm.cli import console, exits
 from attnlm.cli.app import run_command
 from attnlm.compute.device import choose_device
 from attnlm.compute.native import library
-from attnlm.config.settings import flag, load_recipe, resolve, setting_names
+from attnlm.config.settings import load_recipe, resolve, setting_names
 from attnlm.data.dataset import sampled_hash
 from attnlm.experiments.settle import _has_compiler as has_compiler
 from attnlm.model.architecture import RUNGS

@@ -62,3 +62,8 @@ def _is_latest(folder: Path) -> bool:
 def resume_command(folder: Path, command: str = "attnlm train") -> str:
     """What resumes a run, or a ladder with `command` "attnlm ladder"."""
     return command_for(f"{command} --resume", folder)
+
+
+def flag(name: str) -> str:
+    """A setting as it is typed: `embed_dim` → `--embed-dim`."""
+    return "--" + name.replace("_", "-")

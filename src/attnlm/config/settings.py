@@ -173,11 +173,6 @@ def described_settings() -> str:
     return "\n".join(lines)
 
 
-def flag(name: str) -> str:
-    """A setting as it is typed: `embed_dim` → `--embed-dim`."""
-    return "--" + name.replace("_", "-")
-
-
 def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | None = None) -> Config:
     """Settings over recipe over defaults, checked.
 
