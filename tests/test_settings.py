@@ -22,6 +22,7 @@ from attnlm.config.settings import (
     setting_names,
     to_toml,
 )
+from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.model.language_model import model_skeleton
 
@@ -237,3 +238,19 @@ def test_a_variant_without_matrices_is_trained_by_adamw() -> None:
     training = resolve({"model": "transformer", **parts}).training
     assert (training.optimizer, training.learning_rate) == ("adamw", 0.01)
     assert resolve({"model": "bigram"}).training.learning_rate == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "hints"),
+    [
+        ("transformer:model=bigram", "'model' is no part", "positions=none"),
+        ("transformer:positions", "has no value", "PART=VALUE"),
+        ("transformer:mpl=none", "'mpl' is no part", "mlp"),
+        ("transformer:mlp=nine", "`mlp` can't be 'nine'", "none"),
+        ("transfromer", "no model", "transformer"),
+    ],
+)
+def test_a_variant_that_does_not_exist_is_answered(name: str, says: str, hints: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+        variant(name)
+    assert hints in caught.value.hint

@@ -26,10 +26,14 @@ def variant(name: str) -> Settings:
     settings: Settings = {}
     for change in changes:
         part, equals, value = (word.strip() for word in change.partition("="))
+        if not equals:
+            raise UsageError(
+                f"{change!r} has no value", f"write {model}:PART=VALUE; `:` joins several parts"
+            )
         part = same(part, settings_of(model)) or part.replace("-", "_")
-        if part not in fields_of(Architecture) or not equals:
+        if part == "model" or part not in fields_of(Architecture):
             hint = suggestion(part, settings_of(model), f"write {model}:positions=none")
-            raise UsageError(f"{change!r} does not set a part of {model}", hint)
+            raise UsageError(f"{part!r} is no part of {model}", hint)
         settings[part] = _value(part, value)
         check_setting(part, settings[part])
     architecture(model, settings)

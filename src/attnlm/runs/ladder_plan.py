@@ -90,9 +90,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 def checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
     """The same as a tuple. Raises UsageError for one that does not exist, and one named twice."""
-    for rung in rungs:
-        variant(rung)
-    if not rungs or len(set(rungs)) < len(rungs):
+    meant = {tuple(sorted(variant(rung).items())) for rung in rungs}
+    if not rungs or len(meant) < len(rungs):
         raise UsageError(
             "`rungs` has a rung twice, or none", "name each once, as in bigram,average"
         )
