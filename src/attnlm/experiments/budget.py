@@ -41,7 +41,7 @@ def planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent)
     planned = plan(config.training, pace, budget - (time.perf_counter() - began))
     takes = f"a step takes {duration(pace.step)}, an evaluation {duration(pace.evaluation, 2)}"
     if planned.steps == 1:
-        smaller = "try a smaller one or a longer `budget`"
+        smaller = "one step is made; better a smaller model or a longer `budget`"
         on_event(Note(f"this model is too large for {duration(budget)}: {takes}; {smaller}"))
     else:
         on_event(Note(f"{planned.steps:,} steps fit into {duration(budget)}: {takes}"))
