@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.model import attention
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
-from attnlm.model.ops import gated, norms
+from attnlm.model.ops import pointwise
 
 V = 11
+needs_compiler = pytest.mark.skipif(pointwise() is None, reason="there is no C compiler")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 
 VARIANTS = (
@@ -76,9 +76,3 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()))
     return dict(zip(named, found, strict=True))
-
-
-def use_plain_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: no operation takes its written-out form."""
-    for module in (attention, gated, norms):
-        monkeypatch.setattr(module, "by_hand", lambda x: False)

@@ -18,7 +18,8 @@ from attnlm.config.settings import Config, TrainingConfig, resolve
 from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
-from attnlm.model.language_model import build_model, count_parameters, model_skeleton
+from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.language_model import build_model
 
 V = 7
 

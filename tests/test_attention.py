@@ -6,17 +6,13 @@ Sizes are different primes, so that swapped axes fail.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnlm.model.architecture import architecture
-from attnlm.model.attention import SHORT, LayerCache, SelfAttention, UniformAttention, attention
-from attnlm.model.ops.norms import rotary_angles
-from tests.models import use_plain_ops
+from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention, attention
 
 B, T, H, D = 2, 11, 3, 5
 C = H * D
@@ -44,13 +40,8 @@ def _seed() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scale", [None, 1.0, 0.3])
 @pytest.mark.parametrize("new", [1, 4, T])
-@pytest.mark.parametrize("plain", [True, False])
-def test_attention_equals_an_explicit_softmax(
-    causal: bool, scale: float | None, new: int, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_equals_an_explicit_softmax(causal: bool, scale: float | None, new: int) -> None:
     """The mask is aligned to the last key; without one it is an encoder's attention."""
-    if plain:
-        use_plain_ops(monkeypatch)
     query, key = torch.randn(B, 6, new, D).double(), torch.randn(B, H, T, D).double()
     value = torch.randn(B, H, T, 7).double()
     found = attention(query, key, value, causal=causal, scale=scale)
@@ -81,7 +72,7 @@ def test_three_ways_of_averaging_the_past_agree() -> None:
     triangle = torch.ones(T, T).tril()
     product = (triangle / triangle.sum(1, keepdim=True)) @ x_BTC
     masked = torch.zeros(T, T).masked_fill(triangle == 0, -math.inf).softmax(-1) @ x_BTC
-    for way in (product, masked, UniformAttention()(x_BTC)):
+    for way in (product, masked, AttentionWithoutMaps(uniform=True)(x_BTC)):
         torch.testing.assert_close(way, loop, atol=1e-6, rtol=1e-5)
 
 
@@ -117,20 +108,3 @@ def test_a_cache_returns_everything_appended_until_cleared() -> None:
     assert torch.equal(found[0], keys[:, :, :6]) and torch.equal(found[1], values[:, :, :6])
     cache.clear()
     assert torch.equal(cache.append(keys[:, :, 7:8], values[:, :, 7:8])[0], keys[:, :, 7:8])
-
-
-def test_long_contexts_go_to_the_kernel_that_holds_no_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It takes nothing but vectors whose numbers lie side by side; rotary heads' do not."""
-    strides: list[int] = []
-    original: Any = F.scaled_dot_product_attention
-
-    def watched(*tensors: Tensor, **options: Any) -> Any:
-        strides.extend(x.stride(-1) for x in tensors)
-        return original(*tensors, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    module = SelfAttention(architecture("transformer", {"embed_dim": 24}))
-    module(torch.randn(B, SHORT + 1, 24), rotary_angles(SHORT + 1, 6, 1e4))
-    assert strides == [1, 1, 1]

@@ -11,11 +11,8 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
-from attnlm.model.language_model import (
-    build_model,
-    count_parameters,
-    model_skeleton,
-)
+from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.language_model import build_model
 from benchmarks.plain import Head, PlainModel
 from tests.models import SIZES, VARIANTS, V, gradients, self_attention, small_model, some_ids
 

@@ -11,7 +11,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.training.one_layer import NativeOneLayer, OneLayer, native_parts, one_layer_form
-from tests.models import gradients, small_model, use_plain_ops
+from tests.models import gradients, small_model
 
 CPU = Device("cpu", "float32", "")
 
@@ -70,9 +70,8 @@ BARE = (
         BARE,
     ],
 )
-def test_loss_and_gradients_are_autograds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_gradients_are_autograds(name: str) -> None:
     model = a_model(name, vocab_size=11)
-    use_plain_ops(monkeypatch)
     assert_adds_autograds(OneLayer(model, 3), model, model, 3, tolerance=1e-10)
 
 

@@ -24,7 +24,7 @@ from attnlm.config.settings import (
 )
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
-from attnlm.model.language_model import model_skeleton
+from attnlm.model.inspection import model_skeleton
 
 
 def test_flags_go_over_recipe_over_defaults() -> None:

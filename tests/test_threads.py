@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,25 +13,10 @@ from attnlm.compute.threads import choose_threads
 
 @pytest.fixture(autouse=True)
 def four_threads_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    counts = [4]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: counts[-1])
-    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(threads, "_SECONDS", 0.0)
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
-    # What a trial sets, the caller sets anew; the number that counts here is the first.
-    monkeypatch.setattr(threads, "_measured", measured_with(counts))
     return tmp_path / "cache" / "threads.json"
-
-
-def measured_with(counts: list[int]) -> Any:
-    original = threads._measured
-
-    def measured(tried: tuple[int, ...], step: Any) -> dict[int, float]:
-        seconds = original(tried, step)
-        counts.append(4)
-        return seconds
-
-    return measured
 
 
 class Step:
@@ -41,9 +26,12 @@ class Step:
         self.seconds = {1: one, 4: all_}
         self.made = 0
 
-    def __call__(self) -> None:
-        self.made += 1
-        time.sleep(self.seconds[torch.get_num_threads()])
+    def __call__(self, count: int) -> Callable[[], None]:
+        def step() -> None:
+            self.made += 1
+            time.sleep(self.seconds[count])
+
+        return step
 
 
 def test_the_faster_number_is_taken_and_remembered(four_threads_and_a_cache: Path) -> None:

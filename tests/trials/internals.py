@@ -11,15 +11,16 @@ from attnlm.config.settings import load_recipe, resolve, setting_names
 from attnlm.data.dataset import sampled_hash
 from attnlm.experiments.settle import _has_compiler as has_compiler
 from attnlm.model.architecture import RUNGS
-from attnlm.model.language_model import build_model, count_parameters, model_skeleton
+from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.language_model import build_model
 from attnlm.runs import checkpoint
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.text import download
 from attnlm.training.events import Evaluated, Started, Stepped
 from attnlm.training.memory import FACTOR
-from attnlm.training.one_layer import has_native_parts, native_parts
 from attnlm.training.optimizer import Optimizer
+from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import saved_state
 from attnlm.training.step import Stepper
 
@@ -45,11 +46,11 @@ __all__ = [
     "flag",
     "folders",
     "has_compiler",
-    "has_native_parts",
+    "has_parts",
     "library",
     "load_recipe",
     "model_skeleton",
-    "native_parts",
+    "parts_compile",
     "resolve",
     "run_command",
     "sampled_hash",

@@ -51,7 +51,7 @@ def _train(
 
     def stepping(self: Stepper, interruption: Any) -> torch.Tensor:
         if self.state.step + 1 == step and kind != "weights":
-            self._backpropagate = _spoiled(self, kind, value, place)
+            self._shares[0] = _spoiled(self, kind, value, place)
         loss = original(self, interruption)
         if self.state.step == step:
             if kind == "weights":
@@ -71,13 +71,13 @@ def _train(
 
 
 def _spoiled(stepper: Stepper, kind: str, value: float, place: float) -> Any:
-    backpropagate = stepper._backpropagate
+    share = stepper._shares[0]
 
-    def spoiling(*batch: torch.Tensor) -> torch.Tensor:
-        loss = backpropagate(*batch)
+    def spoiling(*batch: Any) -> torch.Tensor:
+        loss = share(*batch)
         if kind == "loss":
             return loss + value
-        _spoil(stepper.state.optimizer._gradient, value, place)
+        _spoil(stepper.state.optimizer.gradient, value, place)
         return loss
 
     return spoiling

@@ -14,8 +14,8 @@ from tests.trials.internals import (
     RUNGS,
     Stepper,
     has_compiler,
-    has_native_parts,
-    native_parts,
+    has_parts,
+    parts_compile,
     resolve,
 )
 from tests.trials.small import facts_of, prepared, same_run, settings_of
@@ -52,11 +52,10 @@ def _ways(vocab_size: int) -> list[dict[str, Any]]:
             way = {"model": rung, "sampling": sampling, "optimizer": optimizer}
             ways.append(way if plain else {**way, "dropout": 0.2})
             config = resolve(settings_of(rung, **way))
-            if has_native_parts(
-                config.model, vocab_size, config.training.batch_size * config.model.block_size
-            ):
+            tokens = config.training.batch_size * config.model.block_size
+            if has_parts(config.model, vocab_size, tokens):
                 ways.append(way)
-                if native_parts(config.model):
+                if parts_compile(config.model, vocab_size, tokens):
                     ways.append({**way, "compile": "parts"})
     return ways
 

@@ -25,8 +25,10 @@ _ROUNDS, _SECONDS = 3, 0.04
 _MOST_REMEMBERED = 256
 
 
-def choose_threads(work: float, about: object, step: Callable[[], object]) -> int:
-    """One thread or all that PyTorch has, whichever makes `step` faster.
+def choose_threads(
+    work: float, about: object, step_with: Callable[[int], Callable[[], object]]
+) -> int:
+    """One thread or all that PyTorch has, whichever makes steps faster: `step_with(threads)()`.
 
     `work` is about how many floating-point operations a step takes; `about` (JSON values) is what
     the choice depends on, and what it is remembered by: the same run takes the same number again.
@@ -41,7 +43,7 @@ def choose_threads(work: float, about: object, step: Callable[[], object]) -> in
     remembered = _read(path) if path is not None else {}
     if key in remembered:
         return min(remembered[key], everything)
-    seconds = _measured((1, everything), step)
+    seconds = _measured({count: step_with(count) for count in (1, everything)})
     chosen = everything if seconds[everything] < (1 - _WORTH) * seconds[1] else 1
     if path is not None:
         kept = list(remembered.items())[-_MOST_REMEMBERED:]
@@ -52,12 +54,11 @@ def choose_threads(work: float, about: object, step: Callable[[], object]) -> in
     return chosen
 
 
-def _measured(counts: tuple[int, ...], step: Callable[[], object]) -> dict[int, float]:
+def _measured(steps: dict[int, Callable[[], object]]) -> dict[int, float]:
     """Seconds per step for each number of threads: the best of some rounds taken in turn."""
-    best = dict.fromkeys(counts, float("inf"))
+    best = dict.fromkeys(steps, float("inf"))
     for _ in range(_ROUNDS):
-        for count in counts:
-            torch.set_num_threads(count)
+        for count, step in steps.items():
             step()
             began, made = time.perf_counter(), 0
             while made < 2 or time.perf_counter() - began < _SECONDS:

@@ -85,9 +85,11 @@ def check_length(
         )
 
 
-def step_seed(seed: int, step: int) -> int:
-    """A seed for what is drawn within a step (dropout)."""
-    return int(_hash(seed, np.array([step], np.uint64))[0] >> np.uint64(1))
+def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
+    """A seed for what is drawn (dropout) in each of `count` windows of a step, from `first` on."""
+    windows = np.arange(first, first + count, dtype=np.uint64)
+    hashed = _hash(seed, (np.uint64(step) << np.uint64(24)) + windows)
+    return [int(h) for h in hashed >> np.uint64(1)]
 
 
 def _shuffled(

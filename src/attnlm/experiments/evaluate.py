@@ -50,18 +50,14 @@ def evaluate(
     if chosen.name == training.device:
         chosen = choose_device(chosen.name, training.dtype)
     lay_side_by_side(model, training)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(training.threads or threads)
-    try:
-        evaluation = validation_loss(
-            model,
-            dataset.val,
-            chosen,
-            bytes_per_token=dataset.bytes_per_token,
-            compile=training.compile,
-        )
-    finally:
-        torch.set_num_threads(threads)
+    evaluation = validation_loss(
+        model,
+        dataset.val,
+        chosen,
+        bytes_per_token=dataset.bytes_per_token,
+        compile=training.compile,
+        threads=torch.get_num_threads(),
+    )
     if not math.isfinite(evaluation.loss):
         raise NotFiniteError
     return evaluation

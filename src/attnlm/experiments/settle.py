@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import torch
@@ -18,9 +20,9 @@ from attnlm.compute.threads import choose_threads
 from attnlm.config.settings import Config, with_steps
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
-from attnlm.model.language_model import count_parameters, model_skeleton
+from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.training.memory import check_memory
-from attnlm.training.one_layer import has_native_parts, native_parts
+from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
 
@@ -62,19 +64,17 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
     if asked in ("on", "off"):
         return asked
     tokens = config.training.batch_size * config.model.block_size
-    possible = (
-        on_cpu
-        and device.dtype == "float32"
-        and has_native_parts(config.model, dataset.vocab_size, tokens)
-    )
+    about = config.model, dataset.vocab_size, tokens
+    possible = on_cpu and device.dtype == "float32" and has_parts(*about)
     if asked == "auto":
-        return "parts" if possible and native_parts(config.model) else "off"
+        return "parts" if possible and parts_compile(*about) else "off"
     if not possible:
         raise UsageError(
-            "`compile` parts is for one-layer rungs with small heads, in float32 on a CPU",
+            "`compile` parts is for float32 on a CPU, and for models that have such parts: "
+            "small heads in one layer, an MLP, RMS norm or rotary positions",
             "give `compile` off",
         )
-    if not native_parts(config.model):
+    if not parts_compile(*about):
         raise AttnlmError(
             "`compile` parts needs a C compiler that works, and none was found",
             "install gcc or clang, set TMPDIR to a folder that programs may be loaded from, "
@@ -95,16 +95,14 @@ def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
         *(asdict(config.model), dataset.vocab_size),
         *(training.batch_size, training.optimizer, training.compile),
     ]
-    stepper: list[Stepper] = []
 
-    def step() -> None:
-        if not stepper:  # made only where a trial is needed
-            state = initial_state(trial, dataset.vocab_size, device)
-            stepper.append(Stepper(state, trial, dataset))
-        stepper[0].step(Interruption())
+    def step_with(threads: int) -> Callable[[], object]:
+        config = replace(trial, training=replace(trial.training, threads=threads))
+        state = initial_state(config, dataset.vocab_size, device)
+        return functools.partial(Stepper(state, config, dataset).step, Interruption())
 
     with keeping_random_state(device):
-        return choose_threads(work, about, step)
+        return choose_threads(work, about, step_with)
 
 
 def _has_compiler() -> bool:

@@ -11,17 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.ops import by_hand
-from attnlm.model.ops.attention import short_attention
+from attnlm.model.dropout import dropout as dropped
+from attnlm.model.norms import RMSNorm
+from attnlm.model.ops.attention import scores_and_weights, shared_heads
+from attnlm.model.ops.heads import Gains, Rotation, split_heads
 from attnlm.model.ops.linear import joined_linear
-from attnlm.model.ops.norms import normed_and_turned, rms_norm, rotate
 from attnlm.model.recorder import Recorder
-
-SHORT = 256
-"""A longer context takes PyTorch's kernels, which never hold all weights at once."""
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of rotary positions, each (T, D)."""
 
 
 def attention(
@@ -43,25 +38,14 @@ def attention(
     """
     new, total = query.size(-2), key.size(-2)
     assert not causal or new <= total, "a causal query without a key of its own"
-    scale = query.size(-1) ** -0.5 if scale is None else scale
-    if query.size(-3) != key.size(-3):
-        group = query.size(-3) // key.size(-3)
-        key, value = (x.repeat_interleave(group, dim=-3) for x in (key, value))
-    if dropout == 0 and 1 < new == total <= SHORT and by_hand(query):
-        return short_attention(query, key, value, causal, scale)
-    # Elsewhere PyTorch has only a slower kernel, which holds all weights.
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    key, value = shared_heads(query.size(-3), key, value)
+    if dropout:
+        return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
     mask = None
     if causal and 1 < new < total:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
     return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=causal and 1 < new == total,
-        scale=scale,
+        query, key, value, attn_mask=mask, is_causal=causal and 1 < new == total, scale=scale
     )
 
 
@@ -85,19 +69,6 @@ class LayerCache:
     def clear(self) -> None:
         """Forgets every token, and keeps the memory for the next ones."""
         self.length = 0
-
-
-class RMSNorm(nn.Module):
-    """x / √(mean x² + ε) · gain (Zhang and Sennrich, 2019)."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-        self.gain = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., C) → (..., C)."""
-        return rms_norm(x, self.gain, self.epsilon)
 
 
 class SelfAttention(nn.Module):
@@ -137,26 +108,15 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """(B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
         packed_BTN = joined_linear(x_BTC, (self.query, self.key, self.value))
-        size = self.head_size
-        widths = [self.heads * size, self.kv_heads * size, self.kv_heads * size]
-        query_BHTD, key_BKTD, value_BKTD = (
-            x.unflatten(-1, (-1, size)).transpose(1, 2) for x in packed_BTN.split(widths, -1)
-        )
-        query_BHTD = _placed(query_BHTD, self.query_norm, rotation)
-        key_BKTD = _placed(key_BKTD, self.key_norm, rotation)
+        gains = None
+        if self.query_norm is not None and self.key_norm is not None:
+            epsilon = self.query_norm.epsilon
+            gains = Gains(self.query_norm.gain, self.key_norm.gain, epsilon)
+        qkv = split_heads(packed_BTN, self.heads, self.kv_heads, gains, rotation)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTD = mix(query_BHTD, key_BKTD, value_BKTD, cache, recorder, dropout=dropout)
+        mixed_BHTD = mix(*qkv, cache, recorder, dropout)
         mixed = mixed_BHTD.transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
-
-
-def _placed(x_BHTD: Tensor, norm: RMSNorm | None, rotation: Rotation | None) -> Tensor:
-    """Queries or keys, normalised and turned as far as the model does."""
-    if norm is not None and rotation is not None:
-        return normed_and_turned(x_BHTD, norm.gain, norm.epsilon, rotation)
-    if norm is not None:
-        x_BHTD = norm(x_BHTD)
-    return x_BHTD if rotation is None else rotate(x_BHTD, *rotation)
 
 
 def mix(
@@ -165,20 +125,25 @@ def mix(
     value: Tensor,
     cache: LayerCache | None,
     recorder: Recorder | None,
-    *,
-    scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """`attention`, with the keys and values of a cache before the new ones, and watched."""
     if cache is not None:
         key, value = cache.append(key, value)
     if recorder is not None:
-        return recorder.attend(query, key, value, scale)
-    return attention(query, key, value, scale=scale, dropout=dropout)
+        return recorder.attend(query, key, value)
+    return attention(query, key, value, dropout=dropout)
 
 
-class UniformAttention(nn.Module):
-    """Each token becomes the mean of itself and those before it: all scores are equal."""
+class AttentionWithoutMaps(nn.Module):
+    """Attention of the embeddings to themselves, without parameters.
+
+    Uniform, all scores are 0: each token becomes the mean of itself and those before it.
+    """
+
+    def __init__(self, *, uniform: bool) -> None:
+        super().__init__()
+        self.uniform = uniform
 
     def forward(
         self,
@@ -189,23 +154,8 @@ class UniformAttention(nn.Module):
     ) -> Tensor:
         """(B, T, C) → (B, T, C)."""
         value = x_BTC.unsqueeze(1)
-        zeros = torch.zeros_like(value[..., :1])
-        return mix(zeros, zeros, value, cache, recorder).squeeze(1)
-
-
-class ParameterFreeAttention(nn.Module):
-    """Attention of the embeddings to themselves, without parameters."""
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        rotation: None = None,
-        cache: LayerCache | None = None,
-        recorder: Recorder | None = None,
-    ) -> Tensor:
-        """(B, T, C) → (B, T, C)."""
-        x = x_BTC.unsqueeze(1)
-        return mix(x, x, x, cache, recorder).squeeze(1)
+        asked = torch.zeros_like(value) if self.uniform else value
+        return mix(asked, asked, value, cache, recorder).squeeze(1)
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, std: float) -> nn.Linear:

@@ -6,29 +6,21 @@ together. Axes as in attention.py; V is the size of the vocabulary, F the width 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import (
-    LayerCache,
-    ParameterFreeAttention,
-    RMSNorm,
-    Rotation,
-    SelfAttention,
-    UniformAttention,
-    linear,
-)
-from attnlm.model.ops.gated import swiglu
+from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention, linear
+from attnlm.model.dropout import Dropout
+from attnlm.model.norms import norm_of
+from attnlm.model.ops.activations import gelu, swiglu
+from attnlm.model.ops.heads import Rotation, rotary_angles
 from attnlm.model.ops.linear import joined_linear
-from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.ops.norms import rotary_angles
+from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.recorder import Recorder
 
 
@@ -85,9 +77,9 @@ class Transformer(nn.Module):
             self.position_embedding = nn.Embedding(a.block_size, a.embed_dim)
             if std != 1:
                 nn.init.normal_(self.position_embedding.weight, std=std)
-        self.dropout = nn.Dropout(a.dropout if a.residual else 0.0)
+        self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(Block(a) for _ in range(a.layers))
-        self.norm = _norm(a, a.body_dim)
+        self.norm = norm_of(a, a.body_dim)
         self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
         # Equal logits to begin with: the first loss is ln V.
         if a.tie_embeddings:
@@ -117,7 +109,9 @@ class Transformer(nn.Module):
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token."""
-        return cross_entropy(self(inputs_BT), targets_BT)
+        x_BTC = self._body(inputs_BT, None, None)
+        x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
+        return linear_cross_entropy(x_BTC, self.head.weight, self.head.bias, targets_BT)
 
     def _body(
         self, tokens_BT: Tensor, caches: list[LayerCache] | None, recorder: Recorder | None
@@ -169,10 +163,10 @@ class Block(nn.Module):
         assert a.embed_dim is not None
         self.residual = a.residual
         self.attention = _ATTENTION[a.attention](a)
-        self.attention_norm = _norm(a, a.embed_dim) if self.attention is not None else None
+        self.attention_norm = norm_of(a, a.embed_dim) if self.attention is not None else None
         self.mlp = MLP(a) if a.mlp != "none" else None
-        self.mlp_norm = _norm(a, a.embed_dim) if self.mlp is not None else None
-        self.dropout = nn.Dropout(a.dropout if a.residual else 0.0)
+        self.mlp_norm = norm_of(a, a.embed_dim) if self.mlp is not None else None
+        self.dropout = Dropout(a.dropout if a.residual else 0.0)
 
     def forward(
         self,
@@ -207,8 +201,8 @@ class Block(nn.Module):
 
 _ATTENTION: dict[str, Callable[[Architecture], nn.Module | None]] = {
     "softmax": SelfAttention,
-    "uniform": lambda a: UniformAttention(),
-    "parameter-free": lambda a: ParameterFreeAttention(),
+    "uniform": lambda a: AttentionWithoutMaps(uniform=True),
+    "parameter-free": lambda a: AttentionWithoutMaps(uniform=False),
     "none": lambda a: None,
 }
 
@@ -240,33 +234,11 @@ class MLP(nn.Module):
         if self.gate is not None:
             hidden_BTF = swiglu(joined_linear(x_BTC, (self.gate, self.up)))
         elif self.kind == "gelu":
-            hidden_BTF = F.gelu(self.up(x_BTC), approximate="tanh")
+            hidden_BTF = gelu(self.up(x_BTC))
         else:
             hidden_BTF = F.relu(self.up(x_BTC)).square()
         down: Tensor = self.down(hidden_BTF)
         return down
-
-
-class LayerNorm(nn.Module):
-    """(x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
-
-    def __init__(self, size: int, epsilon: float, *, bias: bool) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-        self.gain = nn.Parameter(torch.ones(size))
-        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., C) → (..., C)."""
-        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.epsilon)
-
-
-def _norm(a: Architecture, size: int) -> nn.Module | None:
-    if a.norm == "rms":
-        return RMSNorm(size, a.norm_epsilon)
-    if a.norm == "layer":
-        return LayerNorm(size, a.norm_epsilon, bias=a.bias)
-    return None
 
 
 LanguageModel = Bigram | Transformer
@@ -277,35 +249,3 @@ def build_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
     if architecture.embed_dim is None:
         return Bigram(architecture, vocab_size)
     return Transformer(architecture, vocab_size)
-
-
-def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
-    """The model without memory and numbers: names and shapes, on torch's meta device."""
-    with torch.device("meta"), _WithoutInitialisation():
-        return build_model(architecture, vocab_size)
-
-
-class _WithoutInitialisation(TorchFunctionMode):
-    """Skips torch.nn.init: for a meta tensor it would import torch's compiler, 1.5 seconds long."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
-def check_finite(*tensors: Tensor) -> None:
-    """Raises NotFiniteError where a model's weights, or what they compute, are NaN or infinite."""
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
-        raise NotFiniteError
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Trained numbers; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
+from attnlm.model.ops.attention import scores_and_weights, shared_heads
 
 Head = tuple[int, int]
 """A head's place: layer and number in it, both from 0."""
@@ -28,7 +29,7 @@ class Heads:
     key: Tensor
     value: Tensor
     scores: Tensor
-    """scale · q kᵀ before the mask, (B, H, T, S)"""
+    """q kᵀ / √D before the mask, (B, H, T, S)"""
     weights: Tensor
     """softmax of the masked scores, (B, H, T, S)"""
     mixed: Tensor
@@ -68,14 +69,10 @@ class Recorder:
         self.layers.append(Layer())
         return self.layers[-1]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """What `attention` computes, in textbook form, with everything on the way kept."""
-        group = query.size(-3) // key.size(-3)
-        key, value = (x.repeat_interleave(group, dim=-3) for x in (key, value))
-        new, total = query.size(-2), key.size(-2)
-        scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
-        later = torch.ones(new, total, dtype=torch.bool, device=query.device).triu(total - new + 1)
-        weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What `attention` computes, with everything on the way kept."""
+        key, value = shared_heads(query.size(-3), key, value)
+        scores, weights = scores_and_weights(query, key, causal=True, scale=None)
         mixed = weights @ value
         if self.silenced is not None and self.silenced[0] == len(self.layers) - 1:
             mixed[..., self.silenced[1], :, :] = 0

@@ -19,12 +19,8 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import (
-    LanguageModel,
-    build_model,
-    check_finite,
-    model_skeleton,
-)
+from attnlm.model.inspection import check_finite, model_skeleton
+from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.older_files import Shape, from_older, older_shapes
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnlm.model.language_model import check_finite
+from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.open_run import load_model
 from attnlm.runs.run import Run

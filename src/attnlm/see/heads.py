@@ -32,7 +32,8 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.data.dataset import ids_at
-from attnlm.model.language_model import LanguageModel, check_finite
+from attnlm.model.inspection import check_finite
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, record
 from attnlm.runs.open_run import load_model, open_dataset_of

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlm.model.language_model import LanguageModel, Transformer, check_finite
+from attnlm.model.inspection import check_finite
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.recorder import Recorder
 
 

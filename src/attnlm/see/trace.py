@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import check_finite
+from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.open_run import load_model
 from attnlm.runs.run import Run

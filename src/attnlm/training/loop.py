@@ -174,6 +174,7 @@ class _Loop:
             state.device,
             bytes_per_token=self._dataset.bytes_per_token,
             compile=self._config.compile,
+            threads=self._config.threads or 1,
         )
         if not math.isfinite(evaluation.loss):
             raise StepNotFiniteError(

@@ -11,7 +11,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import SHORT
+from attnlm.training.one_layer import LONGEST_CONTEXT
 
 FACTOR = 2.0
 """By how much what is measured may differ from the estimate, either way."""
@@ -80,10 +80,11 @@ def _floats_per_token(a: Architecture) -> int:
         return 0
     width, length = a.embed_dim, a.block_size
     heads = a.heads * a.head_dim
-    # Long contexts without dropout on the weights go through a kernel that keeps no scores.
+    # Without dropout on the weights attention takes kernels, or a form, that keep no scores.
     has_dropout = bool(a.dropout) and not a.residual
-    keeps_scores = length <= SHORT or has_dropout or a.attention != "softmax"
-    scores = a.maps_per_layer * length * (2 + 2 * has_dropout) if keeps_scores else 0
+    scores = 4 * a.maps_per_layer * length if has_dropout else 0
+    if a.layers == 1 and length <= LONGEST_CONTEXT:
+        scores = max(scores, 2 * a.maps_per_layer * length)
     # Queries, keys and values before and after rotation, and copied where there are several heads;
     # what an MLP multiplies.
     mixed = (10 if a.heads > 1 else 7) * heads if a.attention == "softmax" else 2 * width

@@ -8,7 +8,7 @@ computed once for each token of the vocabulary, and then looked up.
 Measured: operations under autograd, the same C among them, take twice as long a step.
 
 Axes as in attention.py. M counts the tokens of a batch, B·T; N the heads of all its windows,
-B·H; R the rows of the tables, V + T. Features stand before positions, (D, T), as in ops/attention.
+B·H; R the rows of the tables, V + T. Features stand before positions, (D, T).
 `d_x` is the gradient of the loss by x.
 """
 
@@ -24,13 +24,13 @@ from torch import Tensor
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import SHORT, SelfAttention
+from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import by_hand
-from attnlm.model.ops.attention import causal_mask, softmax_backward_
 
+# All weights are held at once.
+LONGEST_CONTEXT = 256
 # Larger heads gain nothing in C.
-_LARGEST_NATIVE_HEAD = 32
+LARGEST_NATIVE_HEAD = 32
 # Beside the logits of a batch, so that rows do not begin at powers of two, which share a few places
 # in a cache, and whole vectors can be read at their ends.
 _PADDING = 16
@@ -50,14 +50,9 @@ def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
         and a.num_kv_heads == a.heads
         and a.head_bias
         and not a.dropout
-        and a.block_size <= SHORT
+        and a.block_size <= LONGEST_CONTEXT
         and vocab_size <= tokens
     )
-
-
-def has_native_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Whether parts of this form's steps can be compiled."""
-    return is_one_layer(a, vocab_size, tokens) and a.head_dim <= _LARGEST_NATIVE_HEAD
 
 
 def native_parts(a: Architecture) -> CDLL | None:
@@ -76,9 +71,9 @@ def one_layer_form(
     if (
         not isinstance(model, Transformer)
         or not is_one_layer(a, model.vocab_size, batch_size * a.block_size)
-        or device.dtype != "float32"
+        or (device.name, device.dtype) != ("cpu", "float32")
         or model.head.weight.dtype != torch.float32
-        or not by_hand(model.head.weight)
+        or not model.head.weight.is_cpu
     ):
         return None
     compiled = native_parts(a) if compile == "parts" else None
@@ -117,7 +112,7 @@ class OneLayer:
         self._heads = heads
         self._copied = heads > 1
         self._scale = size**-0.5
-        self._mask_TT = causal_mask(length, model.head.weight)
+        self._mask_TT = memory(length, length).fill_(-torch.inf).triu_(1)
         self._qkv_NC = memory(3 * width, model.token_embedding.embedding_dim)
         self._embeddings_RC = memory(vocab_size + length, model.token_embedding.embedding_dim)
         self._tables = memory(vocab_size + length, 3 * width)
@@ -219,7 +214,8 @@ class OneLayer:
             self._d_mixed_heads_1BHDT.copy_(self._d_mixed_1BHDT)
         torch.bmm(self._d_mixed_NDT, self._weights_NTT, out=d_v)
         d_weights = torch.bmm(self._d_mixed_NDT.mT, v_NDT, out=self._scores_NTT)
-        d_scores = softmax_backward_(d_weights, self._weights_NTT)
+        d_scores = d_weights.mul_(self._weights_NTT)
+        d_scores.addcmul_(self._weights_NTT, d_scores.sum(-1, keepdim=True), value=-1)
         torch.baddbmm(d_q, k_NDT, d_scores.mT, beta=0, alpha=self._scale, out=d_q)
         torch.baddbmm(d_k, q_NDT, d_scores, beta=0, alpha=self._scale, out=d_k)
 

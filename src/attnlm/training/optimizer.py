@@ -5,10 +5,11 @@ Not torch.optim's: importing that loads PyTorch's compiler, which takes longer t
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Optimizer:
             return _place(span[0], span[1], config)
 
         self._values, self._spans = flat, spans = lay_side_by_side(model, config)
-        self._gradient = torch.zeros_like(flat)
+        self.gradient = torch.zeros_like(flat)
         self._mean = torch.zeros_like(flat)
         by_adamw = sum(span[1].numel() for span in spans if not place_of(span).by_muon)
         self._square = torch.zeros_like(flat[:by_adamw])
@@ -64,8 +65,8 @@ class Optimizer:
             begin = end
             for _, parameter, span in group:
                 end = span.stop
-                parameter.grad = self._gradient[span].view(parameter.shape)
-            values, gradient, mean = (v[begin:end] for v in (flat, self._gradient, self._mean))
+                parameter.grad = self.gradient[span].view(parameter.shape)
+            values, gradient, mean = (v[begin:end] for v in (flat, self.gradient, self._mean))
             decay = config.weight_decay if place.decays else 0.0
             if place.shape is None:
                 square = self._square[begin:end]
@@ -75,15 +76,32 @@ class Optimizer:
                 values, gradient, mean = (v.view(stack) for v in (values, gradient, mean))
                 self._groups.append(_Muon(values, gradient, mean, decay, config))
 
+    def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
+        """The model again, on the same weights in memory, and the vector of its own gradients."""
+        copied, gradient = copy.deepcopy(model), torch.zeros_like(self._values)
+        parameters = dict(copied.named_parameters())
+        for name, parameter, span in self._spans:
+            parameters[name].data = parameter.data
+            parameters[name].grad = gradient[span].view(parameter.shape)
+        return copied, gradient
+
+    def average_gradients(self, others: Sequence[Tensor]) -> None:
+        """Takes the mean of the gradients and those of replicas, which are set to 0."""
+        for gradient in others:
+            self.gradient.add_(gradient)
+            gradient.zero_()
+        if others:
+            self.gradient.mul_(1 / (1 + len(others)))
+
     def step(self, step: int) -> None:
         """The update after step 0, 1, …, from the gradients, which it then sets to 0."""
         if self._config.gradient_clip is not None:
-            norm = self._gradient.norm()
-            self._gradient.mul_((self._config.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
+            norm = self.gradient.norm()
+            self.gradient.mul_((self._config.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
         rate = self._config.learning_rate * learning_rate_factor(step, self._config)
         for group in self._groups:
             group.update(rate, step)
-        self._gradient.zero_()
+        self.gradient.zero_()
 
     def not_finite(self) -> list[str]:
         """Which of gradient (as its running means remember it) and weights are NaN or infinite."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.signals import Interruption
-from attnlm.compute.device import Device
-from attnlm.config.settings import Config, TrainingConfig
-from attnlm.data.batches import Batches, step_seed
+from attnlm.compute.workers import compute_all, new_pool
+from attnlm.config.settings import Config
+from attnlm.data.batches import Batches
 from attnlm.data.dataset import Dataset
-from attnlm.model.language_model import LanguageModel
-from attnlm.training.one_layer import one_layer_form
+from attnlm.training.share import Share, shares
 from attnlm.training.state import TrainingState
 
 
@@ -40,25 +38,39 @@ class StepNotFiniteError(Exception):
 
 
 class Stepper:
-    """One training step after another: everything that a step needs, held ready."""
+    """One training step after another: everything that a step needs, held ready.
+
+    Threads share a batch out: each computes the loss of some of its windows, and their gradients
+    are averaged.
+    """
 
     def __init__(self, state: TrainingState, config: Config, dataset: Dataset) -> None:
         self.state, self.config = state, config.training
         self.batches = training_batches(config, dataset)
-        self._backpropagate = _backpropagation(state, self.config)
-        self._draws = bool(config.model.dropout)
+        threads = config.training.threads or 1
+        count = shares(threads, config) if state.device.name == "cpu" else 1
+        self._threads = threads // count
+        self._shares = [Share(state, config, count, first=i == 0) for i in range(count)]
+        self._pool = new_pool(count)
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
 
     def step(self, interruption: Interruption) -> Tensor:
         """Makes the next step and returns its loss, a tensor () still on the device."""
-        state = self.state
-        if self._draws:
-            torch.manual_seed(step_seed(self.batches.seed, state.step))
-        inputs_BT, targets_BT = (_on(array, state.device) for array in self.batches(state.step))
-        loss = self._backpropagate(inputs_BT, targets_BT)
+        state, shares = self.state, self._shares
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        inputs, targets = self.batches(state.step)
+        parts = zip(np.split(inputs, len(shares)), np.split(targets, len(shares)), strict=True)
+        jobs = [
+            functools.partial(share, state.step, i, *part)
+            for i, (share, part) in enumerate(zip(shares, parts, strict=True))
+        ]
+        losses = compute_all(jobs, self._pool)
         with interruption.shield():
+            state.optimizer.average_gradients([share.gradient for share in shares[1:]])
             state.optimizer.step(state.step)
+            loss = torch.stack(losses).mean()
             self._loss_sum += loss
             state.step += 1
         return loss
@@ -85,32 +97,3 @@ class Stepper:
     def reset_loss_sum(self) -> None:
         """Starts a new mean."""
         self._loss_sum.zero_()
-
-
-Backpropagation = Callable[[Tensor, Tensor], Tensor]
-
-
-def _backpropagation(state: TrainingState, config: TrainingConfig) -> Backpropagation:
-    """Inputs and targets, each (B, T) → their loss; the gradients are added to the parameters'."""
-    model = state.model
-    if config.compile != "on":
-        form = one_layer_form(model, config.batch_size, state.device, config.compile)
-        if form is not None:
-            return form
-    compute_loss = torch.compile(_loss) if config.compile == "on" else _loss
-
-    def backpropagate(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        with state.device.autocast():
-            loss = compute_loss(model, inputs_BT, targets_BT)
-        loss.backward()
-        return loss.detach()
-
-    return backpropagate
-
-
-def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    return model.loss(inputs_BT, targets_BT)
-
-
-def _on(array: NDArray[np.int64], device: Device) -> Tensor:
-    return torch.from_numpy(array).to(device.torch, non_blocking=True)

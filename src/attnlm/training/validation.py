@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
+from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.ops import compiled_parts
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 
@@ -34,7 +38,6 @@ class Evaluation:
         return math.exp(min(self.loss, 700.0))
 
 
-@torch.inference_mode()
 def validation_loss(
     model: LanguageModel,
     tokens: Ids,
@@ -42,12 +45,14 @@ def validation_loss(
     *,
     bytes_per_token: float,
     compile: str = "off",
+    threads: int = 1,
 ) -> Evaluation:
     """Mean loss of predicting every token of a split but its first.
 
     Windows of block_size follow each other without overlap; the last may be shorter. `compile` is
-    that of the training. Raises AttnlmError when the split is too short for one window, or has ids
-    that the model lacks.
+    that of the training. Threads share the windows out; how many there are changes nothing in the
+    result. Raises AttnlmError when the split is too short for one window, or has ids that the model
+    lacks.
     """
     tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
     block_size = model.architecture.block_size
@@ -56,30 +61,47 @@ def validation_loss(
     inputs = tokens[: whole * block_size].reshape(whole, block_size)
     targets = tokens[1 : whole * block_size + 1].reshape(whole, block_size)
     at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
-    form = one_layer_form(model, at_once, device, compile) if whole >= at_once else None
+    groups = [
+        (inputs[first : first + at_once], targets[first : first + at_once])
+        for first in range(0, whole, at_once)
+    ]
+    rest = tokens[whole * block_size :]
+    if len(rest) > 1:
+        groups.append((rest[None, :-1], rest[None, 1:]))
+    threads = min(threads, len(groups)) if device.name == "cpu" else 1
+    jobs = [
+        functools.partial(_summed_losses, model, groups[i::threads], device, at_once, compile)
+        for i in range(threads)
+    ]
     training = model.training
     model.eval()
-    total = 0.0
-    for first in range(0, whole, at_once):
-        part = slice(first, first + at_once)
-        if form is not None and first + at_once <= whole:
-            batch = inputs[part], targets[part]
-            total += float(form.loss(*map(_as_tensor, batch))) * inputs[part].size
-        else:
-            total += _summed_loss(model, inputs[part], targets[part], device)
-    rest = slice(whole * block_size, len(tokens))
-    if len(tokens[rest]) > 1:
-        total += _summed_loss(model, tokens[rest][None, :-1], tokens[rest][None, 1:], device)
+    with threads_of_torch(1), new_pool(threads) as pool:
+        sums = compute_all(jobs, pool)
     model.train(training)
+    # In the order of the text, so that it is the same sum however many threads there are.
+    total = sum(sums[i % threads][i // threads] for i in range(len(groups)))
     loss = total / (len(tokens) - 1)
     return Evaluation(loss, len(tokens) - 1, loss / math.log(2) / bytes_per_token)
 
 
-def _summed_loss(model: LanguageModel, inputs: Ids, targets: Ids, device: Device) -> float:
-    inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
-    with device.autocast():
-        loss = model.loss(inputs_BT, targets_BT)
-    return float(loss) * targets.size
+@torch.inference_mode()
+def _summed_losses(
+    model: LanguageModel,
+    groups: Sequence[tuple[Ids, Ids]],
+    device: Device,
+    at_once: int,
+    compile: str,
+) -> list[float]:
+    """The summed loss of each group of windows."""
+    form = one_layer_form(model, at_once, device, compile) if len(groups[0][0]) == at_once else None
+    sums = []
+    with compiled_parts(compile == "parts"), device.autocast():
+        for inputs, targets in groups:
+            inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
+            computing = model if form is None or inputs.shape != groups[0][0].shape else form
+            loss = computing.loss(inputs_BT, targets_BT)
+            sums.append(float(loss) * targets.size)
+    return sums
 
 
 def _as_tensor(ids: Ids) -> Tensor:

@@ -29,6 +29,17 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "attend_backward": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 6], None),
         "cross_entropy": ([*[_NUMBER] * 3, *[_PLACE] * 3], None),
     },
+    "pointwise.c": {
+        "gelu": ([_NUMBER, *[_PLACE] * 2], None),
+        "gelu_backward": ([_NUMBER, *[_PLACE] * 3], None),
+        "swiglu": ([*[_NUMBER] * 2, *[_PLACE] * 2], None),
+        "swiglu_backward": ([*[_NUMBER] * 2, *[_PLACE] * 3], None),
+        "rms_norm": ([*[_NUMBER] * 2, _REAL, *[_PLACE] * 4], None),
+        "rms_norm_backward": ([*[_NUMBER] * 2, *[_PLACE] * 6], None),
+        "cross_entropy_rows": ([*[_NUMBER] * 2, _REAL, *[_PLACE] * 3], None),
+        "place_heads": ([*[_NUMBER] * 5, _REAL, *[_PLACE] * 6], None),
+        "place_heads_backward": ([*[_NUMBER] * 5, *[_PLACE] * 8], None),
+    },
     "decoding.c": {
         "next_logits": ([*[_PLACE] * 2, *[_NUMBER] * 3, ctypes.c_char_p, _PLACE], ctypes.c_int),
     },

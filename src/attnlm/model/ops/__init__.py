@@ -1,23 +1,48 @@
-"""Operations whose forward and backward passes are written out for a CPU.
+"""Operations that a model is made of, in PyTorch's own calls and, for a CPU, in compiled ones.
 
-There autograd's many short passes over memory cost as much as the products. Each operation has a
-plain form beside it, in PyTorch's own calls, which other devices take and tests hold it to.
+On a CPU autograd's many short passes over memory cost as much as the products. So a step that was
+asked to (`compiled_parts`) takes some of them in C, forward and backward; every other device, and
+whoever watches a model, takes the plain forms, which tests hold the compiled ones to.
 
-Axes as in attention.py. M counts the tokens of a batch, B·T; N the heads of all its windows, B·H.
-`d_x` is the gradient of the loss by x.
+Axes as in attention.py. `d_x` is the gradient of the loss by x.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from ctypes import CDLL
+
 import torch
 from torch import Tensor
 
+from attnlm.compute.native import library
 
-def by_hand(x: Tensor) -> bool:
-    """Whether the written-out forms are the faster ones here: on a CPU, in full precision."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-    )
+
+class _Asked(threading.local):
+    parts: CDLL | None = None
+
+
+_asked = _Asked()
+
+
+def pointwise() -> CDLL | None:
+    """The compiled operations; None where there is no compiler."""
+    return library("pointwise.c")
+
+
+@contextlib.contextmanager
+def compiled_parts(wanted: bool) -> Iterator[None]:
+    """Whether operations of this thread take their compiled forms, where there are any."""
+    before, _asked.parts = _asked.parts, pointwise() if wanted else None
+    try:
+        yield
+    finally:
+        _asked.parts = before
+
+
+def compiled_for(x: Tensor) -> CDLL | None:
+    """The compiled operations, if they were asked for and are for such numbers."""
+    parts = _asked.parts
+    return parts if parts is not None and x.is_cpu and x.dtype == torch.float32 else None

@@ -1,0 +1,224 @@
+/* Operations that take one pass over memory, forward and backward, for one thread. Plain forms are
+   in model/ops. Rows are contiguous; `grad` and `d_` name gradients as there. */
+
+#include "vectors.h"
+
+INLINE vector some_of(const float *x, int64_t count)
+{
+    vector part = {0};
+    if (count >= LANES)
+        return load(x);
+    memcpy(&part, x, count * sizeof(float));
+    return part;
+}
+
+INLINE void store_some(float *x, vector values, int64_t count)
+{
+    if (count >= LANES)
+        *(vector *)x = values;
+    else
+        memcpy(x, &values, count * sizeof(float));
+}
+
+INLINE float sum_of(vector values)
+{
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += values[l];
+    return sum;
+}
+
+INLINE vector sigmoid_of(vector x)
+{
+    const vector e = exp_of(either(x > 0, -x, x)), share = 1.0f / (1.0f + e);
+    return either(x > 0, share, e * share);
+}
+
+/* As tanh gives it: x · σ(2 √(2/π) (x + 0.044715 x³)), where σ is 0 or 1 beyond ±16. */
+#define LINEAR 1.5957691216f
+#define CUBIC 0.0713548162726f
+
+INLINE vector within(vector x)
+{
+    x = either(x > 16, (vector){0} + 16, x);
+    return either(x < -16, (vector){0} - 16, x);
+}
+
+void gelu(int64_t count, const float *x, float *out)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vector a = some_of(x + i, count - i), b = within(a);
+        store_some(out + i, a * sigmoid_of(b * (LINEAR + CUBIC * b * b)), count - i);
+    }
+}
+
+void gelu_backward(int64_t count, const float *x, const float *grad, float *d_x)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vector a = within(some_of(x + i, count - i));
+        const vector share = sigmoid_of(a * (LINEAR + CUBIC * a * a));
+        const vector slope = share * (1 + a * (1 - share) * (LINEAR + 3 * CUBIC * a * a));
+        store_some(d_x + i, slope * some_of(grad + i, count - i), count - i);
+    }
+}
+
+/* x / √(mean x² + ε) · gain of each row; `inverse` keeps 1 / √(mean x² + ε). */
+INLINE float inverse_rms(int64_t width, const float *x, float epsilon)
+{
+    vector squares = {0};
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vector a = some_of(x + i, width - i);
+        squares += a * a;
+    }
+    return 1 / sqrtf(sum_of(squares) / width + epsilon);
+}
+
+void rms_norm(int64_t rows, int64_t width, float epsilon, const float *x, const float *gain,
+              float *out, float *inverse)
+{
+    for (int64_t r = 0; r < rows; r++, x += width, out += width) {
+        inverse[r] = inverse_rms(width, x, epsilon);
+        for (int64_t i = 0; i < width; i += LANES)
+            store_some(out + i, some_of(x + i, width - i) * inverse[r] * some_of(gain + i, width - i),
+                       width - i);
+    }
+}
+
+/* Adds to d_gain. */
+INLINE void rms_norm_row_backward(int64_t width, float inverse, const float *x, const float *gain,
+                                  const float *grad, float *d_x, float *d_gain)
+{
+    vector along = {0};
+    for (int64_t i = 0; i < width; i += LANES)
+        along += some_of(grad + i, width - i) * some_of(gain + i, width - i)
+                 * some_of(x + i, width - i);
+    const float share = sum_of(along) / width * inverse * inverse;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vector a = some_of(x + i, width - i), d = some_of(grad + i, width - i);
+        store_some(d_gain + i, some_of(d_gain + i, width - i) + d * a * inverse, width - i);
+        store_some(d_x + i, (d * some_of(gain + i, width - i) - a * share) * inverse, width - i);
+    }
+}
+
+void rms_norm_backward(int64_t rows, int64_t width, const float *inverse, const float *x,
+                       const float *gain, const float *grad, float *d_x, float *d_gain)
+{
+    for (int64_t r = 0; r < rows; r++, x += width, grad += width, d_x += width)
+        rms_norm_row_backward(width, inverse[r], x, gain, grad, d_x, d_gain);
+}
+
+/* Heads (B, T, H, D) out of rows that are `stride` apart: normalised where there is a gain, and
+   turned by the angles of their positions, (T, D), where there are cosines. */
+INLINE void turn(int64_t size, const float *cosines, const float *sines, float way,
+                 const float *x, float *out)
+{
+    const int64_t half = size / 2;
+    for (int64_t i = 0; i < half; i += LANES) {
+        const int64_t left = half - i;
+        const vector first = some_of(x + i, left), second = some_of(x + half + i, left);
+        const vector cosine = some_of(cosines + i, left), sine = way * some_of(sines + i, left);
+        store_some(out + i, first * cosine - second * sine, left);
+        store_some(out + half + i, second * cosine + first * sine, left);
+    }
+}
+
+void place_heads(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
+                 float epsilon, const float *x, const float *gain, const float *cosines,
+                 const float *sines, float *out, float *inverse)
+{
+    for (int64_t row = 0; row < windows * length; row++, x += stride) {
+        const int64_t at = row % length * size;
+        for (int64_t h = 0; h < heads; h++, out += size) {
+            const float *from = x + h * size;
+            if (gain) {
+                rms_norm(1, size, epsilon, from, gain, out, inverse++);
+                from = out;
+            }
+            if (cosines)
+                turn(size, cosines + at, sines + at, 1, from, out);
+        }
+    }
+}
+
+void place_heads_backward(int64_t windows, int64_t length, int64_t heads, int64_t size,
+                          int64_t stride, const float *inverse, const float *x, const float *gain,
+                          const float *cosines, const float *sines, const float *grad, float *d_x,
+                          float *d_gain)
+{
+    for (int64_t row = 0; row < windows * length; row++, x += stride, d_x += stride) {
+        const int64_t at = row % length * size;
+        for (int64_t h = 0; h < heads; h++, grad += size) {
+            float *to = d_x + h * size;
+            const float *from = grad;
+            if (cosines) {
+                turn(size, cosines + at, sines + at, -1, from, to);
+                from = to;
+            }
+            if (gain)
+                rms_norm_row_backward(size, *inverse++, x + h * size, gain, from, to, d_gain);
+        }
+    }
+}
+
+/* Rows of gate and up, side by side → silu(gate) · up. */
+void swiglu(int64_t rows, int64_t width, const float *gate_up, float *out)
+{
+    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, out += width)
+        for (int64_t i = 0; i < width; i += LANES) {
+            const vector gate = some_of(gate_up + i, width - i);
+            const vector up = some_of(gate_up + width + i, width - i);
+            store_some(out + i, gate * sigmoid_of(gate) * up, width - i);
+        }
+}
+
+void swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const float *grad,
+                     float *d_gate_up)
+{
+    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, grad += width, d_gate_up += 2 * width)
+        for (int64_t i = 0; i < width; i += LANES) {
+            const vector gate = some_of(gate_up + i, width - i);
+            const vector up = some_of(gate_up + width + i, width - i);
+            const vector d = some_of(grad + i, width - i), share = sigmoid_of(gate);
+            const vector slope = share * (1 + gate * (1 - share));
+            store_some(d_gate_up + i, d * up * slope, width - i);
+            store_some(d_gate_up + width + i, d * gate * share, width - i);
+        }
+}
+
+/* Adds the losses of rows of logits, in nats, to `loss`. Unless `scale` is 0, the logits become
+   their gradient, times it. A row stays in the cache from pass to pass. */
+void cross_entropy_rows(int64_t rows, int64_t size, float scale, float *logits,
+                        const int64_t *targets, double *loss)
+{
+    for (int64_t r = 0; r < rows; r++, logits += size) {
+        vector largest = (vector){0} - INFINITY, sums = {0};
+        float top = -INFINITY, sum = 0;
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) {
+            const vector x = load(logits + i);
+            largest = either(x > largest, x, largest);
+        }
+        for (; i < size; i++)
+            top = logits[i] > top ? logits[i] : top;
+        for (int l = 0; l < LANES; l++)
+            top = largest[l] > top ? largest[l] : top;
+        const float at_target = logits[targets[r]];
+        for (i = 0; i < size; i += LANES) {
+            vector e = exp_of(some_of(logits + i, size - i) - top);
+            if (scale)
+                store_some(logits + i, e, size - i);
+            if (i + LANES <= size)
+                sums += e;
+            else
+                for (int l = 0; l < size - i; l++)
+                    sum += e[l];
+        }
+        sum += sum_of(sums);
+        *loss += logf(sum) + (top - at_target);
+        if (scale) {
+            for (i = 0; i < size; i += LANES)
+                store_some(logits + i, some_of(logits + i, size - i) * (scale / sum), size - i);
+            logits[targets[r]] -= scale;
+        }
+    }
+}

@@ -1,0 +1,46 @@
+"""What can be told of a model: its shape without its numbers, its size, whether it is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnlm.base.errors import NotFiniteError
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import LanguageModel, build_model
+
+
+def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
+    """The model without memory and numbers: names and shapes, on torch's meta device."""
+    with torch.device("meta"), _WithoutInitialisation():
+        return build_model(architecture, vocab_size)
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """Skips torch.nn.init: for a meta tensor it would import torch's compiler, 1.5 seconds long."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def check_finite(*tensors: Tensor) -> None:
+    """Raises NotFiniteError where a model's weights, or what they compute, are NaN or infinite."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise NotFiniteError
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trained numbers; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,136 @@
+"""Queries, keys and values out of one product: normalised, and turned to their positions."""
+
+from __future__ import annotations
+
+from ctypes import CDLL
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from attnlm.model.ops import compiled_for
+from attnlm.model.ops.norms import rms_norm
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of rotary positions, each (T, D)."""
+
+
+class Gains(NamedTuple):
+    """Of the RMS norms of queries and keys, each (D), and what both add inside their root."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+
+
+def split_heads(
+    packed_BTN: Tensor, heads: int, kv_heads: int, gains: Gains | None, rotation: Rotation | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, H, T, D), keys and values (B, K, T, D) of N = (H + 2K)·D features a token.
+
+    Queries and keys are RMS-normalised where there are gains (Henry et al., 2020), then turned
+    where there is a rotation.
+    """
+    parts = compiled_for(packed_BTN)
+    if parts is not None and (gains is not None or rotation is not None):
+        heads_of: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(  # type: ignore[no-untyped-call]
+            *(packed_BTN, heads, kv_heads),
+            *(gains or (None, None, 0.0)),
+            *(rotation or (None, None)),
+            parts,
+        )
+        return heads_of
+    query, key, value = _views(packed_BTN, heads, kv_heads)
+    if gains is not None:
+        query = rms_norm(query, gains.query, gains.epsilon)
+        key = rms_norm(key, gains.key, gains.epsilon)
+    if rotation is not None:
+        query, key = rotate(query, *rotation), rotate(key, *rotation)
+    return query, key, value
+
+
+def _views(packed_BTN: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    size = packed_BTN.size(-1) // (heads + 2 * kv_heads)
+    widths = [heads * size, kv_heads * size, kv_heads * size]
+    query, key, value = (
+        x.unflatten(-1, (-1, size)).transpose(1, 2) for x in packed_BTN.split(widths, -1)
+    )
+    return query, key, value
+
+
+def rotary_angles(length: int, head_size: int, base: float) -> Rotation:
+    """Cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
+
+    The two halves of a head hold the pairs, as in Llama and Qwen.
+    """
+    if torch.get_default_device().type == "meta":  # of a model's skeleton nothing is computed
+        return torch.empty(length, head_size), torch.empty(length, head_size)
+    frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angles = torch.outer(torch.arange(length), frequencies).repeat(1, 2)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
+    """Turns each pair of numbers in a head by the angle of its position: (..., T, D)."""
+    cosines_TD, sines_TD = cosines_TD.to(x.dtype), sines_TD.to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines_TD + torch.cat((-second, first), dim=-1) * sines_TD
+
+
+class _SplitHeads(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        packed_BTN: Tensor,
+        heads: int,
+        kv_heads: int,
+        query_gain: Tensor | None,
+        key_gain: Tensor | None,
+        epsilon: float,
+        cosines_TD: Tensor | None,
+        sines_TD: Tensor | None,
+        parts: CDLL,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        packed_BTN = packed_BTN.contiguous()
+        ctx.heads, ctx.parts = (heads, kv_heads), parts
+        placed, inverses = [], []
+        views = _views(packed_BTN, heads, kv_heads)
+        for x_BHTD, gain in zip(views, (query_gain, key_gain), strict=False):
+            windows, count, length, size = x_BHTD.shape
+            out_BTHD = torch.empty(windows, length, count, size)
+            inverse = torch.empty(windows * length * count if gain is not None else 0)
+            parts.place_heads(
+                *(windows, length, count, size, packed_BTN.size(-1), epsilon),
+                *map(_place, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
+            )
+            placed.append(out_BTHD.transpose(1, 2))
+            inverses.append(inverse)
+        ctx.save_for_backward(packed_BTN, query_gain, key_gain, cosines_TD, sines_TD, *inverses)
+        return placed[0], placed[1], views[2].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        packed_BTN, query_gain, key_gain, cosines_TD, sines_TD, *inverses = ctx.saved_tensors
+        d_packed_BTN = torch.empty_like(packed_BTN)
+        views, d_views = (_views(x, *ctx.heads) for x in (packed_BTN, d_packed_BTN))
+        d_gains = []
+        for x_BHTD, d_x, grad, gain, inverse in zip(
+            views, d_views, grads, (query_gain, key_gain), inverses, strict=False
+        ):
+            windows, count, length, size = x_BHTD.shape
+            grad_BTHD = grad.transpose(1, 2).contiguous()
+            d_gains.append(None if gain is None else torch.zeros_like(gain))
+            ctx.parts.place_heads_backward(
+                *(windows, length, count, size, packed_BTN.size(-1)),
+                *map(_place, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
+                *map(_place, (grad_BTHD, d_x, d_gains[-1])),
+            )
+        d_views[2].copy_(grads[2])
+        return d_packed_BTN, None, None, *d_gains, None, None, None, None
+
+
+def _place(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
