@@ -187,11 +187,11 @@ class TrainingDisplay:
         """What the model says now, above the bar; calmly where evaluations follow each other."""
         assert self._bar is not None
         now, step = time.perf_counter(), event.record["step"]
-        if event.moment is None or (now < self._next_line and step != self._bar.total):
+        if event.snapshot is None or (now < self._next_line and step != self._bar.total):
             return
         self._next_line = now + _SECONDS_BETWEEN_LINES
         self._bar.clear()
-        text = event.moment.text.replace("\n", "⏎")
+        text = event.snapshot.text.replace("\n", "⏎")
         say_aside(f"step {step:>6}  {event.record['val_loss']:.4f}  {text}")
 
     def _show(self, tokens_per_second: float) -> None:

@@ -21,7 +21,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.runs.open_run import load_model, open_dataset_of
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import PASSAGE, Moment
+from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
@@ -41,10 +41,10 @@ class Report:
     checkpoint: str
     records: Sequence[Mapping[str, Any]]
     """of its evaluations, oldest first, at least one"""
-    moments: Sequence[Moment]
+    snapshots: Sequence[Snapshot]
     """what it said at evaluations; empty in a run of an older version"""
     passage: Sequence[str]
-    """the tokens that the moments' maps are over"""
+    """the tokens that the snapshots' maps are over"""
     text_is: str
     """where the text comes from, in words"""
     ids: list[int]
@@ -155,7 +155,7 @@ def report(
         run=run,
         checkpoint=checkpoint,
         records=records,
-        moments=run.ticker(),
+        snapshots=run.ticker(),
         passage=passage,
         text_is=text_is,
         ids=ids,
