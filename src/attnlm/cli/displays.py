@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.readable import duration
+from attnlm.base.readable import byte_size, duration
 from attnlm.cli.console import (
     bar,
     harmless,
@@ -128,8 +128,6 @@ class TrainingDisplay:
             self._bar = None
 
     def _started(self, event: Any) -> None:
-        from attnlm.training.memory import shown
-
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
         model = run.config.model
         say_facts(
@@ -143,7 +141,7 @@ class TrainingDisplay:
                 f"{training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
                 "device": _device_in_words(event.device, training.threads),
-                "memory": f"about {shown(event.memory)} in addition to PyTorch",
+                "memory": f"about {byte_size(event.memory)} in addition to PyTorch",
                 "run": str(run.path),
             }
         )
