@@ -140,16 +140,18 @@ def _resume(
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
+    if "device" not in changed:
+        device = replace(device, reason="recorded in the run")
     check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
     state = saved_state(run, device)
+    more = f"give `steps` {2 * state.step}, or any total above {state.step}"
     if state.step > (config.training.steps or 0):
-        raise AttnlmError(
-            f"{run.name} has made {state.step} steps already",
-            f"give `steps` {2 * state.step}, or any total above {state.step}",
-        )
+        raise AttnlmError(f"{run.name} has made {state.step} steps already", more)
+    if state.step == state.evaluated_step == config.training.steps:
+        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)
     with explaining(run.path, f"free some space, then: {again}"):
         run.keep_until(state.evaluated_step)
