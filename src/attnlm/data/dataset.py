@@ -274,4 +274,5 @@ def _open_tokenizer(folder: Path, meta: dict[str, Any]) -> tokenizer.Tokenizer:
         or loaded.vocab_size != meta["vocab_size"]
     ):
         raise AttnlmError(f"{path} is not the tokenizer of this data set", _DAMAGED)
+    loaded.dataset = meta["name"]
     return loaded

@@ -106,6 +106,7 @@ class Run:
         loaded = tokenizer.load(path)
         if loaded.vocab_size != self.vocab_size:
             raise damaged(path)
+        loaded.dataset = self.dataset["name"]
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
