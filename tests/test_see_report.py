@@ -19,6 +19,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Progress
 from attnlm.cli.app import run_command
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.open_run import load_model, open_run
@@ -67,6 +68,13 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
     assert found.heads == study_heads(run, windows=3, device="cpu")
     assert found.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
     assert found.data_gone == "" and "3 windows of 16 tokens" in found.heads_over
+
+
+def test_it_reports_its_progress(runs: Path) -> None:
+    events: list[object] = []
+    of("single-head", runs, ablate=True, on_event=events.append)
+    tasks = [(event.task, event.done) for event in events if isinstance(event, Progress)]
+    assert tasks == [("scoring heads", 0), ("ablate", 0), ("sampling", 1)]
 
 
 def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Progress
 from attnlm.cli import console
 from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.options import (
@@ -228,6 +229,7 @@ def report(
     text = None if text is None else typed(text, "--text")
 
     from attnlm.runs.open_run import open_run
+    from attnlm.see.report import STAGES
     from attnlm.see.report import report as gather
     from attnlm.see.report_page import report_page
 
@@ -245,8 +247,9 @@ def report(
             data_dir=data_dir,
             on_event=display,
         )
-    page = output or opened.path / "report.html"
-    files.write_bytes(page, report_page(gathered))
+        display(Progress("drawing", STAGES - 1, STAGES, "step"))
+        page = output or opened.path / "report.html"
+        files.write_bytes(page, report_page(gathered))
     best = gathered.best
     console.say(
         f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "

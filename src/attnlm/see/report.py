@@ -13,7 +13,7 @@ import torch
 
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import OnEvent
+from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
@@ -29,6 +29,9 @@ from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
 from attnlm.see.verdict import verdict
 from attnlm.training.schedule import learning_rate
+
+STAGES = 3
+"""Of a report: heads, the longer text, and the page, which `report_page` makes."""
 
 _TOKENS, _SEED = 500, 1  # of the longer text
 
@@ -107,9 +110,9 @@ def report(
     checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
-    on_event: OnEvent | None = None,
+    on_event: OnEvent = ignore,
 ) -> Report:
-    """What a run has to show.
+    """What a run has to show. Its stages are reported as Progress, as is that of `ablate`.
 
     The model looks at `text`, or at the beginning of the validation split. Heads are scored over
     `windows` windows of that split; `ablate` also measures the loss without each. Where the data
@@ -136,6 +139,7 @@ def report(
             "the model's own first words, since the data set is gone",
         )
     seen = record(model, torch.tensor([ids]))
+    on_event(Progress("scoring heads", 0, STAGES, "step"))
     heads, heads_over = None, "the model has none"
     if run.config.model.maps_per_layer:
         heads, heads_over = _heads(
@@ -150,6 +154,7 @@ def report(
             data_dir=data_dir,
             on_event=on_event,
         )
+    on_event(Progress("sampling", 1, STAGES, "step"))
     sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
     return Report(
         run=run,
