@@ -303,7 +303,7 @@ PRESETS: dict[str, Preset] = {
         {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
         ("embed_dim", "heads", "block_size", "dropout"),
     ),
-    # In its parts and equations, Qwen3.
+    # Qwen3, but for its rotary base and an LM head of its own.
     "transformer": Preset(_QWEN3, _ALL_PARTS),
     "gpt2": Preset(
         {
