@@ -36,27 +36,16 @@ def sample(
     tokens: Annotated[int, typer.Option(help="tokens to generate, excluding the prompt")] = 500,
     prompt: Annotated[
         str | None,
-        typer.Option(
-            show_default=False, help="text to continue; - reads stdin, less one newline at its end"
-        ),
+        typer.Option(help="text to continue; - reads stdin, less one newline at its end"),
     ] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(show_default=False, help="file with the text to continue")
-    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None,
     temperature: Annotated[float, typer.Option(help=TEMPERATURE)] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(show_default=False, help="sample from the K likeliest tokens")
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="sample from the K likeliest tokens")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            show_default=False,
-            help="sample from the likeliest tokens whose probabilities sum to P",
-        ),
+        typer.Option(help="sample from the likeliest tokens whose probabilities sum to P"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(show_default=False, help="random seed; default: drawn")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="random seed; default: drawn")] = None,
     num_samples: Annotated[int, typer.Option(help="texts to generate side by side")] = 1,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",

@@ -35,10 +35,7 @@ def attend(
     text: TextArgument,
     run: RunArgument = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
-        ),
+        Path | None, typer.Option("--output", "-o", help="write FILE.html, FILE.png or FILE.svg")
     ] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
@@ -154,10 +151,7 @@ def heads(
         int, typer.Option(help="how many windows to measure, spread over the validation split")
     ] = 64,
     text: Annotated[
-        Path | None,
-        typer.Option(
-            show_default=False, help="text file to measure on; default: the validation split"
-        ),
+        Path | None, typer.Option(help="text file to measure on; default: the validation split")
     ] = None,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
@@ -202,16 +196,12 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            show_default=False,
             help="where to write the page; default: report.html in the run's folder",
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            show_default=False,
-            help="text that the model reads; default: the start of the validation split",
-        ),
+        typer.Option(help="text that the model reads; default: the start of the validation split"),
     ] = None,
     windows: Annotated[
         int, typer.Option(help="how many windows of the validation split to score heads on")

@@ -84,26 +84,20 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="take settings from a recipe by name, a TOML file or a run's config.json; "
-            "options override them",
+            "options override them"
         ),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the settings as a recipe, and exit")
     ] = False,
     name: Annotated[
-        str | None,
-        typer.Option(
-            show_default=False, help="name of the run; default: <model>-001, <model>-002, …"
-        ),
+        str | None, typer.Option(help="name of the run; default: <model>-001, <model>-002, …")
     ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
-    resume: Annotated[
-        str | None, typer.Option(show_default=False, help="name or path of a run to resume")
-    ] = None,
+    resume: Annotated[str | None, typer.Option(help="name or path of a run to resume")] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     **settings: Any,
