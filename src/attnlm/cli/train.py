@@ -138,7 +138,7 @@ def train(
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
     from attnlm.see.curves import plain_curve, references_of
-    from attnlm.see.verdict import verdict
+    from attnlm.see.verdict import best_record, verdict_of
 
     records = run.metrics()
     if not records:
@@ -148,15 +148,14 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
         )
     if sys.stderr.isatty() and not quiet:
         console.say(plain_curve(records, references_of(run)))
-    last, best = records[-1], min(records, key=lambda record: float(record["val_loss"]))
+    last, best = records[-1], best_record(records)
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
-    how_it_went = verdict(records, bigram_loss=bigram, floor=floor)
     console.say_facts(
         {
             "validation": f"{best['val_loss']:.4f} nats per token at step {best['step']}, "
             f"{best['bits_per_byte']:.3f} bits per byte",
             "baselines": reference_losses(run.vocab_size, bigram, floor),
-            "verdict": console.with_flags(how_it_went),
+            "verdict": console.with_flags(verdict_of(run, records)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )

@@ -1,4 +1,4 @@
-"""Trains the rungs of a ladder alike, measures them, and asks them to speak."""
+"""Trains the rungs of a ladder alike, measures them, and samples from them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def climb(
             on_event(Note(f"rung {number} of {len(made.rungs)}: {rung}"))
             trained.append(_trained(path, made, rung, opened, Path(data_dir), on_event))
         return Ladder(
-            path, made, tuple(_spoken(*one, made) for one in zip(made.rungs, trained, strict=True))
+            path, made, tuple(_sampled(*one, made) for one in zip(made.rungs, trained, strict=True))
         )
 
 
@@ -281,7 +281,7 @@ def _check_belongs(run: Run, made: Plan, rung: str) -> None:
             )
 
 
-def _spoken(rung: str, run: Run, made: Plan) -> Rung:
+def _sampled(rung: str, run: Run, made: Plan) -> Rung:
     sampler = load_sampler(run, device=run.config.training.device)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))

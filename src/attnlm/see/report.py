@@ -27,7 +27,7 @@ from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
-from attnlm.see.verdict import verdict
+from attnlm.see.verdict import best_record, verdict_of
 from attnlm.training.schedule import learning_rate
 
 STAGES = 3
@@ -38,14 +38,14 @@ _TOKENS, _SEED = 500, 1  # of the longer text
 
 @dataclass(frozen=True)
 class Report:
-    """A run: how it went, what it said meanwhile, and what its checkpoint does with a text."""
+    """A run: how it went, its snapshots, and what its checkpoint does with a text."""
 
     run: Run
     checkpoint: str
     records: Sequence[Mapping[str, Any]]
     """of its evaluations, oldest first, at least one"""
     snapshots: Sequence[Snapshot]
-    """what it said at evaluations; empty in a run of an older version"""
+    """at evaluations; empty in a run of an older version"""
     passage: Sequence[str]
     """the tokens that the snapshots' maps are over"""
     text_is: str
@@ -68,13 +68,12 @@ class Report:
     @property
     def best(self) -> Mapping[str, Any]:
         """The record of the best evaluation."""
-        return min(self.records, key=lambda record: float(record["val_loss"]))
+        return best_record(self.records)
 
     @property
     def verdict(self) -> str:
         """How its training went, in words."""
-        about = self.run.dataset
-        return verdict(self.records, bigram_loss=about["bigram_loss"], floor=about["floor"])
+        return verdict_of(self.run, self.records)
 
     @property
     def was_extended(self) -> bool:
