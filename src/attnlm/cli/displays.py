@@ -71,7 +71,8 @@ class PreparationDisplay:
         elif isinstance(event, Progress) and sys.stderr.isatty():
             if self._bar is None or event.task != self._task:
                 self.close()
-                self._bar, self._task = bar(event.total, event.unit, event.task), event.task
+                self._bar = bar(event.total, event.unit, event.task, event.done)
+                self._task = event.task
             self._bar.n = event.done
             self._bar.refresh()
 

@@ -218,15 +218,16 @@ def report(
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
 
-    from attnlm.runs.open_run import open_run
-    from attnlm.see.report import STAGES
-    from attnlm.see.report import report as gather
-    from attnlm.see.report_page import report_page
-
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    chosen = opened.checkpoint(checkpoint)
     display = PreparationDisplay()
     with contextlib.closing(display):
+        display(Progress("loading", 0, None, "step"))
+        from attnlm.runs.open_run import open_run
+        from attnlm.see.report import STAGES
+        from attnlm.see.report import report as gather
+        from attnlm.see.report_page import report_page
+
+        opened = open_run(run, checkpoint_dir=checkpoint_dir)
+        chosen = opened.checkpoint(checkpoint)
         gathered = gather(
             opened,
             text=text,
