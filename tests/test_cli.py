@@ -290,8 +290,12 @@ def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
     assert done.stdout.startswith("the ") and len(done.stdout) == 24
     read = r"small, step \d+, validation loss \d\.\d{4} \(best\) on cpu, temperature 1, seed \d+\n"
     assert re.match(read, done.stderr) and "tokens/s" in done.stderr
-    piped = attnlm("sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog ")
-    assert piped.stdout == "dog "
+    piped = attnlm(
+        "sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog\n\n"
+    )
+    assert piped.stdout == "dog\n"  # without the newline that `echo` adds
+    wrong = attnlm("sample", "small", "--prompt", "Ü", cwd=project, code=1)
+    assert wrong.stderr.startswith("error: the vocabulary of text-char lacks 'Ü'")
     (project / "prompt.txt").write_text("fox ")
     filed = ["sample", "small", "--prompt-file", "prompt.txt", "--tokens", "9", "--seed", "4"]
     once, again = (attnlm(*filed, cwd=project).stdout for _ in range(2))
@@ -334,7 +338,7 @@ def test_commands_while_talking_are_obeyed_and_are_no_text(project: Path) -> Non
         "error: /seed can't be 'x'\nhint: it must be a number\n",
         "seed 1\n",
         "error: /temperature can't be '-1'\nhint: it must be 0 (greedy) or more\n",
-        "error: there is no /nothing\nhint: there is /seed N, /temperature X, ",
+        "error: there is no /nothing\nhint: there are /seed N, /temperature X, ",
     ):
         assert words in done.stderr
     last = attnlm(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")

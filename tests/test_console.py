@@ -14,7 +14,7 @@ from attnlm.base.events import Note
 from attnlm.base.settings import Setting
 from attnlm.cli import console, displays, exits
 from attnlm.config.settings import resolve
-from attnlm.runs.ticker import Moment
+from attnlm.runs.ticker import Snapshot
 from attnlm.training.events import Evaluated, Stepped
 
 
@@ -41,7 +41,7 @@ def evaluated(step: int, text: str) -> Evaluated:
         "tokens_per_second": 9,
         "seconds": 1.0,
     }
-    return Evaluated(record, improved=True, moment=Moment(step, text, None))
+    return Evaluated(record, improved=True, snapshot=Snapshot(step, text, None))
 
 
 def lines(stream: io.StringIO) -> list[str]:

@@ -21,7 +21,7 @@ from attnlm.data.batches import Batches
 from attnlm.data.dataset import id_dtype, open_dataset, sampled_hash
 from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate
-from attnlm.experiments.snapshot import passage_texts, take_moment
+from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.see.heads import study_heads
 from attnlm.see.report import report
@@ -211,7 +211,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
         lambda: attnlm.train(folder, checkpoint_dir=tmp_path / "new", block_size=8, steps=1),
     ]
     if place == 0:
-        readers.append(lambda: take_moment(1, model, opened, device))
+        readers.append(lambda: take_snapshot(1, model, opened, device))
         readers.append(lambda: passage_texts(model, opened))
     for read in readers:
         with pytest.raises(AttnlmError, match="is damaged: it has ids that its vocabulary"):
@@ -296,5 +296,7 @@ def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> Non
         (tmp_path / there).mkdir()
         (tmp_path / there / "meta.json").touch()
         os.utime(tmp_path / there / "meta.json", (2**30 - age, 2**30 - age))
+        if there == "geese":
+            assert hint("psalms") == "there is geese"
     assert hint("fox") == "did you mean foxes?"
-    assert hint("psalms") == "there is geese, foxes, hens, ibises, jays and 1 more"
+    assert hint("psalms") == "there are geese, foxes, hens, ibises, jays and 1 more"

@@ -86,7 +86,7 @@ def test_lists_of_names_begin_with_the_newest_and_hold_one_kind(tmp_path: Path) 
             find_folder(name, tmp_path, kind="run")
         return caught.value.hint
 
-    assert hint("psalms") == "there is zebra, apple, mule, boar, cow and 1 more"
+    assert hint("psalms") == "there are zebra, apple, mule, boar, cow and 1 more"
     assert hint("my-fox") == "did you mean fox?"
     place = shlex.quote(str(tmp_path))
     assert hint(None) == f"train one: attnlm train --checkpoint-dir {place}"

@@ -1,10 +1,10 @@
-"""Times as a person reads them."""
+"""Times and sizes as a person reads them."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnlm.base.readable import duration
+from attnlm.base.readable import byte_size, duration
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,10 @@ from attnlm.base.readable import duration
 )
 def test_a_time_has_few_digits_and_no_exponent(seconds: float, digits: int, shown: str) -> None:
     assert duration(seconds, digits) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "1 MB"), (512e6, "512 MB"), (1.54e9, "1.5 GB"), (2e12, "2,000.0 GB")]
+)
+def test_a_size_is_in_megabytes_or_gigabytes(count: int, text: str) -> None:
+    assert byte_size(count) == text

@@ -53,6 +53,15 @@ def test_the_commands_that_show_what_it_learned_run(
     assert (tmp_path / "page.html").is_file()
 
 
+def test_every_prompt_can_be_read_by_a_model_of_any_data(tmp_path: Path) -> None:
+    """But for those after the command that prepares Tiny Shakespeare again."""
+    before, _, _ = README.partition("$ attnlm prepare tinyshakespeare")
+    prompts = re.findall(r'attnlm [^\n`]*(?:--prompt|--text|attend|trace) "([^"]+)"', before)
+    tokenizer = attnlm.prepare("tales", data_dir=tmp_path).tokenizer
+    assert {"The ", "To be", "To be, or not"} == set(prompts)
+    assert all(tokenizer.encode(prompt) for prompt in prompts)
+
+
 def test_every_flag_that_it_names_exists() -> None:
     commands = (
         "",

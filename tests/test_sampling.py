@@ -10,8 +10,14 @@ from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
-from attnlm.generation.decoders import CachedDecoder, Decoder, PlainDecoder, new_decoder
-from attnlm.generation.next_token import Probabilities, Uniforms, draw, next_token_probabilities
+from attnlm.generation.decoders import Array, CachedDecoder, Decoder, PlainDecoder, new_decoder
+from attnlm.generation.next_token import (
+    Probabilities,
+    Uniforms,
+    draw,
+    next_token_weights,
+    normalised,
+)
 from attnlm.generation.sampling import SamplingConfig, generate, window_start
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel, build_model
@@ -23,6 +29,16 @@ V, BLOCK = 31, 12
 def logits(*probabilities: float) -> Probabilities:
     logs: Probabilities = np.log(np.array([probabilities])) + 3.7  # a constant changes nothing
     return logs
+
+
+def next_token_probabilities(
+    logits_BV: Array,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Probabilities:
+    with np.errstate(all="ignore"):
+        return normalised(next_token_weights(logits_BV, temperature, top_k, top_p))
 
 
 def assert_probabilities(got: Probabilities, *expected: float) -> None:

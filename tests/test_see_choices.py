@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attnlm.generation.next_token import next_token_probabilities
+from attnlm.generation.next_token import next_token_weights, normalised
 from attnlm.generation.sampling import Sampler, SamplingConfig, load_sampler
 from attnlm.runs.open_run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
@@ -36,7 +37,8 @@ def test_probabilities_are_of_what_was_drawn_from(
     for choice in choices:
         with torch.inference_mode():
             logits = sampler.model(torch.tensor([ids]))[:, -1].numpy()
-        wanted = next_token_probabilities(logits, **cut)[0]  # type: ignore[arg-type]
+        how: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None, **cut}
+        wanted = normalised(next_token_weights(logits, **how))[0]
         (drawn,) = sampler.tokenizer.encode(choice.token)
         assert choice.probability == pytest.approx(wanted[drawn], abs=1e-5) and wanted[drawn] > 0
         others = np.sort(np.delete(wanted, drawn))[::-1]

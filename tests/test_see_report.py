@@ -19,11 +19,12 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Progress
 from attnlm.cli.app import run_command
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.open_run import load_model, open_run
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Moment
+from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import study_heads
@@ -69,6 +70,13 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
     assert found.data_gone == "" and "3 windows of 16 tokens" in found.heads_over
 
 
+def test_it_reports_its_progress(runs: Path) -> None:
+    events: list[object] = []
+    of("single-head", runs, ablate=True, on_event=events.append)
+    tasks = [(event.task, event.done) for event in events if isinstance(event, Progress)]
+    assert tasks == [("scoring heads", 0), ("ablate", 0), ("sampling", 1)]
+
+
 def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path) -> None:
     found = of("multi-head", runs)
     val = attnlm.open_dataset(trained / "data" / "foxes").val
@@ -96,10 +104,10 @@ def test_a_run_of_an_older_version_has_a_page_too(runs: Path, tmp_path: Path) ->
     shutil.copytree(runs / "transformer", tmp_path / "old")
     (tmp_path / "old" / "ticker.jsonl").unlink()
     found = of("old", tmp_path)
-    assert found.moments == [] and found.passage == []
+    assert found.snapshots == [] and found.passage == []
     page = html(report_page(found))
     assert "There is no record of what the model generated during training" in page
-    assert "<svg" in page and 'id="moment"' not in page and "report.js" not in page
+    assert "<svg" in page and 'id="snapshot"' not in page and "report.js" not in page
 
 
 def gone(runs: Path, tmp_path: Path, name: str = "transformer") -> Run:
@@ -262,22 +270,22 @@ def test_it_is_one_file_that_asks_for_nothing_else(runs: Path) -> None:
 def test_what_the_model_said_is_no_markup(runs: Path) -> None:
     found = of("transformer", runs)
     said = "</script><script>alert(1)</script><b>&amp;"
-    moments = [replace(moment, text=said) for moment in found.moments]
-    names = [name for name, _ in elements(report_page(replace(found, moments=moments))).found]
+    snapshots = [replace(snapshot, text=said) for snapshot in found.snapshots]
+    names = [name for name, _ in elements(report_page(replace(found, snapshots=snapshots))).found]
     assert names.count("script") == 4
     assert (
-        json.loads(elements(report_page(replace(found, moments=moments))).scripts[0])["moments"][0][
-            "text"
-        ]
+        json.loads(elements(report_page(replace(found, snapshots=snapshots))).scripts[0])[
+            "snapshots"
+        ][0]["text"]
         == said
     )
 
 
 def test_what_can_not_be_seen_has_a_sign(runs: Path) -> None:
     found = of("transformer", runs)
-    moments = [replace(moment, text="\na\x00\tb\r\n c") for moment in found.moments]
-    page = report_page(replace(found, moments=moments))
-    assert json.loads(elements(page).scripts[0])["moments"][0]["text"] == "\na\\x00⇥b\n c"
+    snapshots = [replace(snapshot, text="\na\x00\tb\r\n c") for snapshot in found.snapshots]
+    page = report_page(replace(found, snapshots=snapshots))
+    assert json.loads(elements(page).scripts[0])["snapshots"][0]["text"] == "\na\\x00⇥b\n c"
     assert '<pre id="said">\n\na' in html(page) and "⏎ a\\x00⇥b⏎  c" in html(page)
 
 
@@ -325,8 +333,8 @@ def large(runs: Path) -> Report:
     return replace(
         found,
         records=records,
-        moments=[
-            Moment(step, "a line of about eighty characters" * 3, maps) for step in range(100)
+        snapshots=[
+            Snapshot(step, "a line of about eighty characters" * 3, maps) for step in range(100)
         ],
         passage=tokens[:24],
         ids=[i % 65 for i in range(length)],
@@ -340,7 +348,7 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb(runs: Path) -> None:
     page = report_page(large(runs))
     assert len(page) < 3_000_000, f"{len(page):,} bytes"
     data = json.loads(elements(page).scripts[0])
-    steps = [moment["step"] for moment in data["moments"]]
+    steps = [snapshot["step"] for snapshot in data["snapshots"]]
     assert len(steps) < 100 and steps[0] == 0 and steps[-1] == 99
     assert f"{len(steps)} of the 100 are shown" in html(page)
 
@@ -402,25 +410,27 @@ def a_page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 def test_the_slider_moves_mark_line_and_map(browser: Any, page: tuple[Path, Report]) -> None:
     path, found = page
-    last = len(found.moments) - 1
+    last = len(found.snapshots) - 1
     with opened(browser, path, viewport={"width": 1280, "height": 900}) as view:
 
         def shows(number: int) -> None:
-            moment = found.moments[number]
-            assert view.locator("#said").text_content() == moment.text
-            assert view.locator("#lines .now th").text_content() == str(moment.step)
-            assert f"step {moment.step}" in view.locator("#when").text_content()
-            assert view.get_attribute("#moment", "aria-valuetext").startswith(f"step {moment.step}")
-            assert f"step {moment.step}" in view.locator("#frames .now").text_content()
-            assert f"step {moment.step}:" in view.locator("#large-caption").text_content()
+            snapshot = found.snapshots[number]
+            assert view.locator("#said").text_content() == snapshot.text
+            assert view.locator("#lines .now th").text_content() == str(snapshot.step)
+            assert f"step {snapshot.step}" in view.locator("#when").text_content()
+            assert view.get_attribute("#snapshot", "aria-valuetext").startswith(
+                f"step {snapshot.step}"
+            )
+            assert f"step {snapshot.step}" in view.locator("#frames .now").text_content()
+            assert f"step {snapshot.step}:" in view.locator("#large-caption").text_content()
             mark, end = (view.locator(s).bounding_box() for s in ("#mark", "#curve svg"))
             left, right = 0.64 / 4.9, 1 - 1.72 / 4.9
-            wanted = left + (right - left) * moment.step / found.moments[-1].step
+            wanted = left + (right - left) * snapshot.step / found.snapshots[-1].step
             centre = mark["x"] + mark["width"] / 2 - end["x"]
             assert centre / end["width"] == pytest.approx(wanted, abs=0.003)
 
         shows(last)
-        view.focus("#moment")
+        view.focus("#snapshot")
         view.keyboard.press("Home")
         shows(0)
         view.keyboard.press("ArrowRight")
@@ -438,7 +448,7 @@ def test_another_heads_film(browser: Any, page: tuple[Path, Report]) -> None:
     path, found = page
     scores = {
         (layer, head): [
-            previous_token_score(m.maps[layer, head]) for m in found.moments if m.maps is not None
+            previous_token_score(m.maps[layer, head]) for m in found.snapshots if m.maps is not None
         ]
         for layer in range(2)
         for head in range(2)
@@ -455,7 +465,7 @@ def test_another_heads_film(browser: Any, page: tuple[Path, Report]) -> None:
             )
             url = view.evaluate("document.getElementById('film').style.getPropertyValue('--strip')")
             alpha = opacity(url.removeprefix("url(").rstrip(")").strip("\"'"))
-            maps = np.concatenate([m.maps[place] for m in found.moments if m.maps is not None], 1)
+            maps = np.concatenate([m.maps[place] for m in found.snapshots if m.maps is not None], 1)
             np.testing.assert_allclose(alpha[3::6, 3::6] / 255, maps, atol=0.003)
 
 
@@ -505,16 +515,16 @@ def test_the_map_that_is_large_is_that_of_the_step(browser: Any, page: tuple[Pat
     path, found = page
     png = pytest.importorskip("matplotlib.image")
     with opened(browser, path, viewport={"width": 1280, "height": 900}) as view:
-        view.focus("#moment")
-        for key, moment in (("Home", found.moments[0]), ("End", found.moments[-1])):
+        view.focus("#snapshot")
+        for key, snapshot in (("Home", found.snapshots[0]), ("End", found.snapshots[-1])):
             view.keyboard.press(key)
             place = divmod(int(view.input_value("#head")), 2)
             photograph(view, "report-map", "#large")
             from tests.browser import SCREENSHOTS
 
             pixels = png.imread(SCREENSHOTS / "report-map.png")[..., 0]
-            assert moment.maps is not None
-            weights = moment.maps[place]
+            assert snapshot.maps is not None
+            weights = snapshot.maps[place]
             length = len(weights)
             middle = ((np.arange(length) + 0.5) / length * len(pixels)).astype(int)
             tint = 1 - pixels[np.ix_(middle, middle)]
@@ -526,9 +536,9 @@ def test_it_is_whole_without_scripts_and_on_paper(browser: Any, page: tuple[Path
     path, found = page
     with opened(browser, path, java_script_enabled=False) as view:
         shown = view.inner_text("body")
-        for moment in found.moments:
-            assert " ".join(moment.text.replace("\n", "⏎ ").split()) in " ".join(shown.split())
-        assert not view.is_visible("#moment") and not view.is_visible("#head")
+        for snapshot in found.snapshots:
+            assert " ".join(snapshot.text.replace("\n", "⏎ ").split()) in " ".join(shown.split())
+        assert not view.is_visible("#snapshot") and not view.is_visible("#head")
         assert view.is_visible("#large") and view.locator("#frames .map").count() == 11
         assert view.is_visible("#next .candidate >> nth=0")
         view.emulate_media(media="print")
@@ -555,11 +565,11 @@ def test_a_run_of_one_evaluation_has_no_curve(
     browser: Any, page: tuple[Path, Report], tmp_path: Path
 ) -> None:
     found = page[1]
-    one = replace(found, records=found.records[:1], moments=found.moments[:1])
+    one = replace(found, records=found.records[:1], snapshots=found.snapshots[:1])
     (tmp_path / "one.html").write_bytes(report_page(one))
     with opened(browser, tmp_path / "one.html") as view:
         assert "A curve needs two evaluations or more" in view.inner_text("body")
-        view.focus("#moment")
+        view.focus("#snapshot")
         view.keyboard.press("ArrowLeft")
         assert view.locator("#frames figure").count() == 1
         view.select_option("#head", "0")

@@ -18,12 +18,12 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.experiments import train as launch
-from attnlm.experiments.snapshot import take_moment
+from attnlm.experiments.snapshot import take_snapshot
 from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import PASSAGE, Moment, ticker_journal
+from attnlm.runs.ticker import PASSAGE, Snapshot, ticker_journal
 from attnlm.training.events import Evaluated
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -50,11 +50,13 @@ def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
     rung: str, data: Path, tmp_path: Path
 ) -> None:
     run = trained(data, tmp_path, model=rung)
-    moments, dataset = run.ticker(), attnlm.open_dataset(data / "fruits-char")
+    snapshots, dataset = run.ticker(), attnlm.open_dataset(data / "fruits-char")
     assert (
-        [moment.step for moment in moments] == [r["step"] for r in run.metrics()] == [0, 5, 10, 12]
+        [snapshot.step for snapshot in snapshots]
+        == [r["step"] for r in run.metrics()]
+        == [0, 5, 10, 12]
     )
-    last = moments[-1]
+    last = snapshots[-1]
     assert last.text == "".join(attnlm.sample(run, checkpoint="last", tokens=80, seed=0))
     passage = [int(i) for i in dataset.val[:8]]
     assert run.ticker_passage() == list(dataset.tokenizer.decode(passage))
@@ -87,7 +89,7 @@ def test_it_changes_nothing_else(
     heard = trained(data, tmp_path, **settings)
     size = heard.config.model
     maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
-    monkeypatch.setattr(launch, "take_moment", lambda step, *_: Moment(step, "", maps))
+    monkeypatch.setattr(launch, "take_snapshot", lambda step, *_: Snapshot(step, "", maps))
     mute = trained(data, tmp_path, **settings)
     timed = {"seconds": 0, "tokens_per_second": 0}
     assert [r | timed for r in heard.metrics()] == [r | timed for r in mute.metrics()]
@@ -102,10 +104,10 @@ def test_the_model_is_left_as_it_was(data: Path, tmp_path: Path) -> None:
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
     dataset = attnlm.open_dataset(data / "fruits-char")
     before = torch.random.get_rng_state()
-    moment = take_moment(12, model.train(), dataset, CPU)
+    snapshot = take_snapshot(12, model.train(), dataset, CPU)
     assert model.training
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert moment.text == run.ticker()[-1].text  # without dropout
+    assert snapshot.text == run.ticker()[-1].text  # without dropout
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])
@@ -118,14 +120,14 @@ def test_numbers_gone_wrong_are_left_to_others(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(number)
-    moment = take_moment(1, model, attnlm.open_dataset(data / "fruits-char"), CPU)
-    assert moment.step == 1
+    snapshot = take_snapshot(1, model, attnlm.open_dataset(data / "fruits-char"), CPU)
+    assert snapshot.step == 1
 
 
 def test_events_carry_it(data: Path, tmp_path: Path) -> None:
     events: list[object] = []
     run = trained(data, tmp_path, on_event=events.append)
-    told = [event.moment for event in events if isinstance(event, Evaluated)]
+    told = [event.snapshot for event in events if isinstance(event, Evaluated)]
     assert [(m.step, m.text) for m in told if m] == [(m.step, m.text) for m in run.ticker()]
 
 
@@ -136,10 +138,10 @@ def test_a_line_too_many_or_cut_short_is_gone_after_a_resume(data: Path, tmp_pat
     later = (whole.path / "ticker.jsonl").read_bytes().splitlines(keepends=True)[-1]
     with path.open("ab") as file:
         file.write(later + later[: len(later) // 2])
-    assert [moment.step for moment in run.ticker()] == [0, 5, 10, 20]
+    assert [snapshot.step for snapshot in run.ticker()] == [0, 5, 10, 20]
     resumed = attnlm.train(resume=run.path, steps=20)
     assert path.read_bytes() == (whole.path / "ticker.jsonl").read_bytes()
-    assert [moment.step for moment in resumed.ticker()] == [0, 5, 10, 15, 20]
+    assert [snapshot.step for snapshot in resumed.ticker()] == [0, 5, 10, 15, 20]
 
 
 def test_an_older_run_has_none_and_goes_on(data: Path, tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_an_older_run_has_none_and_goes_on(data: Path, tmp_path: Path) -> None:
     (run.path / "ticker.jsonl").unlink()
     assert run.ticker() == [] and run.ticker_passage() == []
     resumed = attnlm.train(resume=run.path, steps=20)
-    assert [moment.step for moment in resumed.ticker()] == [15, 20]
+    assert [snapshot.step for snapshot in resumed.ticker()] == [15, 20]
     assert len(resumed.ticker_passage()) == 8
 
 
@@ -156,7 +158,7 @@ def test_a_lost_line_is_not_missed(data: Path, tmp_path: Path) -> None:
     path = run.path / "ticker.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])
-    assert [moment.step for moment in attnlm.train(resume=run.path, steps=11).ticker()] == [
+    assert [snapshot.step for snapshot in attnlm.train(resume=run.path, steps=11).ticker()] == [
         0,
         10,
         11,
@@ -179,7 +181,7 @@ def test_lines_of_another_run_go(data: Path, tmp_path: Path) -> None:
     run, other = trained(data, tmp_path, steps=10), trained(data, tmp_path, steps=9, eval_every=3)
     shutil.copy(other.path / "ticker.jsonl", run.path)
     resumed = attnlm.train(resume=run.path, steps=15)
-    assert [moment.step for moment in resumed.ticker()] == [0, 15]
+    assert [snapshot.step for snapshot in resumed.ticker()] == [0, 15]
 
 
 def sealed(record: dict[str, Any]) -> bytes:
@@ -223,7 +225,7 @@ def test_a_line_that_is_none_of_ours_is_refused_by_name(
     with pytest.raises(AttnlmError, match=r"ticker\.jsonl is damaged"):
         attnlm.train(resume=run.path, steps=2)
     path.unlink()
-    assert [moment.step for moment in attnlm.train(resume=run.path, steps=2).ticker()] == [2]
+    assert [snapshot.step for snapshot in attnlm.train(resume=run.path, steps=2).ticker()] == [2]
 
 
 def test_a_changed_character_is_refused(data: Path, tmp_path: Path) -> None:

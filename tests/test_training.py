@@ -373,6 +373,21 @@ def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) 
     assert attnlm.open_run(run.path).config.training.steps == 14
 
 
+def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: Any) -> None:
+    events: list[object] = []
+    run = trained()
+    before = (run.path / "last.safetensors").read_bytes()
+    attnlm.train(resume=run.path, on_event=events.append)
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert notes == [
+        f"{run.name} is finished; to extend it, give `steps` 24, or any total above 12"
+    ]
+    assert (run.path / "last.safetensors").read_bytes() == before
+    attnlm.train(resume=run.path, device="auto", on_event=events.append)
+    reasons = [event.device.reason for event in events if isinstance(event, Started)]
+    assert [reason == "recorded in the run" for reason in reasons] == [True, False]
+
+
 def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) -> None:
     run = trained()
     (tmp_path / "fruits.txt").write_text(TEXT + "And that was all.\n")

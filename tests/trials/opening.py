@@ -74,10 +74,10 @@ def open_ticker(folder: Path, name: str | None) -> str:
     """A digest of each line of the run's ticker, one after the other."""
     run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
     said: list[str] = []
-    for moment in run.ticker():
-        assert moment.maps is not None
+    for snapshot in run.ticker():
+        assert snapshot.maps is not None
         first = [] if said else run.ticker_passage()
-        said.append(_digest(moment.step, moment.text, moment.maps.tobytes(), first))
+        said.append(_digest(snapshot.step, snapshot.text, snapshot.maps.tobytes(), first))
     return "".join(said)
 
 

@@ -59,9 +59,9 @@ def _is_latest(folder: Path) -> bool:
         return False
 
 
-def resume_command(folder: Path, command: str = "attnlm train") -> str:
-    """What resumes a run, or a ladder with `command` "attnlm ladder"."""
-    return command_for(f"{command} --resume", folder)
+def resume_command(run: Path) -> str:
+    """What resumes a run."""
+    return command_for("attnlm train --resume", run)
 
 
 def flag(name: str) -> str:

@@ -43,7 +43,9 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     hint = how_to_make(kind, parent)
     if names := _names(parent, kind):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        hint = suggestion(str(name), names, f"there is {', '.join(names[:_MOST_NAMED])}{more}")
+        verb = "are" if len(names) > 1 else "is"
+        there = f"there {verb} {', '.join(names[:_MOST_NAMED])}{more}"
+        hint = suggestion(str(name), names, there)
     raise AttnlmError(f"no {kind} is called {str(name)!r} in {parent}", hint)
 
 

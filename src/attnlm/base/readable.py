@@ -1,4 +1,4 @@
-"""Times as a person reads them: without exponents, with few digits."""
+"""Times and sizes as a person reads them: without exponents, with few digits."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ def duration(seconds: float, digits: int = 3) -> str:
     )
     amount = round(float(f"{seconds / length:.{digits}g}"), 3)
     return f"{amount:,.10g} {unit}"
+
+
+def byte_size(count: int) -> str:
+    """`1 MB`, `512 MB`, `1.5 GB`."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"

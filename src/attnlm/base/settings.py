@@ -51,7 +51,7 @@ def check_value(record: type, name: str, value: object) -> None:
     choices = described.metadata["choices"]
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
-        raise UsageError(f"`{name}` can't be {shown(value)}", hint)
+        raise UsageError(f"`{name}` can't be {quoted(value)}", hint)
     holds: dict[str, Any] = {
         "at least": lambda limit: value >= limit,
         "above": lambda limit: value > limit,
@@ -61,7 +61,7 @@ def check_value(record: type, name: str, value: object) -> None:
     for words, limit in described.metadata["limits"].items():
         if not holds[words](limit):
             raise UsageError(
-                f"`{name}` {shown(value)} is out of range", f"it must be {words} {limit}"
+                f"`{name}` {quoted(value)} is out of range", f"it must be {words} {limit}"
             )
 
 
@@ -73,10 +73,10 @@ def _check_type(kind: type, name: str, value: object) -> None:
     else:
         fits = type(value) is kind
     if not fits:
-        raise UsageError(f"`{name}` can't be {shown(value)}", f"it must be {expected[kind]}")
+        raise UsageError(f"`{name}` can't be {quoted(value)}", f"it must be {expected[kind]}")
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as a message shows it: cut short, and in words where Python can't write it."""
     try:
         text = repr(value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.readable import duration
+from attnlm.base.readable import byte_size, duration
 from attnlm.cli.console import (
     bar,
     harmless,
@@ -71,7 +71,8 @@ class PreparationDisplay:
         elif isinstance(event, Progress) and sys.stderr.isatty():
             if self._bar is None or event.task != self._task:
                 self.close()
-                self._bar, self._task = bar(event.total, event.unit, event.task), event.task
+                self._bar = bar(event.total, event.unit, event.task, event.done)
+                self._task = event.task
             self._bar.n = event.done
             self._bar.refresh()
 
@@ -128,8 +129,6 @@ class TrainingDisplay:
             self._bar = None
 
     def _started(self, event: Any) -> None:
-        from attnlm.training.memory import shown
-
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
         model = run.config.model
         say_facts(
@@ -143,7 +142,7 @@ class TrainingDisplay:
                 f"{training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
                 "device": _device_in_words(event.device, training.threads),
-                "memory": f"about {shown(event.memory)} in addition to PyTorch",
+                "memory": f"about {byte_size(event.memory)} in addition to PyTorch",
                 "run": str(run.path),
             }
         )
@@ -187,11 +186,11 @@ class TrainingDisplay:
         """What the model says now, above the bar; calmly where evaluations follow each other."""
         assert self._bar is not None
         now, step = time.perf_counter(), event.record["step"]
-        if event.moment is None or (now < self._next_line and step != self._bar.total):
+        if event.snapshot is None or (now < self._next_line and step != self._bar.total):
             return
         self._next_line = now + _SECONDS_BETWEEN_LINES
         self._bar.clear()
-        text = event.moment.text.replace("\n", "⏎")
+        text = event.snapshot.text.replace("\n", "⏎")
         say_aside(f"step {step:>6}  {event.record['val_loss']:.4f}  {text}")
 
     def _show(self, tokens_per_second: float) -> None:

@@ -23,8 +23,7 @@ def evaluate(
     run: RunArgument = None,
     checkpoint: Checkpoint = "auto",
     data: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="another data set with the same tokenizer"),
+        str | None, typer.Option(help="another data set with the same tokenizer")
     ] = None,
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),

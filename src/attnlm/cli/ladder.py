@@ -32,39 +32,31 @@ def ladder(
     rungs: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="models to compare, in this order, or variants such as "
             "transformer:positions=none; default: "
-            "bigram,average,single-head,multi-head,transformer",
+            "bigram,average,single-head,multi-head,transformer"
         ),
     ] = None,
     budget: Annotated[
         float | None, budget_option("time for all models together: 90s|5min|1h30m; default: 2m")
     ] = None,
     steps: Annotated[
-        int | None,
-        typer.Option(show_default=False, help="updates of each model, in place of a budget"),
+        int | None, typer.Option(help="updates of each model, in place of a budget")
     ] = None,
     eval_every: Annotated[int | None, setting_option("eval_every")] = None,
     seed: Annotated[int | None, setting_option("seed")] = None,
-    prompt: Annotated[
-        str | None, typer.Option(show_default=False, help="text that each model continues")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="text that each model continues")] = None,
     tokens: Annotated[
-        int | None,
-        typer.Option(show_default=False, help="tokens that each model generates; default: 200"),
+        int | None, typer.Option(help="tokens that each model generates; default: 200")
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="name of the ladder; default: ladder-001, ladder-002, …; "
-            "one that exists is resumed",
+            "one that exists is resumed"
         ),
     ] = None,
-    resume: Annotated[
-        str | None, typer.Option(show_default=False, help="name or path of a ladder to resume")
-    ] = None,
+    resume: Annotated[str | None, typer.Option(help="name or path of a ladder to resume")] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,

@@ -15,16 +15,11 @@ from attnlm.cli.help import help_with_default
 from attnlm.config.settings import help_of
 
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN", show_default=False, help="name or path; default: the one trained last"
-    ),
+    str | None, typer.Argument(metavar="RUN", help="name or path; default: the one trained last")
 ]
 DatasetArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="DATASET", show_default=False, help="name or path; default: the one prepared last"
-    ),
+    typer.Argument(metavar="DATASET", help="name or path; default: the one prepared last"),
 ]
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="what the model reads")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
@@ -38,8 +33,7 @@ Checkpoint = Annotated[
     ),
 ]
 Verify = Annotated[
-    bool,
-    typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB"),
+    bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
 ]
 DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
 Ablate = Annotated[bool, typer.Option("--ablate", help="measure the loss with each head silenced")]
@@ -53,12 +47,12 @@ _TIME = re.compile(
 
 def setting_option(name: str) -> Any:
     """The option of a setting."""
-    return typer.Option(help=help_with_default(name), show_default=False)
+    return typer.Option(help=help_with_default(name))
 
 
 def budget_option(help: str) -> Any:
     """The option for a time, which arrives in seconds."""
-    return typer.Option(help=help, parser=seconds, metavar="<time>", show_default=False)
+    return typer.Option(help=help, parser=seconds, metavar="<time>")
 
 
 def seconds(text: str) -> float:

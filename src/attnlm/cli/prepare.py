@@ -20,7 +20,6 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE...",
-            show_default=False,
             help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin), or several, "
             "joined in their order; default: tinyshakespeare, or tales if that is not available",
         ),
@@ -35,10 +34,7 @@ def prepare(
         Path | None, typer.Option(help="validate on this file, train on all of SOURCE")
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            show_default=False, help="name of the data set; default: <source>-<tokenizer>"
-        ),
+        str | None, typer.Option(help="name of the data set; default: <source>-<tokenizer>")
     ] = None,
     data_dir: DataDir = Path("data"),
     encoding: Annotated[str, typer.Option(help="character encoding of the text")] = "utf-8",

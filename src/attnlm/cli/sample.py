@@ -35,25 +35,17 @@ def sample(
     run: RunArgument = None,
     tokens: Annotated[int, typer.Option(help="tokens to generate, excluding the prompt")] = 500,
     prompt: Annotated[
-        str | None, typer.Option(show_default=False, help="text to continue; - reads stdin")
+        str | None,
+        typer.Option(help="text to continue; - reads stdin, less one newline at its end"),
     ] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(show_default=False, help="file with the text to continue")
-    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None,
     temperature: Annotated[float, typer.Option(help=TEMPERATURE)] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(show_default=False, help="sample from the K likeliest tokens")
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="sample from the K likeliest tokens")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            show_default=False,
-            help="sample from the likeliest tokens whose probabilities sum to P",
-        ),
+        typer.Option(help="sample from the likeliest tokens whose probabilities sum to P"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(show_default=False, help="random seed; default: drawn")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="random seed; default: drawn")] = None,
     num_samples: Annotated[int, typer.Option(help="texts to generate side by side")] = 1,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
@@ -97,14 +89,15 @@ def sample(
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen.which, device=device)
+    ids = None if interactive else sampler.prompt_ids(text)
     console.say(
         f"{opened.name}, {chosen} on {sampler.device.name}, "
         f"temperature {temperature:g}, seed {config.seed}"
     )
-    if interactive:
+    if ids is None:
         talk(sampler, text, config)
     else:
-        _generate(sampler, text, config, chosen, json, show_probs)
+        _generate(sampler, text, ids, config, chosen, json, show_probs)
         console.say_next(command_for("attnlm report", opened.path))
 
 
@@ -127,7 +120,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise UsageError("--prompt and --prompt-file exclude each other", "give one of them")
     if prompt == "-":
-        return decoded(sys.stdin.buffer.read(), "the prompt on stdin")
+        return decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
         return decoded(prompt_file.read_bytes(), str(prompt_file))
     return typed(prompt, "--prompt") if prompt else ""
@@ -136,12 +129,12 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _generate(
     sampler: Sampler,
     prompt: str,
+    ids: list[int],
     config: SamplingConfig,
     chosen: ChosenCheckpoint,
     json: bool,
     show_probs: bool,
 ) -> None:
-    ids = sampler.prompt_ids(prompt)
     began = time.perf_counter()
     more: dict[str, object] = {}
     if config.num_samples > 1:

@@ -12,6 +12,7 @@ import typer
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Progress
 from attnlm.cli import console
 from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.options import (
@@ -34,10 +35,7 @@ def attend(
     text: TextArgument,
     run: RunArgument = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", show_default=False, help="write FILE.html, FILE.png or FILE.svg"
-        ),
+        Path | None, typer.Option("--output", "-o", help="write FILE.html, FILE.png or FILE.svg")
     ] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
@@ -153,10 +151,7 @@ def heads(
         int, typer.Option(help="how many windows to measure, spread over the validation split")
     ] = 64,
     text: Annotated[
-        Path | None,
-        typer.Option(
-            show_default=False, help="text file to measure on; default: the validation split"
-        ),
+        Path | None, typer.Option(help="text file to measure on; default: the validation split")
     ] = None,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
@@ -201,16 +196,12 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            show_default=False,
             help="where to write the page; default: report.html in the run's folder",
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            show_default=False,
-            help="text that the model reads; default: the start of the validation split",
-        ),
+        typer.Option(help="text that the model reads; default: the start of the validation split"),
     ] = None,
     windows: Annotated[
         int, typer.Option(help="how many windows of the validation split to score heads on")
@@ -227,14 +218,16 @@ def report(
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
 
-    from attnlm.runs.open_run import open_run
-    from attnlm.see.report import report as gather
-    from attnlm.see.report_page import report_page
-
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    chosen = opened.checkpoint(checkpoint)
     display = PreparationDisplay()
     with contextlib.closing(display):
+        display(Progress("loading", 0, None, "step"))
+        from attnlm.runs.open_run import open_run
+        from attnlm.see.report import STAGES
+        from attnlm.see.report import report as gather
+        from attnlm.see.report_page import report_page
+
+        opened = open_run(run, checkpoint_dir=checkpoint_dir)
+        chosen = opened.checkpoint(checkpoint)
         gathered = gather(
             opened,
             text=text,
@@ -245,8 +238,9 @@ def report(
             data_dir=data_dir,
             on_event=display,
         )
-    page = output or opened.path / "report.html"
-    files.write_bytes(page, report_page(gathered))
+        display(Progress("drawing", STAGES - 1, STAGES, "step"))
+        page = output or opened.path / "report.html"
+        files.write_bytes(page, report_page(gathered))
     best = gathered.best
     console.say(
         f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "

@@ -63,7 +63,7 @@ def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig
     if command == "help":
         console.say_facts(_COMMANDS)
     elif command not in kinds:
-        console.fail(f"there is no /{command}", f"there is {', '.join(_COMMANDS)}")
+        console.fail(f"there is no /{command}", f"there are {', '.join(_COMMANDS)}")
     else:
         try:
             config = replace(config, **{command: kinds[command](value)})

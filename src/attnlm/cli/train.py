@@ -84,26 +84,20 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="take settings from a recipe by name, a TOML file or a run's config.json; "
-            "options override them",
+            "options override them"
         ),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the settings as a recipe, and exit")
     ] = False,
     name: Annotated[
-        str | None,
-        typer.Option(
-            show_default=False, help="name of the run; default: <model>-001, <model>-002, …"
-        ),
+        str | None, typer.Option(help="name of the run; default: <model>-001, <model>-002, …")
     ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
-    resume: Annotated[
-        str | None, typer.Option(show_default=False, help="name or path of a run to resume")
-    ] = None,
+    resume: Annotated[str | None, typer.Option(help="name or path of a run to resume")] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     **settings: Any,
@@ -144,7 +138,7 @@ def train(
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
     from attnlm.see.curves import plain_curve, references_of
-    from attnlm.see.verdict import verdict
+    from attnlm.see.verdict import best_record, verdict_of
 
     records = run.metrics()
     if not records:
@@ -154,15 +148,14 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
         )
     if sys.stderr.isatty() and not quiet:
         console.say(plain_curve(records, references_of(run)))
-    last, best = records[-1], min(records, key=lambda record: float(record["val_loss"]))
+    last, best = records[-1], best_record(records)
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
-    how_it_went = verdict(records, bigram_loss=bigram, floor=floor)
     console.say_facts(
         {
             "validation": f"{best['val_loss']:.4f} nats per token at step {best['step']}, "
             f"{best['bits_per_byte']:.3f} bits per byte",
             "baselines": reference_losses(run.vocab_size, bigram, floor),
-            "verdict": console.with_flags(how_it_went),
+            "verdict": console.with_flags(verdict_of(run, records)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )

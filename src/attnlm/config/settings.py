@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, Settings, check_value, fields_of, setting, shown, type_of
+from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, setting, type_of
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import (
     MODELS,
@@ -285,7 +285,7 @@ def check_setting(name: str, value: Setting) -> None:
     """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
     if name not in _RECORD_OF:
         hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
-        raise UsageError(f"unknown key {shown(name)}", hint)
+        raise UsageError(f"unknown key {quoted(name)}", hint)
     check_value(_RECORD_OF[name], name, value)
 
 

@@ -149,7 +149,8 @@ def _is_hash(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a JSON value is a plausible number of things."""
     return type(value) is int and 0 < value < 2**48
 
 
@@ -171,19 +172,19 @@ _META: dict[str, Callable[[Any], bool]] = {
     "encoding": _is_text,
     "newlines": lambda value: value in ("keep", "unix"),
     "val_fraction": _optional(_is_number),
-    "characters": _is_count,
-    "train_characters": _is_count,
-    "val_characters": _is_count,
-    "train_tokens": _is_count,
-    "val_tokens": _is_count,
-    "val_bytes": _is_count,
+    "characters": is_count,
+    "train_characters": is_count,
+    "val_characters": is_count,
+    "train_tokens": is_count,
+    "val_tokens": is_count,
+    "val_bytes": is_count,
     "train_sha256": _is_hash,
     "val_sha256": _is_hash,
     "train_sampled_sha256": _is_hash,
     "val_sampled_sha256": _is_hash,
     "tokenizer": _is_text,
     "tokenizer_sha256": _is_hash,
-    "vocab_size": _is_count,
+    "vocab_size": is_count,
     "dtype": lambda value: value in ("uint16", "uint32"),
     "bigram_loss": _optional(_is_number),
     "floor": _optional(_is_number),
@@ -274,4 +275,5 @@ def _open_tokenizer(folder: Path, meta: dict[str, Any]) -> tokenizer.Tokenizer:
         or loaded.vocab_size != meta["vocab_size"]
     ):
         raise AttnlmError(f"{path} is not the tokenizer of this data set", _DAMAGED)
+    loaded.dataset = meta["name"]
     return loaded

@@ -12,7 +12,7 @@ from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config, TrainingConfig, with_steps
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.snapshot import take_moment
+from attnlm.experiments.snapshot import take_snapshot
 from attnlm.training.state import TrainingState, initial_state, keeping_random_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
@@ -77,7 +77,7 @@ def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig
 def _seconds_of_evaluation(state: TrainingState, dataset: Dataset, compile: str) -> float:
     began = time.perf_counter()
     validation_loss(state.model, dataset.val, state.device, bytes_per_token=1.0, compile=compile)
-    take_moment(state.step, state.model, dataset, state.device)
+    take_snapshot(state.step, state.model, dataset, state.device)
     return time.perf_counter() - began
 
 

@@ -1,4 +1,4 @@
-"""Trains the rungs of a ladder alike, measures them, and asks them to speak."""
+"""Trains the rungs of a ladder alike, measures them, and samples from them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def climb(
             on_event(Note(f"rung {number} of {len(made.rungs)}: {rung}"))
             trained.append(_trained(path, made, rung, opened, Path(data_dir), on_event))
         return Ladder(
-            path, made, tuple(_spoken(*one, made) for one in zip(made.rungs, trained, strict=True))
+            path, made, tuple(_sampled(*one, made) for one in zip(made.rungs, trained, strict=True))
         )
 
 
@@ -184,13 +184,13 @@ def _begin(
         new = work / "new"
         new.mkdir()
         made.write(new)
-        path = checkpoint_dir / (name or _free_name(checkpoint_dir, rungs))
-        for taken in (path, *(run_path(path, rung) for rung in rungs)):
-            if os.path.lexists(taken):
-                raise AttnlmError(
-                    f"{taken} exists, and runs are never overwritten",
-                    "give the ladder another `name`",
-                )
+        numbered = (checkpoint_dir / f"ladder-{number:03}" for number in itertools.count(1))
+        free = (path for path in numbered if _taken(path, rungs) is None)
+        path = checkpoint_dir / name if name else next(free)
+        if taken := _taken(path, rungs):
+            raise AttnlmError(
+                f"{taken} exists, and runs are never overwritten", "give the ladder another `name`"
+            )
         new.rename(path)
     return path, made
 
@@ -228,18 +228,9 @@ def _settled_steps(
     return training.steps, training.eval_every
 
 
-def _free_name(checkpoint_dir: Path, rungs: Sequence[str]) -> str:
-    return next(
-        name
-        for name in (f"ladder-{number:03}" for number in itertools.count(1))
-        if not any(
-            os.path.lexists(path)
-            for path in (
-                checkpoint_dir / name,
-                *(run_path(checkpoint_dir / name, rung) for rung in rungs),
-            )
-        )
-    )
+def _taken(path: Path, rungs: Sequence[str]) -> Path | None:
+    """What exists where a ladder's folder or one of its runs would be."""
+    return next(filter(os.path.lexists, (path, *(run_path(path, rung) for rung in rungs))), None)
 
 
 def _trained(
@@ -281,7 +272,7 @@ def _check_belongs(run: Run, made: Plan, rung: str) -> None:
             )
 
 
-def _spoken(rung: str, run: Run, made: Plan) -> Rung:
+def _sampled(rung: str, run: Run, made: Plan) -> Rung:
     sampler = load_sampler(run, device=run.config.training.device)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))

@@ -28,7 +28,7 @@ from attnlm.training.step import Stepper
 
 # Where PyTorch's compiler keeps what it makes, and loads it again: by itself, in a folder of the
 # temporary one that anybody could have made.
-_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+_TORCH_CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def settle(config: Config, device: Device, dataset: Dataset) -> Config:
@@ -39,7 +39,7 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
         seed=secrets.randbits(31) if training.seed is None else training.seed,
         device=device.name,
         dtype=device.dtype,
-        compile=_compiled(config, device, dataset),
+        compile=_settled_compile(config, device, dataset),
     )
     config = replace(config, training=decided)
     threads = training.threads or _chosen_threads(config, device, dataset)
@@ -47,7 +47,7 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
     return replace(config, training=replace(decided, threads=threads))
 
 
-def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
+def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     """What is compiled: "on" all of a step, "parts" of it, or "off" nothing.
 
     Raises AttnlmError where that is asked for and there is no compiler, no folder for what it
@@ -59,8 +59,8 @@ def _compiled(config: Config, device: Device, dataset: Dataset) -> str:
             "`compile` on needs a C++ compiler, and none was found",
             "install g++ or clang++, or give `compile` off",
         )
-    if asked == "on" and sys.platform != "win32" and not os.environ.get(_COMPILED):
-        os.environ[_COMPILED] = str(code_folder())
+    if asked == "on" and sys.platform != "win32" and not os.environ.get(_TORCH_CACHE_DIR):
+        os.environ[_TORCH_CACHE_DIR] = str(code_folder())
     if asked in ("on", "off"):
         return asked
     tokens = config.training.batch_size * config.model.block_size

@@ -1,4 +1,4 @@
-"""Takes a moment of a run: one line of sample, and every head's map of one short passage."""
+"""Takes a snapshot of a model: 80 sampled tokens, and every head's map of one short passage."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
-from attnlm.runs.ticker import PASSAGE, Moment
+from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.text import token_texts
 
 _SAMPLING = SamplingConfig(tokens=80, seed=0)
 
 
-def take_moment(step: int, model: LanguageModel, dataset: Dataset, device: Device) -> Moment:
-    """What the model says and sees now. Nothing is drawn from torch's random state.
+def take_snapshot(step: int, model: LanguageModel, dataset: Dataset, device: Device) -> Snapshot:
+    """The model's sample and maps at this step. Nothing is drawn from torch's random state.
 
     The text is "" where the model's numbers give no probabilities.
     """
@@ -28,7 +28,7 @@ def take_moment(step: int, model: LanguageModel, dataset: Dataset, device: Devic
     try:
         # What numbers have gone wrong is found, and named, by whoever trains.
         with np.errstate(all="ignore"):
-            return Moment(step, _said(model, dataset, device), _maps(model, dataset, device))
+            return Snapshot(step, _sample(model, dataset, device), _maps(model, dataset, device))
     finally:
         model.train(training)
 
@@ -44,7 +44,7 @@ def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
     return ids
 
 
-def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:
+def _sample(model: LanguageModel, dataset: Dataset, device: Device) -> str:
     sampler = Sampler(model, dataset.tokenizer, device)
     try:
         return sampler.samples(sampler.prompt_ids(""), _SAMPLING)[0]

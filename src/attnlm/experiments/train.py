@@ -21,11 +21,11 @@ from attnlm.config.settings import Config, described_settings, load_recipe, reso
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import planned
 from attnlm.experiments.settle import check_fits, settle
-from attnlm.experiments.snapshot import passage_texts, take_moment
+from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Moment
+from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
 from attnlm.training.loop import fit
 from attnlm.training.memory import check_memory
@@ -75,7 +75,7 @@ def train(
                 run = open_run(where, checkpoint_dir=checkpoint_dir)
                 stack.enter_context(run.alone())
                 run, opened, state = _resume(run, Path(data_dir), verify, settings, on_event)
-            fit(run, opened, state, on_event, functools.partial(_look, opened))
+            fit(run, opened, state, on_event, functools.partial(_snapshot, opened))
     finally:
         torch.set_num_threads(threads)
     return run
@@ -140,16 +140,18 @@ def _resume(
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
+    if "device" not in changed:
+        device = replace(device, reason="recorded in the run")
     check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
     state = saved_state(run, device)
+    more = f"give `steps` {2 * state.step}, or any total above {state.step}"
     if state.step > (config.training.steps or 0):
-        raise AttnlmError(
-            f"{run.name} has made {state.step} steps already",
-            f"give `steps` {2 * state.step}, or any total above {state.step}",
-        )
+        raise AttnlmError(f"{run.name} has made {state.step} steps already", more)
+    if state.step == state.evaluated_step == config.training.steps:
+        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)
     with explaining(run.path, f"free some space, then: {again}"):
         run.keep_until(state.evaluated_step)
@@ -158,7 +160,7 @@ def _resume(
     return run, dataset, state
 
 
-def _look(dataset: Dataset, state: TrainingState) -> tuple[Moment, list[str]]:
-    """What the model says and where it looks, for the ticker."""
-    moment = take_moment(state.step, state.model, dataset, state.device)
-    return moment, passage_texts(state.model, dataset)
+def _snapshot(dataset: Dataset, state: TrainingState) -> tuple[Snapshot, list[str]]:
+    """A snapshot of the model, and the tokens that its maps are of."""
+    snapshot = take_snapshot(state.step, state.model, dataset, state.device)
+    return snapshot, passage_texts(state.model, dataset)

@@ -14,27 +14,16 @@ from attnlm.generation.decoders import Array, Ids
 Probabilities = NDArray[np.float64]
 
 
-def next_token_probabilities(
-    logits_BV: Array,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Probabilities:
-    """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
-
-    Temperature 0 puts everything on the likeliest token. The nucleus is the smallest set of the
-    likeliest tokens whose probabilities sum to at least top_p (Holtzman et al., 2020). Computed in
-    float64, and what is left sums to 1. Raises NotFiniteError for logits that are NaN or infinite.
-    """
-    with np.errstate(all="ignore"):
-        return normalised(next_token_weights(logits_BV, temperature, top_k, top_p))
-
-
 def next_token_weights(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
 ) -> Probabilities:
-    """`next_token_probabilities` but for a factor."""
+    """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
+
+    They are probabilities but for a factor. Temperature 0 puts everything on the likeliest token.
+    The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at least
+    top_p (Holtzman et al., 2020). Computed in float64. Raises NotFiniteError for logits that are
+    NaN or infinite.
+    """
     logits_BV = logits_BV.astype(np.float64)
     # A sum in float64 of float32 numbers can't overflow: it is finite where all of them are.
     if not math.isfinite(np.add.reduce(logits_BV, None)):
@@ -67,7 +56,7 @@ def normalised(weights_BV: Probabilities) -> Probabilities:
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
 
-    The weights are probabilities but for a factor; a token of weight 0 is never drawn.
+    A token of weight 0 is never drawn.
     """
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]

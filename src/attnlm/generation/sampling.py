@@ -156,7 +156,7 @@ _RUNNERS_UP = 3
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model that is ready to speak: loaded once, asked as often as you like."""
+    """A model that is ready to be sampled from, as often as you like."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -259,7 +259,13 @@ def sample(
             f"sample gives one text, piece by piece, and num_samples is {num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    config = _config(tokens, temperature, top_k, top_p, 1, seed, on_event)
+    config = SamplingConfig(
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=_seed(seed, on_event),
+    )
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     return _pieces(sampler, prompt, sampler.prompt_ids(prompt), config)
@@ -289,33 +295,25 @@ def samples(
     Without `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid
     arguments).
     """
-    config = _config(tokens, temperature, top_k, top_p, num_samples, seed, on_event)
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
-    return [prompt + text for text in sampler.samples(sampler.prompt_ids(prompt), config)]
-
-
-def _config(
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    num_samples: int,
-    seed: int | None,
-    on_event: OnEvent | None,
-) -> SamplingConfig:
-    """Checked, with a seed that is drawn and reported where none is given."""
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         num_samples=num_samples,
-        seed=drawn_seed() if seed is None else seed,
+        seed=_seed(seed, on_event),
     )
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return [prompt + text for text in sampler.samples(sampler.prompt_ids(prompt), config)]
+
+
+def _seed(seed: int | None, on_event: OnEvent | None) -> int:
+    """The one that was given, or one that is drawn and reported."""
     if seed is None:
-        (on_event or ignore)(Note(f"seed {config.seed}"))
-    return config
+        seed = drawn_seed()
+        (on_event or ignore)(Note(f"seed {seed}"))
+    return seed
 
 
 def _pieces(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:

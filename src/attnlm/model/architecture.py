@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from attnlm.base.errors import UsageError
@@ -148,10 +148,13 @@ def _check_heads(a: Architecture, width: int) -> None:
     if a.attention != "softmax":
         return
     if a.head_size is None and not a.wide_heads and width % a.heads:
-        step = a.heads * (2 if a.positions == "rotary" else 1)  # of the narrowest heads
+        narrowest = 2 if a.positions == "rotary" else 1
+        step = narrowest * a.heads
+        heads = _nearest(a.heads, [n for n in range(1, width + 1) if width % (n * narrowest) == 0])
         raise UsageError(
             f"`embed_dim` {width} can't be divided into `heads` {a.heads}",
-            f"give `embed_dim` {step * max(1, width // step)}, or a `head_size`",
+            (f"give `heads` {heads}, or `embed_dim` " if heads else "give `embed_dim` ")
+            + _nearest(width, range(step, width + step + 1, step)),
         )
     if a.heads * a.head_dim > _WIDEST_HEADS:
         raise UsageError(
@@ -161,27 +164,29 @@ def _check_heads(a: Architecture, width: int) -> None:
     if a.heads % a.num_kv_heads:
         raise UsageError(
             f"`heads` {a.heads} can't share `kv_heads` {a.kv_heads} evenly",
-            f"give `kv_heads` {math.gcd(a.heads, a.num_kv_heads)}",
+            "give `kv_heads` "
+            + _nearest(a.num_kv_heads, [n for n in range(1, a.heads + 1) if a.heads % n == 0]),
         )
-    if not a.projection and a.heads * a.head_dim != width:
-        needs = (
-            "a residual stream"
-            if a.residual
-            else "an MLP"
-            if a.mlp != "none"
-            else "a second layer"
-            if a.layers > 1
-            else "a shared embedding matrix"
-            if a.tie_embeddings
-            else "a norm"
-            if a.norm != "none"
-            else None
-        )
-        if needs:
+    if a.body_dim == width:
+        return
+    for part, is_there in {
+        "a residual stream": a.residual,
+        "an MLP": a.mlp != "none",
+        "a second layer": a.layers > 1,
+        "a shared embedding matrix": a.tie_embeddings,
+        "a norm": a.norm != "none",
+    }.items():
+        if is_there:
             raise UsageError(
-                f"{needs} needs `heads` × `head_size` = `embed_dim` without a `projection`",
+                f"{part} needs `heads` × `head_size` = `embed_dim` without a `projection`",
                 "give a `projection`",
             )
+
+
+def _nearest(wanted: int, possible: Sequence[int]) -> str:
+    """Of ascending numbers the one just below `wanted` and the one just above: `4 or 8`."""
+    above = bisect.bisect(possible, wanted)
+    return " or ".join(map(str, possible[max(0, above - 1) : above + 1]))
 
 
 def _check_rotary(a: Architecture, width: int) -> None:
@@ -298,7 +303,7 @@ PRESETS: dict[str, Preset] = {
         {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
         ("embed_dim", "heads", "block_size", "dropout"),
     ),
-    # In its parts and equations, Qwen3.
+    # Qwen3, but for its rotary base and an LM head of its own.
     "transformer": Preset(_QWEN3, _ALL_PARTS),
     "gpt2": Preset(
         {

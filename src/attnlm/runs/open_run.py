@@ -12,7 +12,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder, is_folder
 from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import resolve
-from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.data.dataset import Dataset, is_count, open_dataset
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.run import FORMAT, Run, damaged, is_number
@@ -50,10 +50,6 @@ def open_run(
     return Run(path, config, **facts)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value < 2**48
-
-
 def _is_loss(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isfinite(value))
 
@@ -63,9 +59,9 @@ _DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
     "path": lambda value: isinstance(value, str) and "\0" not in value,
     "train_sha256": lambda value: isinstance(value, str),
     "val_sha256": lambda value: isinstance(value, str),
-    "train_tokens": _is_count,
-    "val_tokens": _is_count,
-    "val_bytes": _is_count,
+    "train_tokens": is_count,
+    "val_tokens": is_count,
+    "val_bytes": is_count,
     "bigram_loss": _is_loss,
     "floor": _is_loss,
 }
@@ -79,8 +75,8 @@ def _is_dataset(value: object) -> bool:
 
 _CONTENT: dict[str, Callable[[Any], bool]] = {
     "config": lambda value: isinstance(value, dict),
-    "vocab_size": lambda value: _is_count(value) and value <= 2**21,
-    "parameters": _is_count,
+    "vocab_size": lambda value: is_count(value) and value <= 2**21,
+    "parameters": is_count,
     "dataset": _is_dataset,
     "stopped_after": lambda value: is_number(value) and value >= 0,
 }

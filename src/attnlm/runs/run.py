@@ -17,7 +17,7 @@ from attnlm.base.folders import remove_leftovers, trained_alone
 from attnlm.config.settings import Config
 from attnlm.runs.checkpoint import load_facts
 from attnlm.runs.json_lines import Journal
-from attnlm.runs.ticker import Moment, moment_of, moment_record, ticker_journal
+from attnlm.runs.ticker import Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
 
 FORMAT = 1
@@ -106,6 +106,7 @@ class Run:
         loaded = tokenizer.load(path)
         if loaded.vocab_size != self.vocab_size:
             raise damaged(path)
+        loaded.dataset = self.dataset["name"]
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -122,27 +123,27 @@ class Run:
             raise self._metrics.damaged()
         return kept
 
-    def ticker(self) -> list[Moment]:
-        """What the model said and saw at each evaluation, oldest first; none in an older run.
+    def ticker(self) -> list[Snapshot]:
+        """The snapshots of the model at its evaluations, oldest first; none in an older run.
 
         Raises AttnlmError where the file is damaged. A line that is missing is not missed.
         """
-        return [moment_of(record, self.config.model) for record in self._ticker.records()]
+        return [snapshot_of(record, self.config.model) for record in self._ticker.records()]
 
     def ticker_passage(self) -> list[str]:
         """The tokens that the ticker's maps are of; none in an older run."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
     def append_evaluation(
-        self, record: Mapping[str, Any], moment: Moment, passage: list[str]
+        self, record: Mapping[str, Any], snapshot: Snapshot, passage: list[str]
     ) -> None:
-        """Adds a record to the metrics, and a moment to the ticker while that has room.
+        """Adds a record to the metrics, and a snapshot to the ticker while that has room.
 
         The ticker's first line holds the passage that its maps are of.
         """
         self._metrics.append(record)
         about = {} if self._ticker.size() else {"passage": passage}
-        line = {**moment_record(moment), **about}
+        line = {**snapshot_record(snapshot), **about}
         if self._ticker.has_room(line):
             self._ticker.append(line)
 

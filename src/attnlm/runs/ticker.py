@@ -1,4 +1,4 @@
-"""The lines of ticker.jsonl: what a run's model said at each evaluation, and where it looked.
+"""The lines of ticker.jsonl: snapshots of a run's model, one for each evaluation.
 
 Axes: L layers, H heads, T tokens of a short passage.
 """
@@ -18,18 +18,18 @@ from attnlm.model.architecture import Architecture
 from attnlm.runs.json_lines import Journal, Record
 
 PASSAGE = 24
-"""The most tokens that are looked at."""
+"""The most tokens that the maps are of."""
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """A run's model at one of its evaluations."""
 
     step: int
     text: str
-    """what it said: always after the same prompt, with the same seed"""
+    """sampled, always after the same prompt and with the same seed"""
     maps: NDArray[np.float32] | None
-    """(L, H, T, T), in steps of 1/255: where each head looked in the run's passage, None for a
+    """(L, H, T, T), in steps of 1/255: the maps of all heads over the run's passage, None for a
     bigram; row t says how token t divides its attention over the tokens up to itself"""
 
 
@@ -37,7 +37,7 @@ def ticker_journal(folder: Path, architecture: Architecture) -> Journal:
     """The ticker of the run in `folder`."""
 
     def is_valid(record: Record) -> bool:
-        moment_of(record, architecture)
+        snapshot_of(record, architecture)
         passage = record.get("passage", [])
         "".join(passage).encode()  # half of a surrogate pair is no text
         return type(passage) is list
@@ -51,14 +51,14 @@ def ticker_journal(folder: Path, architecture: Architecture) -> Journal:
     )
 
 
-def moment_record(moment: Moment) -> Record:
-    """A moment as JSON values."""
-    maps = None if moment.maps is None else _packed(moment.maps)
-    return {"step": moment.step, "text": moment.text, "maps": maps}
+def snapshot_record(snapshot: Snapshot) -> Record:
+    """A snapshot as JSON values."""
+    maps = None if snapshot.maps is None else _packed(snapshot.maps)
+    return {"step": snapshot.step, "text": snapshot.text, "maps": maps}
 
 
-def moment_of(record: Record, architecture: Architecture) -> Moment:
-    """The inverse. Raises what Journal.is_valid may where that is no moment of such a model."""
+def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
+    """The inverse. Raises what Journal.is_valid may where that is no snapshot of such a model."""
     step, text, maps = record["step"], record["text"], record["maps"]
     if type(step) is not int or step < 0:
         raise ValueError("no step")
@@ -67,7 +67,7 @@ def moment_of(record: Record, architecture: Architecture) -> Moment:
         raise ValueError("maps where there are no heads, or none where there are")
     if maps is not None:
         maps = _unpacked(maps, architecture.layers, architecture.maps_per_layer)
-    return Moment(step, text, maps)
+    return Snapshot(step, text, maps)
 
 
 def _packed(maps_LHTT: NDArray[np.float32]) -> str:

@@ -18,7 +18,7 @@ from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
-from attnlm.see.verdict import verdict
+from attnlm.see.verdict import best_record, verdict_of
 from attnlm.training.events import Evaluated, Finished, Started
 
 if TYPE_CHECKING:
@@ -133,14 +133,13 @@ def draw_run(run: Run, path: Path) -> None:
 def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
     figure, axes = _panel(7.2, 4.2, top=0.82)
     draw_losses(axes, run_lines(records), references_of(run), "step")
-    best = min(records, key=lambda record: float(record["val_loss"]))
+    best = best_record(records)
     if best is not records[-1]:
         axes.plot(
             best["step"], best["val_loss"], "o", markersize=9, color=_VALIDATION, fillstyle="none"
         )
-    said = verdict(records, bigram_loss=run.dataset["bigram_loss"], floor=run.dataset["floor"])
     figure.text(0.09, 0.95, run.name, fontsize=11, fontweight="bold", color=INK, va="center")
-    words = textwrap.fill(said, 92)
+    words = textwrap.fill(verdict_of(run, records), 92)
     figure.text(0.09, 0.915, words, fontsize=9, color=INK, va="top", linespacing=1.3)
     return _png(figure)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run
-from attnlm.see.verdict import verdict
+from attnlm.see.verdict import best_record, verdict_of
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A trained rung: its run, the lines of its metrics, and what it said."""
+    """A trained rung: its run, the lines of its metrics, and what was sampled from it."""
 
     model: str
     """as the ladder names it: a preset, or a variant of one"""
@@ -25,8 +25,8 @@ class Rung:
 
     @property
     def best(self) -> Mapping[str, Any]:
-        """The record of the best evaluation: that of the checkpoint which speaks."""
-        return min(self.records, key=lambda record: float(record["val_loss"]))
+        """The record of the best evaluation: that of the checkpoint which is sampled from."""
+        return best_record(self.records)
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -35,8 +35,7 @@ class Rung:
     @property
     def verdict(self) -> str:
         """How its training went, in words."""
-        about = self.run.dataset
-        return verdict(self.records, bigram_loss=about["bigram_loss"], floor=about["floor"])
+        return verdict_of(self.run, self.records)
 
 
 @dataclass(frozen=True)

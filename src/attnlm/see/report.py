@@ -13,7 +13,7 @@ import torch
 
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import OnEvent
+from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler, SamplingConfig
@@ -21,30 +21,33 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.runs.open_run import load_model, open_dataset_of
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import PASSAGE, Moment
+from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
-from attnlm.see.verdict import verdict
+from attnlm.see.verdict import best_record, verdict_of
 from attnlm.training.schedule import learning_rate
+
+STAGES = 3
+"""Of a report: heads, the longer text, and the page, which `report_page` makes."""
 
 _TOKENS, _SEED = 500, 1  # of the longer text
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run: how it went, what it said meanwhile, and what its checkpoint does with a text."""
+    """A run: how it went, its snapshots, and what its checkpoint does with a text."""
 
     run: Run
     checkpoint: str
     records: Sequence[Mapping[str, Any]]
     """of its evaluations, oldest first, at least one"""
-    moments: Sequence[Moment]
-    """what it said at evaluations; empty in a run of an older version"""
+    snapshots: Sequence[Snapshot]
+    """at evaluations; empty in a run of an older version"""
     passage: Sequence[str]
-    """the tokens that the moments' maps are over"""
+    """the tokens that the snapshots' maps are over"""
     text_is: str
     """where the text comes from, in words"""
     ids: list[int]
@@ -65,13 +68,12 @@ class Report:
     @property
     def best(self) -> Mapping[str, Any]:
         """The record of the best evaluation."""
-        return min(self.records, key=lambda record: float(record["val_loss"]))
+        return best_record(self.records)
 
     @property
     def verdict(self) -> str:
         """How its training went, in words."""
-        about = self.run.dataset
-        return verdict(self.records, bigram_loss=about["bigram_loss"], floor=about["floor"])
+        return verdict_of(self.run, self.records)
 
     @property
     def was_extended(self) -> bool:
@@ -107,9 +109,9 @@ def report(
     checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
-    on_event: OnEvent | None = None,
+    on_event: OnEvent = ignore,
 ) -> Report:
-    """What a run has to show.
+    """What a run has to show. Its stages are reported as Progress, as is that of `ablate`.
 
     The model looks at `text`, or at the beginning of the validation split. Heads are scored over
     `windows` windows of that split; `ablate` also measures the loss without each. Where the data
@@ -136,6 +138,7 @@ def report(
             "the model's own first words, since the data set is gone",
         )
     seen = record(model, torch.tensor([ids]))
+    on_event(Progress("scoring heads", 0, STAGES, "step"))
     heads, heads_over = None, "the model has none"
     if run.config.model.maps_per_layer:
         heads, heads_over = _heads(
@@ -150,12 +153,13 @@ def report(
             data_dir=data_dir,
             on_event=on_event,
         )
+    on_event(Progress("sampling", 1, STAGES, "step"))
     sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
     return Report(
         run=run,
         checkpoint=checkpoint,
         records=records,
-        moments=run.ticker(),
+        snapshots=run.ticker(),
         passage=passage,
         text_is=text_is,
         ids=ids,

@@ -9,7 +9,7 @@ import numpy as np
 
 import attnlm
 from attnlm.base.readable import duration
-from attnlm.runs.ticker import Moment
+from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_sides, panel_svg, references_of, run_lines
 from attnlm.see.film import previous_token_score, strip
@@ -19,15 +19,15 @@ from attnlm.see.report import Report
 from attnlm.see.reproduce import report_command
 from attnlm.see.text import visible
 
-_MOST_MOMENTS = 32
+_MOST_SNAPSHOTS = 32
 _MOST_COLUMNS = 24  # of the logit lens
 
 
 def report_page(report: Report) -> bytes:
     """The page, in UTF-8: the same bytes for the same report."""
-    kept = _thinned(report.moments)
+    kept = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
-    data["moments"], data["films"] = _moments(report, kept), _films(kept)
+    data["snapshots"], data["films"] = _snapshots(report, kept), _films(kept)
     return render(
         "report.html",
         scripts=(*SCRIPTS, *(("report.js",) if kept else ())),
@@ -39,7 +39,7 @@ def report_page(report: Report) -> bytes:
         report_command=report_command(report.run),
         settings=_settings(report),
         curve=_curve(report),
-        moments=data["moments"],
+        snapshots=data["snapshots"],
         evaluations=len(report.records),
         films=data["films"],
         shown_film=max(
@@ -86,26 +86,26 @@ def _curve(report: Report) -> str | None:
     return panel_svg(run_lines(report.records), references_of(report.run), "step")
 
 
-def _thinned(moments: Sequence[Moment]) -> list[Moment]:
+def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """At most so many, spread evenly, with the first and the last."""
-    count = min(len(moments), _MOST_MOMENTS)
-    chosen = np.linspace(0, len(moments) - 1, count).round().astype(int)
-    return [moments[number] for number in chosen]
+    count = min(len(snapshots), _MOST_SNAPSHOTS)
+    chosen = np.linspace(0, len(snapshots) - 1, count).round().astype(int)
+    return [snapshots[number] for number in chosen]
 
 
-def _moments(report: Report, kept: Sequence[Moment]) -> list[dict[str, Any]]:
+def _snapshots(report: Report, kept: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """Of each its step, loss and text, and where its step is across the picture of the curve."""
     losses = {record["step"]: record["val_loss"] for record in report.records}
     left, right = panel_sides()
     last = report.records[-1]["step"] or 1
     return [
         {
-            "step": moment.step,
-            "loss": losses.get(moment.step),
-            "text": _shown(moment.text),
-            "at": round(left + (right - left) * moment.step / last, 5),
+            "step": snapshot.step,
+            "loss": losses.get(snapshot.step),
+            "text": _shown(snapshot.text),
+            "at": round(left + (right - left) * snapshot.step / last, 5),
         }
-        for moment in kept
+        for snapshot in kept
     ]
 
 
@@ -115,11 +115,11 @@ def _shown(text: str) -> str:
     return "\n".join("".join(c if c == " " else visible(c) for c in line) for line in lines)
 
 
-def _films(moments: Sequence[Moment]) -> list[dict[str, Any]]:
+def _films(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """For each head its strip, and its previous-token scores; none where no maps were recorded."""
-    maps = [moment.maps for moment in moments if moment.maps is not None]
+    maps = [snapshot.maps for snapshot in snapshots if snapshot.maps is not None]
     shapes = {one.shape for one in maps}
-    if len(maps) < len(moments) or len(shapes) != 1 or maps[0].shape[-1] < 2:
+    if len(maps) < len(snapshots) or len(shapes) != 1 or maps[0].shape[-1] < 2:
         return []
     return [
         {
@@ -133,7 +133,7 @@ def _films(moments: Sequence[Moment]) -> list[dict[str, Any]]:
 
 def _passage(report: Report) -> list[str]:
     """The tokens beside a map; dots where they were not recorded."""
-    maps = report.moments[0].maps if report.moments else None
+    maps = report.snapshots[0].maps if report.snapshots else None
     length = 0 if maps is None else maps.shape[-1]
     shown = [visible(token) for token in report.passage]
     return shown if len(shown) == length else ["·"] * length

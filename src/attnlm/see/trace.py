@@ -14,6 +14,7 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.open_run import load_model
 from attnlm.runs.run import Run
+from attnlm.see.blocks import next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
@@ -180,9 +181,7 @@ def in_words(trace: Trace) -> Iterator[str]:
                 yield f"   {head}{token}: {_numbers(row)}"
         else:
             yield f"   {head}{shown[-1]}: {_numbers(values[-1])}"
-    yield "next token"
-    for token, probability in trace.likeliest:
-        yield f"   {probability:6.1%}  {visible(token)}"
+    yield from next_in_words(trace.likeliest)
 
 
 def _numbers(row: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""How a run went, in words, from its metrics alone."""
+"""How a run went, in words, from its metrics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attnlm.runs.run import Run
+
 # Nats per token. Smaller differences between evaluations are not worth a word.
 _NOTICEABLE = 0.01
 _NEAR_FLOOR = 0.05
+
+
+def best_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """That of the evaluation with the lowest validation loss."""
+    return min(records, key=lambda record: float(record["val_loss"]))
+
+
+def verdict_of(run: Run, records: Sequence[Mapping[str, Any]]) -> str:
+    """The verdict on a run, whose metrics are `records`."""
+    about = run.dataset
+    return verdict(records, bigram_loss=about["bigram_loss"], floor=about["floor"])
 
 
 def verdict(

@@ -13,11 +13,7 @@ from attnlm.base.files import open_regular
 # Characters at most in a piece of decoded text, and bytes in a read: what is made of it on the way
 # to ids stays in a processor's cache.
 PIECE = 2**18
-
-
 SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
-
-
 UTF16_SNIFFED_BYTES = 2**16
 
 

@@ -44,8 +44,10 @@ class Tokenizer(abc.ABC):
 
     `name` is the spec that makes it, as in "bpe:512"; ids are below `vocab_size`; `end_of_text`
     is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id. `tokens`
-    are the bytes of each id.
+    are the bytes of each id. `dataset` names the data set that it is of, where that is known.
     """
+
+    dataset: str | None = None
 
     def __init__(self, name: str, tokens: Sequence[bytes], end_of_text: int | None = None) -> None:
         self.name = name
@@ -107,8 +109,9 @@ class CharTokenizer(Tokenizer):
         if ids.max() == self.vocab_size:
             lacking = dict.fromkeys(text[i] for i in np.flatnonzero(ids == self.vocab_size))
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            of = f" of {self.dataset}" if self.dataset else ""
             raise UnknownCharactersError(
-                f"the vocabulary lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
+                f"the vocabulary{of} lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
                 "leave them out, or prepare the text with `tokenizer` byte, which encodes any text",
             )
         return ids

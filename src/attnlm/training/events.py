@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlm.compute.device import Device
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Moment
+from attnlm.runs.ticker import Snapshot
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Evaluated:
 
     record: dict[str, Any]
     improved: bool
-    moment: Moment | None = field(default=None, repr=False)
-    """What the model said and saw then."""
+    snapshot: Snapshot | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

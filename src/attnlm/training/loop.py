@@ -17,7 +17,7 @@ from attnlm.base.signals import Interrupted, Interruption
 from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Moment
+from attnlm.runs.ticker import Snapshot
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.schedule import learning_rate
@@ -27,16 +27,22 @@ from attnlm.training.validation import validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 
-Look = Callable[[TrainingState], tuple[Moment, list[str]]]
-"""What a model says and where it looks, and the tokens of the passage that it looks at."""
+TakeSnapshot = Callable[[TrainingState], tuple[Snapshot, list[str]]]
+"""Gives a snapshot of the model, and the tokens that its maps are of."""
 
 
-def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent, look: Look) -> None:
+def fit(
+    run: Run,
+    dataset: Dataset,
+    state: TrainingState,
+    on_event: OnEvent,
+    take_snapshot: TakeSnapshot,
+) -> None:
     """Trains from `state` to the run's last step, reporting Started to Finished.
 
-    `look` is asked what the model says and sees at each evaluation. Raises AttnlmError when numbers
-    are no longer finite or can't be saved; Interrupted, after saving, on a signal, and without
-    saving on a second one.
+    `take_snapshot` is called at each evaluation. Raises AttnlmError when numbers are no longer
+    finite or can't be saved; Interrupted, after saving, on a signal, and without saving on a second
+    one.
     """
     interruption = Interruption()
     memory = estimate_memory(
@@ -45,7 +51,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent, loo
     on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
-        loop = _Loop(run, dataset, stepper, on_event, look, interruption)
+        loop = _Loop(run, dataset, stepper, on_event, take_snapshot, interruption)
         try:
             with _explaining(run, state):
                 loop.steps_and_evaluations()
@@ -96,11 +102,12 @@ class _Loop:
         dataset: Dataset,
         stepper: Stepper,
         on_event: OnEvent,
-        look: Look,
+        take_snapshot: TakeSnapshot,
         interruption: Interruption,
     ) -> None:
         self._run, self._dataset, self._stepper = run, dataset, stepper
-        self._on_event, self._look, self._interruption = on_event, look, interruption
+        self._on_event, self._interruption = on_event, interruption
+        self._take_snapshot = take_snapshot
         self._state, self._config = stepper.state, run.config.training
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
@@ -180,7 +187,7 @@ class _Loop:
             raise StepNotFiniteError(
                 f"validation loss is no longer a finite number, at step {state.step}"
             )
-        moment, passage = self._look(state)
+        snapshot, passage = self._take_snapshot(state)
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
         with self._interruption.shield():
@@ -197,9 +204,9 @@ class _Loop:
                 "learning_rate": learning_rate(state.step, self._config),
                 "tokens_per_second": round(tokens_per_second),
             }
-            run.append_evaluation(record, moment, passage)
+            run.append_evaluation(record, snapshot, passage)
             if improved:
                 facts = {"step": state.step, "val_loss": evaluation.loss}
                 save_checkpoint(run.best, state.model, facts)
             self.save_last()
-        self._on_event(Evaluated(record, improved, moment))
+        self._on_event(Evaluated(record, improved, snapshot))

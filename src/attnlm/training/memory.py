@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.readable import byte_size
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
@@ -109,15 +110,10 @@ def check_memory(
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(
-        f"this run takes about {shown(estimate.total)} of memory, and {device.name} has "
-        f"{shown(there)}",
+        f"this run takes about {byte_size(estimate.total)} of memory, and {device.name} has "
+        f"{byte_size(there)}",
         hint,
     )
-
-
-def shown(count: int) -> str:
-    """Bytes as a person reads them."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
 
 
 def _memory_of(device: Device) -> int | None:
