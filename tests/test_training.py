@@ -667,20 +667,6 @@ def test_metrics_of_an_older_version_have_no_checksums(trained: Any) -> None:
     assert run.metrics() == lines
 
 
-def test_dropout_is_drawn_anew_in_each_step(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    manual_seed = torch.manual_seed
-
-    def recorded(seed: int) -> torch.Generator:
-        seeds.append(seed)
-        return manual_seed(seed)
-
-    monkeypatch.setattr(torch, "manual_seed", recorded)
-    trained(model="transformer", dropout=0.5)
-    in_steps = seeds[-12:]
-    assert len(set(in_steps)) == 12
-
-
 def test_verify_reads_all_of_what_is_large(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

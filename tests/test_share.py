@@ -1,0 +1,118 @@
+"""A batch that threads share out gives the gradients of one that is computed whole."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnlm
+from attnlm.base.signals import Interruption
+from attnlm.compute.device import choose_device
+from attnlm.compute.workers import compute_all, new_pool
+from attnlm.config.settings import Config, resolve
+from attnlm.config.variants import variant
+from attnlm.data.batches import window_seeds
+from attnlm.data.dataset import Dataset
+from attnlm.training.share import shares
+from attnlm.training.state import initial_state
+from attnlm.training.step import Stepper
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "count.txt").write_text(" ".join(map(str, range(3000))))
+    return attnlm.prepare(folder / "count.txt", data_dir=folder)
+
+
+def config_of(name: str, **more: object) -> Config:
+    settings = {"batch_size": 8, "block_size": 12, "seed": 3, "steps": 5, "compile": "off", **more}
+    return resolve({**variant(name), **settings})  # type: ignore[dict-item]
+
+
+def first_gradient(config: Config, dataset: Dataset) -> tuple[float, Tensor]:
+    """Of a step from weights that are nowhere zero."""
+    state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        state.optimizer._values.add_(torch.randn_like(state.optimizer._values) * 0.1)
+    found: list[Tensor] = []
+    state.optimizer.step = lambda step: found.append(state.optimizer.gradient.clone())  # type: ignore[method-assign]
+    before = torch.get_num_threads()
+    try:
+        loss = Stepper(state, config, dataset).step(Interruption()).item()
+    finally:
+        torch.set_num_threads(before)
+    return loss, found[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bigram",
+        "average",
+        "single-head",
+        "multi-head:dropout=0.3",
+        "transformer:dropout=0.3",
+        "gpt2",
+        "llama:kv_heads=2",
+    ],
+)
+def test_gradients_do_not_depend_on_the_number_of_threads(name: str, dataset: Dataset) -> None:
+    expected_loss, expected = first_gradient(config_of(name, threads=1), dataset)
+    for threads in (2, 4):
+        loss, found = first_gradient(config_of(name, threads=threads), dataset)
+        assert loss == pytest.approx(expected_loss, rel=1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_drops_in_each_window_and_step_something_else(dataset: Dataset) -> None:
+    seeds = [seed for step in range(9) for seed in window_seeds(1, step, 0, 64)]
+    assert len(set(seeds)) == 9 * 64
+    assert window_seeds(2, 4, 0, 64) != window_seeds(1, 4, 0, 64)
+    assert window_seeds(1, 4, 16, 3) == window_seeds(1, 4, 0, 64)[16:19]
+    losses = {
+        first_gradient(config_of("transformer:dropout=0.3", seed=seed), dataset)[0]
+        for seed in (3, 4, 5)
+    }
+    assert len(losses) == 3
+
+
+@pytest.mark.parametrize(
+    ("threads", "batch_size", "compile", "count"),
+    [
+        *((1, 8, "off", 1), (2, 8, "off", 2), (2, 7, "off", 1), (4, 6, "off", 2)),
+        *((16, 12, "off", 4), (64, 64, "off", 8), (2, 1, "off", 1), (2, 8, "on", 1)),
+    ],
+)
+def test_a_batch_is_cut_into_equal_shares(
+    threads: int, batch_size: int, compile: str, count: int
+) -> None:
+    config = config_of("transformer", batch_size=batch_size, compile=compile)
+    assert shares(threads, config) == count
+
+
+def test_a_failure_waits_for_the_others() -> None:
+    ended = threading.Event()
+
+    def slow() -> int:
+        time.sleep(0.05)
+        ended.set()
+        return 2
+
+    def fails() -> int:
+        raise ValueError("on purpose")
+
+    with new_pool(2) as pool:
+        assert isinstance(pool, ThreadPoolExecutor)
+        assert compute_all([lambda: 1, slow], pool) == [1, 2]
+        for jobs in ([fails, slow], [slow, fails]):
+            ended.clear()
+            with pytest.raises(ValueError, match="on purpose"):
+                compute_all(jobs, pool)
+            assert ended.is_set()
