@@ -537,7 +537,7 @@ MUTATIONS = (
     Mutation(
         "evaluation drops the last window",
         "training/validation.py",
-        "if len(tokens[rest]) > 1:",
+        "if len(rest) > 1:",
         "if len(tokens[rest]) > block_size:",
         "test_training.py::test_evaluation_is_over_the_whole_split_token_by_token",
     ),
