@@ -514,16 +514,8 @@ def test_products_in_bfloat16_are_near_those_in_float32(trained: Any, model: str
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], abs=0.05)
 
 
-@pytest.fixture
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which take longer to draw than a few steps take."""
-    monkeypatch.setattr("attnlm.experiments.train.CurveDrawer", lambda on_event: on_event)
-
-
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_trains_in_bfloat16(
-    model: str, trained: Any, tmp_path: Path, no_curves: None
-) -> None:
+def test_every_model_trains_in_bfloat16(model: str, trained: Any, tmp_path: Path) -> None:
     """It learns, goes on as if it had not been stopped, and is evaluated and sampled alike."""
     settings: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 16}
     settings |= {"model": model, "dtype": "bfloat16", "steps": 6, "eval_every": 3}
@@ -539,7 +531,7 @@ def test_every_model_trains_in_bfloat16(
     assert text == attnlm.samples(whole, num_samples=2, tokens=20, seed=1)[0] and len(text) == 20
 
 
-def test_two_threads_compute_what_one_does(trained: Any, tmp_path: Path, no_curves: None) -> None:
+def test_two_threads_compute_what_one_does(trained: Any, tmp_path: Path) -> None:
     """Steps that are large enough for PyTorch to divide them."""
     settings: dict[str, Any] = {"batch_size": 32, "block_size": 32, "steps": 2, "compile": "off"}
     one = trained(**settings, eval_every=2, threads=1)
@@ -553,7 +545,7 @@ def test_two_threads_compute_what_one_does(trained: Any, tmp_path: Path, no_curv
 
 
 def test_a_trial_chooses_between_one_thread_and_two(
-    trained: Any, tmp_path: Path, no_curves: None, monkeypatch: pytest.MonkeyPatch
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
     threads = torch.get_num_threads()
