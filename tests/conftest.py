@@ -47,7 +47,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     yield from launched()
 
