@@ -72,7 +72,7 @@ def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> str:
     reader.start()
     with open(theirs, "w") as terminal:  # noqa: PTH123 - it has no path
         variables = {"TERM": "xterm-256color", "COLUMNS": "80", **variables}
-        attnlm(*arguments, cwd=cwd, stdout=terminal, **variables)
+        attnlm(*arguments, cwd=cwd, code=0, stdout=terminal, **variables)
     reader.join()
     os.close(ours)
     return b"".join(shown).decode()
