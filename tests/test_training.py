@@ -571,14 +571,6 @@ def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
     assert len(losses) == best + 4 < 50
 
 
-def test_a_budget_becomes_steps_that_are_recorded(dataset: Dataset, tmp_path: Path) -> None:
-    run = attnlm.train(
-        dataset.path, budget=1.0, block_size=8, device="cpu", checkpoint_dir=tmp_path
-    )
-    assert run.config.training.budget is None and run.config.training.steps is not None
-    assert run.metrics()[-1]["step"] == run.config.training.steps > 3
-
-
 # torch's own imports warn of each other.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
