@@ -578,8 +578,8 @@ def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
 
     if not _has_compiler():
         pytest.skip("no C++ compiler here")
-    eager = trained(model="transformer", layers=1, steps=6)
-    compiled = trained(model="transformer", layers=1, steps=6, compile="on")
+    eager = trained(model="transformer", layers=1, steps=6, threads=1)
+    compiled = trained(model="transformer", layers=1, steps=6, threads=1, compile="on")
     assert compiled.config.training.compile == "on"
     for one, other in zip(eager.metrics(), compiled.metrics(), strict=True):
         assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-4)
