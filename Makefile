@@ -33,11 +33,16 @@ demo: $(READY)
 		--data-dir build/demo/data --checkpoint-dir build/demo/checkpoints
 	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
 
+# Types are checked beside the tests.
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal
+	@mkdir -p build
+	@$(BIN)/mypy >build/types 2>&1 & types=$$!; \
+	echo '$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal'; \
+	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal; tests=$$?; \
+	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
+	exit $$((tests ? tests : types))
 
 # The tests of pages are skipped without it.
 browser:

@@ -52,13 +52,20 @@ class Done:
         return None
 
 
-def attnlm(*arguments: object, cwd: Path, code: int = 0, stdin: str = "", **variables: str) -> Done:
+def attnlm(
+    *arguments: object,
+    cwd: Path,
+    code: int = 0,
+    stdin: str = "",
+    stdout: io.TextIOWrapper | None = None,
+    **variables: str,
+) -> Done:
     """Runs a command in the folder `cwd`, with these environment variables.
 
     Its exit code must be `code`, and it must never show a traceback.
     """
     with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
-        done = here([str(argument) for argument in arguments], stdin.encode())
+        done = here([str(argument) for argument in arguments], stdin.encode(), stdout)
     assert done.code == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -73,18 +80,23 @@ def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> No
     assert hint.startswith("hint: ") and hints in hint, hint
 
 
-def here(arguments: Sequence[str], stdin: bytes = b"") -> Done:
-    """Runs a command in this process, by what the program itself calls."""
-    stdout, stderr = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
+def here(
+    arguments: Sequence[str], stdin: bytes = b"", stdout: io.TextIOWrapper | None = None
+) -> Done:
+    """Runs a command in this process, by what the program itself calls.
+
+    What goes to a `stdout` that is given is not in what is returned.
+    """
+    written, stderr = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
     replaced: dict[str, Any] = {
         "argv": ["attnlm", *arguments],
         "stdin": io.TextIOWrapper(io.BytesIO(stdin)),
-        "stdout": stdout,
+        "stdout": stdout or written,
         "stderr": stderr,
     }
     with mock.patch.multiple(sys, **replaced):
         code = exits.run(run_command)
-    return Done(code, _written(stdout), _written(stderr))
+    return Done(code, _written(written), _written(stderr))
 
 
 def _written(stream: io.TextIOWrapper) -> str:

@@ -32,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "test_trials" not in item.nodeid)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_curves() -> Iterator[None]:
+    """curve.png takes longer to draw than most tests take to train; test_curves.py draws it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
+        yield
+
+
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -39,7 +47,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     yield from launched()
 

@@ -15,7 +15,6 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -99,9 +98,9 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
 
 def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
     flags = ["--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
-    for number in "01":
-        folder = ["--checkpoint-dir", f"process-{number}"]
-        assert alone(["train", *flags, *folder], project, env={"PYTHONHASHSEED": number}).code == 0
+    attnlm("train", *flags, "--checkpoint-dir", "process-0", cwd=project)
+    another = ["train", *flags, "--checkpoint-dir", "process-1"]
+    assert alone(another, project, env={"PYTHONHASHSEED": "1"}).code == 0
     names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
     runs = [project / f"process-{number}" / "same" for number in "01"]
     for name in names:
@@ -240,24 +239,6 @@ def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
     done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
     assert json.loads(done.stdout)["steps"] < 4000
     assert "--patience ran out" in done.stderr
-
-
-def test_resume_goes_on_to_the_same_numbers(project: Path) -> None:
-    flags = ["--steps", "8", "--eval-every", "2", *QUICK[2:], "--schedule", "constant"]
-    whole = json.loads(attnlm("train", *flags, "--json", cwd=project).stdout)
-    half = [*flags, "--steps", "4", "--name", "half"]
-    attnlm("train", *half, cwd=project)
-    resumed = attnlm("train", "--resume", "half", "--steps", "8", "--json", cwd=project)
-    facts = json.loads(resumed.stdout)
-    assert facts["val_loss"] == whole["val_loss"] and facts["steps"] == 8
-    records = [_metrics(project / run) for run in (whole["run"], facts["run"])]
-    assert records[0] == records[1]
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    timeless = ("seconds", "tokens_per_second", "crc32")  # the checksum is of the seconds too
-    return [{k: v for k, v in json.loads(line).items() if k not in timeless} for line in lines]
 
 
 def test_a_signal_saves_and_says_how_to_go_on(project: Path) -> None:
@@ -517,13 +498,13 @@ def test_damaged_metrics_are_named(project: Path) -> None:
 
 
 def test_training_and_sampling_never_load_the_compiler(project: Path) -> None:
-    """PyTorch's compiler takes longer to import than a small model takes to train."""
+    """PyTorch's compiler, and sympy for it, take longer to import than a small model to train."""
     code = (
         "import sys, attnlm\n"
         "for model in ('multi-head', 'transformer'):\n"
         "    run = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)\n"
         "    ''.join(attnlm.sample(run, tokens=3, seed=1))\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
+        "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=project, capture_output=True, encoding="utf-8"

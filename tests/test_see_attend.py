@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
-import subprocess
+import threading
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture
 from attnlm.see.text import visible
 from attnlm.see.tint import tint
-from tests.command import ATTNLM, attnlm, fails
+from tests.command import attnlm, fails
 
 TEXT = "the dog.\nth"
 
@@ -60,23 +61,21 @@ def test_blocks_of_colour_on_a_terminal(trained: Path) -> None:
 def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> str:
     """What a command shows on stdout where that is a terminal."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", **variables}
-    process = subprocess.Popen(
-        [*ATTNLM, *arguments], cwd=cwd, stdout=theirs, stderr=subprocess.DEVNULL, env=environment
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 2**16)
-        except OSError:  # the other end is closed
-            break
-        if not piece:
-            break
-        shown += piece
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := os.read(ours, 2**16):
+                shown.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(theirs, "w") as terminal:  # noqa: PTH123 - it has no path
+        variables = {"TERM": "xterm-256color", "COLUMNS": "80", **variables}
+        attnlm(*arguments, cwd=cwd, code=0, stdout=terminal, **variables)
+    reader.join()
     os.close(ours)
-    assert process.wait(60) == 0
-    return shown.decode()
+    return b"".join(shown).decode()
 
 
 def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) -> None:

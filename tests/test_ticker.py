@@ -41,6 +41,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(data: Path, runs: Path, **settings: Any) -> Run:
     small = {"block_size": 8, "steps": 12, "eval_every": 5, "batch_size": 4, "seed": 1}
+    if settings.get("model") == "transformer":
+        small |= {"layers": 2, "heads": 2, "embed_dim": 16}
     name = settings.pop("dataset", "fruits-char")
     return attnlm.train(data / name, checkpoint_dir=runs, device="cpu", **{**small, **settings})
 

@@ -19,13 +19,16 @@ from tests.trials.trial import Tally
 Run = Callable[[Tally, Path], None]
 
 
-def in_own_process(run: Run) -> Run:
-    """`run`, in a new process: no thread runs in it yet, so that it may fork."""
+def in_own_process(run: Run, draws: bool = False) -> Run:
+    """`run`, in a new process: no thread runs in it yet, so that it may fork.
+
+    Its runs have no real curve, which would take longer than they do, unless it `draws`.
+    """
 
     def anew(tally: Tally, folder: Path) -> None:
         arguments = [run.__module__, run.__name__, json.dumps(asdict(tally)), str(folder)]
         done = subprocess.run(
-            [sys.executable, "-c", _ALONE, *arguments],
+            [sys.executable, "-c", (_DRAWING if draws else _NO_CURVES) + _ALONE, *arguments],
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
@@ -36,11 +39,17 @@ def in_own_process(run: Run) -> Run:
     return anew
 
 
-# matplotlib is loaded once here, and not in each child as it draws its curve.
+# What children import is loaded once here, and not in each of them.
+_DRAWING = "import matplotlib.backends.backend_agg, matplotlib.figure\n"
+_NO_CURVES = """
+from attnlm.see import curves
+curves.draw_run = lambda run, path: curves.files.write_bytes(path, b"a picture")
+"""
 _ALONE = """
 import dataclasses, importlib, json, pathlib, sys
-import matplotlib.backends.backend_agg, matplotlib.figure
+import attnlm
 from tests.trials.trial import Tally
+loaded = [getattr(attnlm, name) for name in attnlm.__all__]
 module, name, tally, folder = sys.argv[1:]
 tally = Tally(**json.loads(tally))
 getattr(importlib.import_module(module), name)(tally, pathlib.Path(folder))

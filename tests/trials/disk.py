@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.command import alone
+from tests.command import here
 from tests.trials import opening
 from tests.trials.anywhere import COMMANDS
 from tests.trials.children import Outcome, before_each_event, in_child, in_own_process
@@ -106,19 +106,26 @@ def _run_full(tally: Tally, folder: Path) -> None:
 def _on_a_full_disk(command: list[str], left: int, folder: Path) -> str | None:
     """What goes wrong where a command is run on a disk with so many pages left."""
     place = folder / "case"
+
+    def act() -> tuple[int, str | None]:
+        os.chdir(place)
+        os.environ["TMPDIR"], tempfile.tempdir = str(place), None
+        done = here(command)
+        return done.code, done.fault()
+
     with _small_disk(place):
         shutil.copytree(folder / "whole", place, dirs_exist_ok=True)
         before = _contents(place)
         _leave(place, left)
-        done = alone(command, place, env={"TMPDIR": str(place)})
+        outcome = in_child(act)
         after = _contents(place)
-    if done.fault() or b"" in after.values():
-        return done.fault() or "an empty file is left"
-    return (
-        "it failed, and changed what was there"
-        if done.code and before.items() - after.items()
-        else None
-    )
+    if outcome.signum or outcome.error:
+        return outcome.failure
+    code, fault = outcome.result
+    if fault or b"" in after.values():
+        return fault or "an empty file is left"
+    changed = code and before.items() - after.items()
+    return "it failed, and changed what was there" if changed else None
 
 
 def _contents(place: Path) -> dict[Path, bytes]:

@@ -187,6 +187,6 @@ TRIAL = Trial(
     promise="links, pipes and devices in any place, even late: nothing hangs or leaves its folder",
     short=12,
     full=1500,
-    run=in_own_process(_run),
+    run=in_own_process(_run, draws=True),
     skip=lambda: "Windows has no pipes and devices in folders" if os.name == "nt" else None,
 )

@@ -65,12 +65,12 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
         place.mkdir(exist_ok=True)
         reached[:] = bytes(8)
 
+    stopped = folder / "stopped" / rung
+    in_child(lambda: _train_until(4, stopped, data, settings))
+
     def begin_to_go_on(place: Path) -> None:
         begin(place)
-        stopped = attnlm.open_run(whole)
-        shutil.copytree(whole, place / rung)
-        in_child(lambda: _train_until(4, place / rung, data, settings))
-        assert stopped.name == rung
+        shutil.copytree(stopped, place / rung)
 
     def follow() -> None:
         step = Stepper.step
@@ -123,7 +123,6 @@ def _train_until(step: int, path: Path, data: Path, settings: dict[str, Any]) ->
         if isinstance(event, Evaluated) and event.record["step"] == step:
             raise ZeroDivisionError
 
-    shutil.rmtree(path)
     try:
         attnlm.train(data, checkpoint_dir=path.parent, name=path.name, on_event=stop, **settings)
     except ZeroDivisionError:

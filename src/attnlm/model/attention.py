@@ -160,10 +160,18 @@ class AttentionWithoutMaps(nn.Module):
 
 def linear(inputs: int, outputs: int, *, bias: bool, std: float) -> nn.Linear:
     """A linear map whose weights begin as N(0, std²), its biases at 0."""
-    layer: nn.Linear = nn.utils.skip_init(
-        nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device()
-    )
+    layer = _Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=std)
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+class _Linear(nn.Linear):
+    """One that draws nothing before it is given its weights.
+
+    `nn.utils.skip_init` would do, but it imports sympy, half a second long.
+    """
+
+    def reset_parameters(self) -> None:
+        pass
