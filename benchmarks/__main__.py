@@ -1,8 +1,8 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, process, quality, shakespeare, transformer, busy, sample, prepare. ATTNLM_TEST_DATA
-names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and
-TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
+Parts: steps, process, quality, shakespeare, transformer, vocabulary, busy, sample, prepare.
+ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
+nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PARTS = {
     "quality": training.quality,
     "shakespeare": training.shakespeare,
     "transformer": transformer.transformer,
+    "vocabulary": transformer.vocabulary,
     "busy": busy.busy,
     "sample": sampling.sample,
     "prepare": preparation.prepare,

@@ -16,8 +16,10 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.settle import settle
+from attnlm.model.ops.loss import cross_entropy
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
+from attnlm.training.validation import validation_loss
 from benchmarks.table import Row, in_turn
 from benchmarks.training import peak_of_products
 
@@ -78,7 +80,7 @@ class Ours:
         torch.set_num_threads(os.cpu_count() or 1)
         given: dict[str, Any] = {
             "model": model,
-            "layers": shape.layers,
+            **({"layers": shape.layers} if shape.layers > 1 else {}),
             "embed_dim": shape.width,
             "heads": shape.heads,
             "block_size": shape.context,
@@ -88,12 +90,12 @@ class Ours:
             "steps": 2**30,
             "seed": 1,
         }
-        if shape.vocab_size > 65:
+        if shape.vocab_size > 65 and shape.layers > 1:
             given["tie_embeddings"] = True
         device = choose_device("cpu")
         config = settle(resolve({**given, **settings}), device, dataset)
         state = initial_state(config, shape.vocab_size, device)
-        self._stepper = Stepper(state, config, dataset)
+        self.stepper = Stepper(state, config, dataset)
         self._tokens = shape.batch * shape.context
         products = sum(p.numel() for p in state.model.parameters() if p.ndim == 2)
         if not config.model.tie_embeddings:
@@ -104,10 +106,10 @@ class Ours:
 
     def tokens_per_second(self, seconds: float = SECONDS) -> float:
         interruption = Interruption()
-        self._stepper.step(interruption)
+        self.stepper.step(interruption)
         began, made = time.perf_counter(), 0
         while made < 2 or time.perf_counter() - began < seconds:
-            self._stepper.step(interruption)
+            self.stepper.step(interruption)
             made += 1
         return made * self._tokens / (time.perf_counter() - began)
 
@@ -151,3 +153,51 @@ class Rival:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
+    """multi-head with as many ids as GPT-2 has, in training and in evaluation, by whole logits."""
+    ids, windows, length = 50257, 32, 64
+    rows = []
+    whole = Ours("multi-head", Shape(1, 64, 4, length, windows, ids), dataset, threads=1)
+    model, optimizer = whole.stepper.state.model, whole.stepper.state.optimizer
+    tokens = torch.randint(ids, (windows, length + 1))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def all_logits(train: bool) -> float:
+        torch.set_num_threads(os.cpu_count() or 1)
+        began = time.perf_counter()
+        with torch.set_grad_enabled(train):
+            loss = cross_entropy(model(inputs), targets)
+        if train:
+            loss.backward()
+            optimizer.step(1)
+        return windows * length / (time.perf_counter() - began)
+
+    ours = Ours("multi-head", Shape(1, 64, 4, length, windows, ids), dataset)
+    val = dataset.val[: windows * length + 1]
+
+    def evaluated() -> float:
+        began = time.perf_counter()
+        threads, config = os.cpu_count() or 1, ours.stepper.config
+        device = ours.stepper.state.device
+        model = ours.stepper.state.model
+        validation_loss(
+            model, val, device, bytes_per_token=1.0, compile=config.compile, threads=threads
+        )
+        return windows * length / (time.perf_counter() - began)
+
+    for what, own, other in (
+        ("training", ours.tokens_per_second, lambda: all_logits(True)),
+        ("evaluation", evaluated, lambda: all_logits(False)),
+    ):
+        own_speed, other_speed, ratio = in_turn(own, other, ROUNDS)
+        rows.append(
+            Row(
+                f"multi-head, {ids:,} ids, {what}: tokens/s",
+                f"{own_speed:,.0f}",
+                f"all logits at once {other_speed:,.0f}",
+                f"{ratio:.2f}",
+            )
+        )
+    return rows

@@ -12,7 +12,9 @@ from attnlm.base.readable import byte_size
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
+from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import LONGEST_CONTEXT
+from attnlm.training.share import shares
 
 FACTOR = 2.0
 """By how much what is measured may differ from the estimate, either way."""
@@ -26,7 +28,6 @@ _ALWAYS = 2**25
 # Of an evaluation: enough tokens for products to run at full speed; on a CPU, few enough to stay in
 # its caches.
 _TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
-_LOGITS_AT_ONCE = 2**23
 # Only where a token takes more than this are there fewer of them: at most 512 MB on a CPU.
 _BYTES_PER_TOKEN = 2**18
 
@@ -51,28 +52,35 @@ def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
     """From the sizes alone, for a run in float32; lower precision takes less."""
-    model, length = config.model, config.model.block_size
-    # Logits, their softmax and its gradient.
-    per_token = 3 * vocab_size + _floats_per_token(model)
-    evaluated = min(windows_at_once(model, vocab_size, device) * length, val_tokens)
+    model, training = config.model, config.training
+    threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
+    count = shares(threads, config)
+    tokens = training.batch_size * model.block_size
+    kept = tokens * _floats_per_token(model)
+    at_once = windows_at_once(model, vocab_size, device) * model.block_size
+    # Nothing is kept for a way back: only one layer, and no dropout, takes memory.
+    one_layer = replace(model, layers=1, dropout=0.0)
+    evaluated = at_once * _floats_per_token(one_layer)
+    evaluated += _logits(model, vocab_size, at_once, device)
     return MemoryEstimate(
-        parameters=_FLOATS_PER_PARAMETER * _FLOAT * parameters,
-        activations=_FLOAT * config.training.batch_size * length * per_token,
-        evaluation=evaluated * _evaluated_bytes_per_token(model, vocab_size),
+        parameters=_FLOAT * (_FLOATS_PER_PARAMETER + count - 1) * parameters,
+        activations=_FLOAT * (kept + count * _logits(model, vocab_size, tokens // count, device)),
+        evaluation=_FLOAT * evaluated * min(threads, -(-val_tokens // at_once)),
     )
+
+
+def _logits(a: Architecture, vocab_size: int, tokens: int, device: str) -> int:
+    """Numbers in the logits that are held at once, their softmax and its gradient."""
+    logits = tokens * vocab_size
+    return 3 * (logits if a.embed_dim is None else min(logits, LOGITS_AT_ONCE[device]))
 
 
 def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
     """How many windows of block_size an evaluation computes together, at least 1."""
-    per_token = max(_BYTES_PER_TOKEN, _evaluated_bytes_per_token(a, vocab_size))
-    tokens = _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token
-    return max(1, min(tokens, _LOGITS_AT_ONCE // vocab_size) // a.block_size)
-
-
-def _evaluated_bytes_per_token(a: Architecture, vocab_size: int) -> int:
-    """Nothing is kept for a way back: only one layer, and no dropout, takes memory."""
-    one_layer = replace(a, layers=1, dropout=0.0)
-    return _FLOAT * (2 * vocab_size + _floats_per_token(one_layer))
+    numbers = _floats_per_token(replace(a, layers=1, dropout=0.0))
+    numbers += 2 * vocab_size if a.embed_dim is None else 0
+    per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
+    return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // a.block_size)
 
 
 def _floats_per_token(a: Architecture) -> int:

@@ -26,13 +26,14 @@ from attnlm.compute.native import library
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.ops import pointwise
 
 # All weights are held at once.
 LONGEST_CONTEXT = 256
 # Larger heads gain nothing in C.
 LARGEST_NATIVE_HEAD = 32
 # Beside the logits of a batch, so that rows do not begin at powers of two, which share a few places
-# in a cache, and whole vectors can be read at their ends.
+# in a cache.
 _PADDING = 16
 
 
@@ -57,7 +58,7 @@ def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 def native_parts(a: Architecture) -> CDLL | None:
     """The parts, compiled; None where there is no compiler, and for too large a head."""
-    return library("one_layer.c", SIZE=a.head_dim)
+    return library("one_layer.c", SIZE=a.head_dim) if pointwise() is not None else None
 
 
 def one_layer_form(
@@ -262,6 +263,9 @@ class NativeOneLayer(OneLayer):
     def __init__(self, model: Transformer, batch_size: int, compiled: CDLL) -> None:
         super().__init__(model, batch_size)
         self._compiled, self._copied = compiled, False
+        parts = pointwise()
+        assert parts is not None
+        self._pointwise = parts
         batch, length, _ = self._packed_BTC.shape
         self._sizes = batch, length, self._heads, self._scale
         self._kept = torch.empty(batch * self._heads * compiled.attention_kept(length))
@@ -288,15 +292,19 @@ class NativeOneLayer(OneLayer):
         )
 
     def _cross_entropy(self, targets_1M: Tensor) -> Tensor:
-        loss = torch.empty(())
-        self._compiled.cross_entropy(
+        tokens = targets_1M.numel()
+        loss = torch.zeros((), dtype=torch.float64)
+        self._pointwise.cross_entropy(
             *self._logits_VM.shape,
             self._logits_VM.stride(0),
+            1 / tokens,
+            None,
             self._logits_VM.data_ptr(),
             targets_1M.data_ptr(),
             loss.data_ptr(),
+            None,
         )
-        return loss
+        return loss.div_(tokens).float()
 
 
 def _gradient(parameter: Tensor) -> Tensor:

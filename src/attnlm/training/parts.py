@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops import pointwise
+from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import LARGEST_NATIVE_HEAD, is_one_layer, native_parts
 
 
@@ -11,9 +12,10 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Whether there are such parts, in batches of so many tokens."""
     if is_one_layer(a, vocab_size, tokens):
         return a.head_dim <= LARGEST_NATIVE_HEAD
-    return (
-        a.mlp in ("gelu", "swiglu")
-        or (a.norm == "rms" and a.embed_dim is not None)
+    return a.embed_dim is not None and (
+        vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
+        or a.mlp in ("gelu", "swiglu")
+        or a.norm == "rms"
         or (a.attention == "softmax" and (a.query_key_norm or a.positions == "rotary"))
     )
 

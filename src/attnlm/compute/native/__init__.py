@@ -27,7 +27,6 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "attention_scratch": ([_NUMBER], _NUMBER),
         "attend": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 4], None),
         "attend_backward": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 6], None),
-        "cross_entropy": ([*[_NUMBER] * 3, *[_PLACE] * 3], None),
     },
     "pointwise.c": {
         "gelu": ([_NUMBER, *[_PLACE] * 2], None),
@@ -36,7 +35,7 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "swiglu_backward": ([*[_NUMBER] * 2, *[_PLACE] * 3], None),
         "rms_norm": ([*[_NUMBER] * 2, _REAL, *[_PLACE] * 4], None),
         "rms_norm_backward": ([*[_NUMBER] * 2, *[_PLACE] * 6], None),
-        "cross_entropy_rows": ([*[_NUMBER] * 2, _REAL, *[_PLACE] * 3], None),
+        "cross_entropy": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 5], None),
         "place_heads": ([*[_NUMBER] * 5, _REAL, *[_PLACE] * 6], None),
         "place_heads_backward": ([*[_NUMBER] * 5, *[_PLACE] * 8], None),
     },

@@ -184,34 +184,3 @@ void attend_backward(int64_t batch, int64_t length, int64_t heads, float scale,
                                  d_packed + packed_at, scratch);
         }
 }
-
-/* In place, the gradient of the mean loss by the logits (V, M), whose rows are `stride` apart; the
-   loss in nats into `loss`. M tokens lie side by side, LANES of them in a vector. */
-void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float *logits,
-                   const int64_t *targets, float *loss)
-{
-    double total = 0;
-    for (int64_t m = 0; m < tokens; m += LANES) {
-        const int64_t count = m + LANES < tokens ? LANES : tokens - m;
-        vector largest = (vector){0} - INFINITY, sum = {0}, at_target = {0};
-        for (int64_t v = 0; v < vocab_size; v++) {
-            vector x = load(logits + v * stride + m);
-            largest = either(x > largest, x, largest);
-        }
-        for (int64_t l = 0; l < count; l++)
-            at_target[l] = logits[targets[m + l] * stride + m + l];
-        for (int64_t v = 0; v < vocab_size; v++) {
-            vector e = exp_of(load(logits + v * stride + m) - largest);
-            *(vector *)(logits + v * stride + m) = e;
-            sum += e;
-        }
-        vector scale = 1 / (sum * (float)tokens);
-        for (int64_t v = 0; v < vocab_size; v++)
-            *(vector *)(logits + v * stride + m) = load(logits + v * stride + m) * scale;
-        for (int64_t l = 0; l < count; l++) {
-            logits[targets[m + l] * stride + m + l] -= 1.0f / tokens;
-            total += logf(sum[l]) + (largest[l] - at_target[l]);
-        }
-    }
-    *loss = total / tokens;
-}

@@ -185,40 +185,63 @@ void swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const fl
         }
 }
 
-/* Adds the losses of rows of logits, in nats, to `loss`. Unless `scale` is 0, the logits become
-   their gradient, times it. A row stays in the cache from pass to pass. */
-void cross_entropy_rows(int64_t rows, int64_t size, float scale, float *logits,
-                        const int64_t *targets, double *loss)
+/* Of logits (V, M), whose rows are `stride` apart, plus a bias (V) where there is one: adds their
+   losses in nats to `loss`. Unless `scale` is 0, they become their gradient times it, which is
+   added up in `d_bias` where there is one. Tokens lie side by side: BLOCK of them at a time. */
+#define BLOCK 64
+
+INLINE void of_some_tokens(int64_t vocab_size, int64_t tokens, int64_t stride, float scale,
+                           const float *bias, float *logits, const int64_t *targets, double *loss,
+                           float *d_bias)
 {
-    for (int64_t r = 0; r < rows; r++, logits += size) {
-        vector largest = (vector){0} - INFINITY, sums = {0};
-        float top = -INFINITY, sum = 0;
-        int64_t i = 0;
-        for (; i + LANES <= size; i += LANES) {
-            const vector x = load(logits + i);
-            largest = either(x > largest, x, largest);
-        }
-        for (; i < size; i++)
-            top = logits[i] > top ? logits[i] : top;
-        for (int l = 0; l < LANES; l++)
-            top = largest[l] > top ? largest[l] : top;
-        const float at_target = logits[targets[r]];
-        for (i = 0; i < size; i += LANES) {
-            vector e = exp_of(some_of(logits + i, size - i) - top);
-            if (scale)
-                store_some(logits + i, e, size - i);
-            if (i + LANES <= size)
-                sums += e;
-            else
-                for (int l = 0; l < size - i; l++)
-                    sum += e[l];
-        }
-        sum += sum_of(sums);
-        *loss += logf(sum) + (top - at_target);
-        if (scale) {
-            for (i = 0; i < size; i += LANES)
-                store_some(logits + i, some_of(logits + i, size - i) * (scale / sum), size - i);
-            logits[targets[r]] -= scale;
-        }
+    vector largest[BLOCK / LANES], sums[BLOCK / LANES];
+    for (int j = 0; j < BLOCK / LANES; j++) {
+        largest[j] = (vector){0} - INFINITY;
+        sums[j] = (vector){0};
     }
+    for (int64_t v = 0; v < vocab_size; v++)
+        for (int64_t j = 0; j * LANES < tokens; j++) {
+            const vector x = some_of(logits + v * stride + j * LANES, tokens - j * LANES)
+                             + (bias ? bias[v] : 0);
+            const integers more = x > largest[j];
+            const vector e = exp_of(either(more, largest[j] - x, x - largest[j]));
+            sums[j] = either(more, sums[j] * e + 1, sums[j] + e);
+            largest[j] = either(more, x, largest[j]);
+        }
+    for (int64_t t = 0; t < tokens; t++) {
+        const float top = largest[t / LANES][t % LANES], sum = sums[t / LANES][t % LANES];
+        const int64_t target = targets[t];
+        *loss += logf(sum) + (top - (logits[target * stride + t] + (bias ? bias[target] : 0)));
+    }
+    if (!scale)
+        return;
+    for (int j = 0; j < BLOCK / LANES; j++)
+        sums[j] = scale / sums[j];
+    for (int64_t v = 0; v < vocab_size; v++) {
+        vector along = {0};
+        for (int64_t j = 0; j * LANES < tokens; j++) {
+            float *place = logits + v * stride + j * LANES;
+            const int64_t left = tokens - j * LANES;
+            const vector x = some_of(place, left) + (bias ? bias[v] : 0);
+            const vector d = exp_of(x - largest[j]) * sums[j];
+            store_some(place, d, left);
+            along += left < LANES ? some_of(place, left) : d;
+        }
+        if (d_bias)
+            d_bias[v] += sum_of(along);
+    }
+    for (int64_t t = 0; t < tokens; t++) {
+        logits[targets[t] * stride + t] -= scale;
+        if (d_bias)
+            d_bias[targets[t]] -= scale;
+    }
+}
+
+void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float scale,
+                   const float *bias, float *logits, const int64_t *targets, double *loss,
+                   float *d_bias)
+{
+    for (int64_t t = 0; t < tokens; t += BLOCK)
+        of_some_tokens(vocab_size, tokens - t < BLOCK ? tokens - t : BLOCK, stride, scale, bias,
+                       logits + t, targets + t, loss, d_bias);
 }

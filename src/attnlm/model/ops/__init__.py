@@ -46,3 +46,8 @@ def compiled_for(x: Tensor) -> CDLL | None:
     """The compiled operations, if they were asked for and are for such numbers."""
     parts = _asked.parts
     return parts if parts is not None and x.is_cpu and x.dtype == torch.float32 else None
+
+
+def place(x: Tensor | None) -> int | None:
+    """Where a tensor's numbers lie, for a compiled function."""
+    return None if x is None else x.data_ptr()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attnlm.model.ops import compiled_for
+from attnlm.model.ops import compiled_for, place
 from attnlm.model.ops.norms import rms_norm
 
 Rotation = tuple[Tensor, Tensor]
@@ -103,7 +103,7 @@ class _SplitHeads(Function):
             inverse = torch.empty(windows * length * count if gain is not None else 0)
             parts.place_heads(
                 *(windows, length, count, size, packed_BTN.size(-1), epsilon),
-                *map(_place, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
+                *map(place, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
             )
             placed.append(out_BTHD.transpose(1, 2))
             inverses.append(inverse)
@@ -125,12 +125,8 @@ class _SplitHeads(Function):
             d_gains.append(None if gain is None else torch.zeros_like(gain))
             ctx.parts.place_heads_backward(
                 *(windows, length, count, size, packed_BTN.size(-1)),
-                *map(_place, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
-                *map(_place, (grad_BTHD, d_x, d_gains[-1])),
+                *map(place, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
+                *map(place, (grad_BTHD, d_x, d_gains[-1])),
             )
         d_views[2].copy_(grads[2])
         return d_packed_BTN, None, None, *d_gains, None, None, None, None
-
-
-def _place(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from ctypes import CDLL
 from typing import Any
 
 import torch
@@ -10,10 +12,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import compiled_for
+from attnlm.model.ops import compiled_for, place
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""
+# Tokens, as many as the features of each: products with so many columns are fastest.
+_FEWEST_COMPILED, _MOST_COMPILED = 64, 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -48,33 +52,16 @@ class _LinearCrossEntropy(Function):
     def forward(
         ctx: Any, x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor
     ) -> Tensor:
-        wanted = any(ctx.needs_input_grad)
-        precise = torch.promote_types(x_MC.dtype, torch.float32)
-        head_VC = weight_VC.to(x_MC.dtype)
-        bias = None if bias_V is None else bias_V.to(x_MC.dtype)
-        total = torch.zeros((), dtype=torch.float64 if x_MC.is_cpu else precise, device=x_MC.device)
-        d_x_MC, d_weight_VC, d_bias_V = torch.empty_like(x_MC), None, None
-        if wanted:
-            d_weight_VC = torch.zeros_like(weight_VC)
+        head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
+        gradients = None
+        if any(ctx.needs_input_grad):
             d_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
-        at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // weight_VC.size(0))
-        for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-            with torch.autocast(x_MC.device.type, enabled=False):
-                logits_mV = F.linear(x_MC[part], head_VC, bias).to(precise)
-                scale = 1 / len(targets_M) if wanted else 0.0
-                _add_loss(total, logits_mV, targets_M[part], scale)
-                if d_weight_VC is None:
-                    continue
-                d_logits_mV = logits_mV.to(x_MC.dtype)
-                torch.mm(d_logits_mV, head_VC, out=d_x_MC[part])
-                if d_weight_VC.dtype == d_logits_mV.dtype:
-                    d_weight_VC.addmm_(d_logits_mV.T, x_MC[part])
-                else:
-                    d_weight_VC += d_logits_mV.T @ x_MC[part]
-                if d_bias_V is not None:
-                    d_bias_V += d_logits_mV.sum(0)
-        ctx.gradients = d_x_MC, d_weight_VC, d_bias_V
-        return (total / len(targets_M)).to(precise)
+            gradients = torch.empty_like(x_MC), torch.zeros_like(weight_VC), d_bias_V
+        ctx.gradients = gradients
+        with torch.autocast(x_MC.device.type, enabled=False):
+            if (parts := compiled_for(x_MC)) is not None:
+                return _compiled(parts, x_MC.contiguous(), *head, targets_M, gradients)
+            return _plain(x_MC, *head, targets_M, gradients)
 
     @staticmethod
     @once_differentiable
@@ -84,17 +71,62 @@ class _LinearCrossEntropy(Function):
         return *ctx.gradients, None
 
 
-def _add_loss(total: Tensor, logits_mV: Tensor, targets_m: Tensor, scale: float) -> None:
-    """Adds the summed loss to `total`; unless `scale` is 0, logits become `scale` · gradient."""
-    if (parts := compiled_for(logits_mV)) is not None:
-        targets_m = targets_m.contiguous()
-        places = logits_mV.data_ptr(), targets_m.data_ptr(), total.data_ptr()
-        parts.cross_entropy_rows(*logits_mV.shape, scale, *places)
-        return
-    targets_m1 = targets_m[:, None]
-    top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
-    at_target_m1 = logits_mV.gather(-1, targets_m1)
-    p_mV = torch.softmax(logits_mV, -1, out=logits_mV)
-    # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
-    total += (top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()).sum()
-    p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0)).mul_(scale)
+_Gradients = tuple[Tensor, Tensor, Tensor | None] | None
+"""Of x (M, C), set; of weights (V, C) and bias (V), added to. None where nobody wants them."""
+
+
+def _plain(
+    x_MC: Tensor, head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, wanted: _Gradients
+) -> Tensor:
+    precise = torch.promote_types(x_MC.dtype, torch.float32)
+    total = torch.zeros((), dtype=precise, device=x_MC.device)
+    at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // head_VC.size(0))
+    for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
+        logits_mV = F.linear(x_MC[part], head_VC, bias_V).to(precise)
+        targets_m1 = targets_M[part, None]
+        if wanted is None:
+            total += cross_entropy(logits_mV, targets_m1) * len(targets_m1)
+            continue
+        top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
+        at_target_m1 = logits_mV.gather(-1, targets_m1)
+        p_mV = torch.softmax(logits_mV, -1, out=logits_mV)
+        # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
+        total += (top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()).sum()
+        d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
+        d_logits_mV = d_logits_mV.mul_(1 / len(targets_M)).to(x_MC.dtype)
+        d_x_MC, d_head_VC, d_bias_V = wanted
+        torch.mm(d_logits_mV, head_VC, out=d_x_MC[part])
+        d_head_VC += d_logits_mV.T @ x_MC[part]
+        if d_bias_V is not None:
+            d_bias_V += d_logits_mV.sum(0)
+    return total / len(targets_M)
+
+
+def _compiled(
+    parts: CDLL,
+    x_MC: Tensor,
+    head_VC: Tensor,
+    bias_V: Tensor | None,
+    targets_M: Tensor,
+    wanted: _Gradients,
+) -> Tensor:
+    """With tokens side by side, which such narrow products prefer."""
+    total = torch.zeros((), dtype=torch.float64)
+    targets_M = targets_M.contiguous()
+    at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), _MOST_COMPILED)
+    at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
+    logits = x_MC.new_empty(head_VC.size(0) * min(at_once, len(targets_M)))
+    d_x_MC, d_head_VC, d_bias_V = wanted or (None, None, None)
+    for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
+        x_mC, targets_m = x_MC[part], targets_M[part]
+        shape = head_VC.size(0), len(targets_m)
+        logits_Vm = logits[: math.prod(shape)].view(shape)
+        torch.mm(head_VC, x_mC.T, out=logits_Vm)
+        parts.cross_entropy(
+            *(*shape, shape[1], 0.0 if wanted is None else 1 / len(targets_M)),
+            *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
+        )
+        if d_x_MC is not None and d_head_VC is not None:
+            torch.mm(logits_Vm.T, head_VC, out=d_x_MC[part])
+            d_head_VC.addmm_(logits_Vm, x_mC)
+    return (total / len(targets_M)).float()
