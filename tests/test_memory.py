@@ -61,9 +61,10 @@ def test_nothing_is_made_of_a_run_that_is_refused(
     [
         ({"model": "bigram", "block_size": 8}, 65, 256),  # 2,048 tokens
         ({"model": "transformer", "embed_dim": 384, "heads": 6, "block_size": 256}, 65, 8),
-        ({"block_size": 8}, 2**16, 16),  # 8 million logits
-        ({"heads": 1, "head_size": 2**15, "block_size": 8}, 65, 72),  # 512 MB
-        ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 7),
+        ({"block_size": 8}, 2**16, 256),  # not all logits at once
+        ({"model": "bigram", "block_size": 8}, 2**16, 32),
+        ({"heads": 1, "head_size": 2**15, "block_size": 8}, 65, 18),  # 128 MB
+        ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 1),
         ({"heads": 1, "head_size": 2**20, "block_size": 64}, 65, 1),
     ],
 )
@@ -71,16 +72,18 @@ def test_an_evaluation_takes_few_enough_windows_at_once(
     settings: dict[str, str | int], vocab_size: int, windows: int
 ) -> None:
     """As many as make 2,048 tokens, but for large vocabularies and where a token takes a lot."""
-    config = resolve(settings)
+    config = resolve({**settings, "threads": 2})
     assert windows_at_once(config.model, vocab_size, "cpu") == windows
-    if windows > 1:
-        assert estimate_memory(config, vocab_size, 0, 10**6, "cpu").evaluation <= 2**29
+    if windows > 1 and settings.get("model") != "bigram":
+        assert estimate_memory(config, vocab_size, 0, 10**6, "cpu").evaluation <= 2**28
 
 
 def test_an_evaluation_is_part_of_the_estimate() -> None:
     """But for what the validation split is too short for."""
-    config = resolve({"heads": 1, "head_size": 2**15, "batch_size": 1, "block_size": 8})
-    long, short = (estimate_memory(config, 65, 10**6, tokens, "cpu") for tokens in (10**6, 100))
+    config = resolve(
+        {"heads": 1, "head_size": 2**15, "batch_size": 1, "block_size": 8, "threads": 1}
+    )
+    long, short = (estimate_memory(config, 65, 10**6, tokens, "cpu") for tokens in (10**6, 25))
     assert long.total - long.evaluation == short.total - short.evaluation
     assert long.evaluation > 5 * long.activations > 30 * 2**20
     assert 0 < short.evaluation < long.evaluation / 5

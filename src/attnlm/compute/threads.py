@@ -23,6 +23,8 @@ _LARGE_STEP = 4e9
 _WORTH = 0.1
 _ROUNDS, _SECONDS = 3, 0.04
 _MOST_REMEMBERED = 256
+# What is remembered was tried in this way; a change of it makes all trials anew.
+_WAY = "batches shared out"
 
 
 def choose_threads(
@@ -36,7 +38,7 @@ def choose_threads(
     everything = torch.get_num_threads()
     if everything == 1 or work >= _LARGE_STEP:
         return everything
-    described = json.dumps([about, everything, os.cpu_count(), torch.__version__])
+    described = json.dumps([_WAY, about, everything, os.cpu_count(), torch.__version__])
     key = hashlib.sha256(described.encode()).hexdigest()[:32]
     folder = cache_folder()
     path = folder / "threads.json" if folder is not None else None

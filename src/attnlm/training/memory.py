@@ -14,7 +14,7 @@ from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import LONGEST_CONTEXT
-from attnlm.training.share import shares
+from attnlm.training.share import MOST_SHARES, shares
 
 FACTOR = 2.0
 """By how much what is measured may differ from the estimate, either way."""
@@ -28,8 +28,8 @@ _ALWAYS = 2**25
 # Of an evaluation: enough tokens for products to run at full speed; on a CPU, few enough to stay in
 # its caches.
 _TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
-# Only where a token takes more than this are there fewer of them: at most 512 MB on a CPU.
-_BYTES_PER_TOKEN = 2**18
+# Only where a token takes more than this are there fewer of them: at most 128 MB a CPU's thread.
+_BYTES_PER_TOKEN = 2**16
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def estimate_memory(
     count = shares(threads, config)
     tokens = training.batch_size * model.block_size
     kept = tokens * _floats_per_token(model)
-    at_once = windows_at_once(model, vocab_size, device) * model.block_size
+    at_once = min(windows_at_once(model, vocab_size, device) * model.block_size, val_tokens)
     # Nothing is kept for a way back: only one layer, and no dropout, takes memory.
     one_layer = replace(model, layers=1, dropout=0.0)
     evaluated = at_once * _floats_per_token(one_layer)
@@ -65,7 +65,7 @@ def estimate_memory(
     return MemoryEstimate(
         parameters=_FLOAT * (_FLOATS_PER_PARAMETER + count - 1) * parameters,
         activations=_FLOAT * (kept + count * _logits(model, vocab_size, tokens // count, device)),
-        evaluation=_FLOAT * evaluated * min(threads, -(-val_tokens // at_once)),
+        evaluation=_FLOAT * evaluated * min(threads, -(-val_tokens // at_once), MOST_SHARES),
     )
 
 

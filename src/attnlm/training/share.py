@@ -16,7 +16,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import TrainingState
 
 # Each share has gradients of its own, which are added up by one thread.
-_MOST = 8
+MOST_SHARES = 8
 
 
 def shares(threads: int, config: Config) -> int:
@@ -26,7 +26,7 @@ def shares(threads: int, config: Config) -> int:
     """
     if config.training.compile == "on":
         return 1
-    possible = range(min(threads, config.training.batch_size, _MOST), 0, -1)
+    possible = range(min(threads, config.training.batch_size, MOST_SHARES), 0, -1)
     return next(n for n in possible if threads % n == 0 and config.training.batch_size % n == 0)
 
 

@@ -19,6 +19,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import compiled_parts
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
+from attnlm.training.share import MOST_SHARES
 
 # A split longer than this is evaluated on its first part; whoever prints the loss says so.
 MOST_TOKENS = 2**22
@@ -68,7 +69,7 @@ def validation_loss(
     rest = tokens[whole * block_size :]
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
-    threads = min(threads, len(groups)) if device.name == "cpu" else 1
+    threads = min(threads, len(groups), MOST_SHARES) if device.name == "cpu" else 1
     jobs = [
         functools.partial(_summed_losses, model, groups[i::threads], device, at_once, compile)
         for i in range(threads)

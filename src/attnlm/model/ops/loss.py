@@ -41,10 +41,11 @@ def linear_cross_entropy(
     device = x_BTC.device.type
     if torch.is_autocast_enabled(device):
         x_BTC = x_BTC.to(torch.get_autocast_dtype(device))
-    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x_BTC.flatten(0, -2), weight_VC, bias_V, targets_BT.flatten()
-    )
-    return loss
+    tensors = x_BTC.flatten(0, -2), weight_VC, bias_V, targets_BT.flatten()
+    if torch.is_grad_enabled():
+        loss: Tensor = _LinearCrossEntropy.apply(*tensors)  # type: ignore[no-untyped-call]
+        return loss
+    return _in_pieces(*tensors, None)
 
 
 class _LinearCrossEntropy(Function):
@@ -52,16 +53,9 @@ class _LinearCrossEntropy(Function):
     def forward(
         ctx: Any, x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor
     ) -> Tensor:
-        head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
-        gradients = None
-        if any(ctx.needs_input_grad):
-            d_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
-            gradients = torch.empty_like(x_MC), torch.zeros_like(weight_VC), d_bias_V
-        ctx.gradients = gradients
-        with torch.autocast(x_MC.device.type, enabled=False):
-            if (parts := compiled_for(x_MC)) is not None:
-                return _compiled(parts, x_MC.contiguous(), *head, targets_M, gradients)
-            return _plain(x_MC, *head, targets_M, gradients)
+        d_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        ctx.gradients = torch.empty_like(x_MC), torch.zeros_like(weight_VC), d_bias_V
+        return _in_pieces(x_MC, weight_VC, bias_V, targets_M, ctx.gradients)
 
     @staticmethod
     @once_differentiable
@@ -73,6 +67,16 @@ class _LinearCrossEntropy(Function):
 
 _Gradients = tuple[Tensor, Tensor, Tensor | None] | None
 """Of x (M, C), set; of weights (V, C) and bias (V), added to. None where nobody wants them."""
+
+
+def _in_pieces(
+    x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, wanted: _Gradients
+) -> Tensor:
+    head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
+    with torch.autocast(x_MC.device.type, enabled=False):
+        if (parts := compiled_for(x_MC)) is not None:
+            return _compiled(parts, x_MC.contiguous(), *head, targets_M, wanted)
+        return _plain(x_MC, *head, targets_M, wanted)
 
 
 def _plain(
