@@ -76,3 +76,13 @@ def test_a_device_of_another_name_is_refused() -> None:
     with pytest.raises(UsageError, match="`device` can't be 'gpu'") as error:
         choose_device("gpu")
     assert error.value.hint == "did you mean cuda?"
+
+
+def test_tf32_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_problem", lambda name: None)
+    assert choose_device("cuda", "tf32").dtype == "tf32"
+    with pytest.raises(AttnlmError, match="`dtype` tf32 is for NVIDIA's GPUs"):
+        choose_device("cpu", "tf32")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(AttnlmError, match="the device is cuda"):
+        choose_device("cuda", "tf32")

@@ -28,7 +28,7 @@ class Device:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Products in bfloat16 over float32 weights where that was chosen; else nothing."""
-        if self.dtype == "float32":
+        if self.dtype != "bfloat16":
             return contextlib.nullcontext()
         return torch.autocast(self.name, dtype=torch.bfloat16)
 
@@ -36,8 +36,8 @@ class Device:
 def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     """The device asked for, or the first of cuda, mps and cpu that can train.
 
-    Raises AttnlmError when the device asked for is not there, or fails at a small trial;
-    UsageError when it is none of these.
+    Raises AttnlmError when the device asked for is not there, fails at a small trial, or lacks the
+    precision asked for; UsageError when it is none of these.
     """
     if device not in DEVICES:
         hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
@@ -82,8 +82,13 @@ def _problem(device: str) -> str | None:
 
 
 def _choose_dtype(device: str, dtype: str) -> str:
+    # Emulated bfloat16 is slower than float32; before Ampere there is no hardware for it.
+    ampere = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+    if dtype == "tf32" and not ampere:
+        raise AttnlmError(
+            f"`dtype` tf32 is for NVIDIA's GPUs from Ampere on, and the device is {device}",
+            "leave `dtype` out",
+        )
     if dtype != "auto":
         return dtype
-    # Emulated bfloat16 is slower than float32; before Ampere there is no hardware for it.
-    hardware = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
-    return "bfloat16" if hardware else "float32"
+    return "bfloat16" if ampere else "float32"

@@ -98,10 +98,13 @@ class TrainingConfig:
         "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
     dtype: str = setting(
-        "precision of the products", default="auto", choices=("auto", "float32", "bfloat16")
+        "precision of the products",
+        default="auto",
+        choices=("auto", "float32", "tf32", "bfloat16"),
     )
     compile: str = setting(
-        "on: torch.compile; parts: C code for one-layer models; auto: parts where possible",
+        "on: torch.compile; parts: operations in C, on a CPU; auto: parts where possible, "
+        "on for long trainings on a GPU",
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import secrets
 import shutil
@@ -30,6 +31,9 @@ from attnlm.training.step import Stepper
 # temporary one that anybody could have made.
 _TORCH_CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
 
+# Floating-point operations: some minutes of a large GPU.
+_LONG = 1e17
+
 
 def settle(config: Config, device: Device, dataset: Dataset) -> Config:
     """Settles what was left open, so that the saved configuration is complete."""
@@ -41,6 +45,8 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
         dtype=device.dtype,
         compile=_settled_compile(config, device, dataset),
     )
+    if device.name == "cuda":
+        torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
     config = replace(config, training=decided)
     threads = training.threads or _chosen_threads(config, device, dataset)
     torch.set_num_threads(threads)
@@ -59,6 +65,8 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
             "`compile` on needs a C++ compiler, and none was found",
             "install g++ or clang++, or give `compile` off",
         )
+    if asked == "auto" and device.name == "cuda" and _is_long(config, dataset):
+        asked = "on"
     if asked == "on" and sys.platform != "win32" and not os.environ.get(_TORCH_CACHE_DIR):
         os.environ[_TORCH_CACHE_DIR] = str(code_folder())
     if asked in ("on", "off"):
@@ -83,14 +91,25 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     return "parts"
 
 
+def _is_long(config: Config, dataset: Dataset) -> bool:
+    """Whether compiling, of about a minute, can be made good on a GPU that has a compiler."""
+    if config.training.steps is None or importlib.util.find_spec("triton") is None:
+        return False
+    return _work(config, dataset) * config.training.steps > _LONG
+
+
+def _work(config: Config, dataset: Dataset) -> float:
+    """About how many floating-point operations a step takes."""
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    return 6.0 * parameters * config.training.batch_size * config.model.block_size
+
+
 def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
     """As many as make a step fastest, by a trial whose weights are thrown away."""
     if device.name != "cpu" or config.training.compile == "on":
         return torch.get_num_threads()
     trial = replace(config, training=with_steps(config.training, 2**30))
     training = config.training
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    work = 6 * parameters * training.batch_size * config.model.block_size
     about = [
         *(asdict(config.model), dataset.vocab_size),
         *(training.batch_size, training.optimizer, training.compile),
@@ -102,7 +121,7 @@ def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
         return functools.partial(Stepper(state, config, dataset).step, Interruption())
 
     with keeping_random_state(device):
-        return choose_threads(work, about, step_with)
+        return choose_threads(_work(config, dataset), about, step_with)
 
 
 def _has_compiler() -> bool:

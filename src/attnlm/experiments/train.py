@@ -60,7 +60,7 @@ def train(
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     on_event = CurveDrawer(on_event or ignore)
-    threads = torch.get_num_threads()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with contextlib.ExitStack() as stack:
             if resume is None:
@@ -78,6 +78,7 @@ def train(
             fit(run, opened, state, on_event, functools.partial(_snapshot, opened))
     finally:
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
     return run
 
 

@@ -125,9 +125,9 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Bytes that the device has in all, where it tells."""
+    """Bytes that a GPU has free, or the machine in all, where it tells."""
     if device.name == "cuda":
-        return int(torch.cuda.mem_get_info()[1])
+        return int(torch.cuda.mem_get_info()[0])
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -195,6 +195,9 @@ class _Muon:
         self._values, self._gradient, self._mean = values, gradient, mean
         self._weight_decay, self._momentum = weight_decay, config.beta1
         self._scale = 0.2 * math.sqrt(max(values.shape[-2:]))
+        # On a CPU products in bfloat16 are mostly slow.
+        half = config.dtype == "bfloat16" and values.is_cuda
+        self._dtype = torch.bfloat16 if half else values.dtype
 
     def update(self, rate: float, step: int) -> None:
         self._mean.lerp_(self._gradient, 1 - self._momentum)
@@ -202,22 +205,22 @@ class _Muon:
         direction = self._gradient.lerp(self._mean, self._momentum)
         if self._weight_decay:
             self._values.mul_(1 - rate * self._weight_decay)
-        self._values.add_(orthogonalize(direction), alpha=-rate * self._scale)
+        self._values.add_(orthogonalize(direction, self._dtype), alpha=-rate * self._scale)
 
 
-def orthogonalize(matrices_NRC: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Sets the singular values of N matrices to about 1 by Newton-Schulz iterations, (N, R, C).
 
-    In float32 on a CPU, where bfloat16 products are slow, and in bfloat16 on a GPU. Coefficients
-    are Jordan's: they trade exactness (values end between 0.7 and 1.2) for few steps.
+    In `dtype`. Coefficients are Jordan's: they trade exactness (values end between 0.7 and 1.2) for
+    few steps.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x: Tensor = matrices_NRC.bfloat16() if matrices_NRC.is_cuda else matrices_NRC
+    x = matrices_NRC.to(dtype)
     tall = x.size(-2) > x.size(-1)
     if tall:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.data.batches import window_seeds
 from attnlm.model.dropout import drawing_from
@@ -59,10 +60,7 @@ class Share:
         """
         if self._draws:
             self._seed_dropout(step, number)
-        inputs_BT, targets_BT = (
-            torch.from_numpy(ids).to(self._device.torch, non_blocking=True)
-            for ids in (inputs, targets)
-        )
+        inputs_BT, targets_BT = (_on(self._device, ids) for ids in (inputs, targets))
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
         with (
@@ -85,3 +83,11 @@ class Share:
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
     return model.loss(inputs_BT, targets_BT)
+
+
+def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
+    """A GPU fetches pinned memory by itself while the processor goes on."""
+    tensor = torch.from_numpy(ids)
+    if device.name == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device.torch, non_blocking=True)
