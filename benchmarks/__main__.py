@@ -1,8 +1,9 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, process, quality, shakespeare, transformer, vocabulary, busy, sample, prepare.
-ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
-nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
+Parts: steps, process, quality, shakespeare, transformer, growth, vocabulary, busy, sample,
+prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a
+checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import busy, preparation, sampling, training, transformer
+from benchmarks import busy, growth, preparation, sampling, training, transformer
 
 PARTS = {
     "steps": training.steps,
@@ -25,6 +26,7 @@ PARTS = {
     "quality": training.quality,
     "shakespeare": training.shakespeare,
     "transformer": transformer.transformer,
+    "growth": growth.growth,
     "vocabulary": transformer.vocabulary,
     "busy": busy.busy,
     "sample": sampling.sample,
