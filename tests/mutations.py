@@ -523,8 +523,8 @@ MUTATIONS = (
     Mutation(
         "evaluation drops the last window",
         "training/validation.py",
-        "if len(tokens[rest]) > 1:",
-        "if len(tokens[rest]) > block_size:",
+        "if len(rest) > 1:",
+        "if len(rest) > model.architecture.block_size:",
         "test_training.py::test_evaluation_is_over_the_whole_split_token_by_token",
     ),
     Mutation(
@@ -580,7 +580,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a recipe that can't be parsed is our own fault",
-        "config/settings.py",
+        "config/recipes.py",
         "except (ValueError, RecursionError) as error:",
         "except RecursionError as error:",
         "test_trials.py::test_a_short_trial_finds_no_failure[input]",
