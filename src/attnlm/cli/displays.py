@@ -131,7 +131,7 @@ class TrainingDisplay:
         from attnlm.training.memory import shown
 
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
-        model = run.config.model
+        model, part = run.config.model, run.evaluated_part
         say_facts(
             {
                 "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
@@ -142,6 +142,7 @@ class TrainingDisplay:
                 f"{training.batch_size} × {model.block_size} tokens, "
                 f"{training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
+                **({"evaluation": f"on {part}, spread evenly"} if part else {}),
                 "device": _device_in_words(event.device, training.threads),
                 "memory": f"about {shown(event.memory)} in addition to PyTorch",
                 "run": str(run.path),

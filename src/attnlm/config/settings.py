@@ -81,6 +81,12 @@ class TrainingConfig:
         at_least=1,
         at_most=_MOST_STEPS,
     )
+    eval_tokens: int | None = setting(
+        "tokens of the validation split that evaluations take while training, spread evenly over "
+        "it; default: all, or where these cost too much, as many as are affordable",
+        at_least=1,
+        at_most=_MOST_STEPS,
+    )
     patience: int | None = setting(
         "stop after this many evaluations without improvement", at_least=1, at_most=_MOST_STEPS
     )
@@ -263,10 +269,11 @@ def _check_training(
             f"`optimizer` muon has no matrices to update inside {model.model}",
             "give `optimizer` adamw",
         )
-    if training.steps is not None and training.warmup > training.steps:
+    steps = training.steps
+    if steps is not None and training.warmup > steps:
         raise UsageError(
-            f"`warmup` {training.warmup} is longer than the run of {training.steps} steps",
-            f"give `warmup` {training.steps} or less",
+            f"`warmup` {training.warmup} is longer than the run of {steps} steps",
+            f"give `warmup` {steps} or less",
         )
 
 

@@ -15,11 +15,11 @@ from attnlm.model.recorder import record
 from attnlm.runs.ticker import PASSAGE, Moment
 from attnlm.see.text import token_texts
 
-_SAMPLING = SamplingConfig(tokens=80, seed=0)
 
-
-def take_moment(step: int, model: LanguageModel, dataset: Dataset, device: Device) -> Moment:
-    """What the model says and sees now. Nothing is drawn from torch's random state.
+def take_moment(
+    step: int, model: LanguageModel, dataset: Dataset, device: Device, tokens: int = 80
+) -> Moment:
+    """What the model says, in so many tokens, and sees. Nothing is drawn from torch's random state.
 
     The text is "" where the model's numbers give no probabilities.
     """
@@ -28,7 +28,9 @@ def take_moment(step: int, model: LanguageModel, dataset: Dataset, device: Devic
     try:
         # What numbers have gone wrong is found, and named, by whoever trains.
         with np.errstate(all="ignore"):
-            return Moment(step, _said(model, dataset, device), _maps(model, dataset, device))
+            return Moment(
+                step, _said(model, dataset, device, tokens), _maps(model, dataset, device)
+            )
     finally:
         model.train(training)
 
@@ -44,10 +46,10 @@ def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
     return ids
 
 
-def _said(model: LanguageModel, dataset: Dataset, device: Device) -> str:
+def _said(model: LanguageModel, dataset: Dataset, device: Device, tokens: int) -> str:
     sampler = Sampler(model, dataset.tokenizer, device)
     try:
-        return sampler.samples(sampler.prompt_ids(""), _SAMPLING)[0]
+        return sampler.samples(sampler.prompt_ids(""), SamplingConfig(tokens=tokens, seed=0))[0]
     except AttnlmError:
         return ""
 

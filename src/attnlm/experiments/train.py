@@ -17,11 +17,13 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import Config, described_settings, load_recipe, resolve
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import planned
 from attnlm.experiments.settle import check_fits, settle
 from attnlm.experiments.snapshot import passage_texts, take_moment
+from attnlm.experiments.whole import measure_on_whole
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
@@ -29,6 +31,7 @@ from attnlm.runs.ticker import Moment
 from attnlm.see.curves import CurveDrawer
 from attnlm.training.loop import fit
 from attnlm.training.memory import check_memory
+from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.state import TrainingState, initial_state, saved_state
 
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", "compile")
@@ -75,7 +78,9 @@ def train(
                 run = open_run(where, checkpoint_dir=checkpoint_dir)
                 stack.enter_context(run.alone())
                 run, opened, state = _resume(run, Path(data_dir), verify, settings, on_event)
-            fit(run, opened, state, on_event, functools.partial(_look, opened))
+            sampled = affordable_sample(run.config, run.vocab_size)
+            fit(run, opened, state, on_event, functools.partial(_look, opened, sampled))
+            measure_on_whole(run, opened, on_event)
     finally:
         torch.set_num_threads(threads)
     return run
@@ -109,6 +114,9 @@ def _begin(
     config = settle(config, device, dataset)
     if config.training.steps is None:
         config = replace(config, training=planned(config, dataset, device, on_event))
+    elif config.training.eval_tokens is None:
+        affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
+        config = replace(config, training=replace(config.training, eval_tokens=affordable))
     state = initial_state(config, dataset.vocab_size, device)
     with explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
         run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
@@ -158,7 +166,7 @@ def _resume(
     return run, dataset, state
 
 
-def _look(dataset: Dataset, state: TrainingState) -> tuple[Moment, list[str]]:
+def _look(dataset: Dataset, tokens: int, state: TrainingState) -> tuple[Moment, list[str]]:
     """What the model says and where it looks, for the ticker."""
-    moment = take_moment(state.step, state.model, dataset, state.device)
+    moment = take_moment(state.step, state.model, dataset, state.device, tokens)
     return moment, passage_texts(state.model, dataset)

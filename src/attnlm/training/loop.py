@@ -174,6 +174,7 @@ class _Loop:
             state.device,
             bytes_per_token=self._dataset.bytes_per_token,
             compile=self._config.compile,
+            most=self._config.eval_tokens,
         )
         if not math.isfinite(evaluation.loss):
             raise StepNotFiniteError(
@@ -192,6 +193,7 @@ class _Loop:
                 "seconds": round(state.seconds, 3),
                 "train_loss": loss_sum / new_steps if new_steps else None,
                 "val_loss": evaluation.loss,
+                "evaluated_tokens": evaluation.tokens,
                 "bits_per_byte": evaluation.bits_per_byte,
                 "learning_rate": learning_rate(state.step, self._config),
                 "tokens_per_second": round(tokens_per_second),
