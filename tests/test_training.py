@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.experiments.budget import Pace, plan
 from attnlm.model.architecture import MODELS, RUNGS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
+from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.state import saved_state
@@ -734,7 +735,9 @@ def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
 def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:
     """Or the run's own configuration would be refused when it is opened."""
     config = resolve({"model": "multi-head", "warmup": 50, "budget": 9.0})
-    for given in (config.training, replace(config.training, eval_every=2)):
-        planned = plan(given, Pace(step=0.5, evaluation=0.5), 3.0)
-        assert planned.steps is not None and 0 < planned.warmup == planned.steps < 50
+    for every in (None, 2):
+        given = replace(config.training, eval_every=every)
+        deadline = Deadline(time.perf_counter() + 9.0, 9.0, Pace(0.5, 0.5), every)
+        planned = deadline.planned(given)
+        assert planned.steps is not None and 0 < planned.warmup == planned.steps // 4
         assert resolve(replace(config, training=planned).settings()).training == planned

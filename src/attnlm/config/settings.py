@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, setting, shown, type_of
 from attnlm.base.suggestions import suggestion
+from attnlm.config.stages import parsed_stages
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -44,6 +45,10 @@ class TrainingConfig:
     steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
     budget: float | None = setting(
         "seconds to train for, in place of steps", above=0, at_most=10**8
+    )
+    stages: str | None = setting(
+        "how a run with a budget was planned again, as STEP:STEPS,…: from that step on, so many "
+        "in all; recorded, to repeat the run"
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
     learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
@@ -221,7 +226,8 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         # There is nothing for Muon, and its learning rate is not AdamW's.
         defaults = {k: v for k, v in defaults.items() if k not in ("optimizer", "learning_rate")}
     if "budget" in given:
-        _check_not_both(given, "steps", "budget")
+        for other in ("steps", "stages"):
+            _check_not_both(given, other, "budget")
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
@@ -245,6 +251,8 @@ def _without_unused(
         recipe.pop("steps", None)
     if "steps" in settings:
         recipe.pop("budget", None)
+    if "steps" in settings or "budget" in settings:
+        recipe.pop("stages", None)
     if settings.get("sampling") == "random":
         recipe.pop("stride", None)
     if "model" not in settings:
@@ -270,6 +278,14 @@ def _check_training(
             "give `optimizer` adamw",
         )
     steps = training.steps
+    if training.stages is not None:
+        stages = parsed_stages(training.stages)
+        if stages[-1].steps != steps:
+            raise UsageError(
+                f"the last of `stages` {training.stages} does not end at `steps` {steps}",
+                f"give `steps` {stages[-1].steps}, or leave `stages` out",
+            )
+        steps = stages[0].steps
     if steps is not None and training.warmup > steps:
         raise UsageError(
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",

@@ -19,7 +19,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
 from attnlm.see.verdict import verdict
-from attnlm.training.events import Evaluated, Finished, Started
+from attnlm.training.events import Evaluated, Finished, Replanned, Started
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ class CurveDrawer:
 
     def __call__(self, event: object) -> None:
         self._on_event(event)
-        if isinstance(event, Started):
+        if isinstance(event, Started | Replanned):
             self._run = event.run
         elif isinstance(event, Finished) or self._is_due(event):
             self._draw()

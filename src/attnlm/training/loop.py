@@ -18,7 +18,8 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Moment
-from attnlm.training.events import Evaluated, Finished, Started, Stepped
+from attnlm.training.deadline import Deadline
+from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.schedule import learning_rate
 from attnlm.training.state import TrainingState, keeping_random_state
@@ -31,12 +32,20 @@ Look = Callable[[TrainingState], tuple[Moment, list[str]]]
 """What a model says and where it looks, and the tokens of the passage that it looks at."""
 
 
-def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent, look: Look) -> None:
+def fit(
+    run: Run,
+    dataset: Dataset,
+    state: TrainingState,
+    on_event: OnEvent,
+    look: Look,
+    deadline: Deadline | None = None,
+) -> Run:
     """Trains from `state` to the run's last step, reporting Started to Finished.
 
-    `look` is asked what the model says and sees at each evaluation. Raises AttnlmError when numbers
-    are no longer finite or can't be saved; Interrupted, after saving, on a signal, and without
-    saving on a second one.
+    With a `deadline` the number of steps follows the clock, and the run is returned with the last
+    one. `look` is asked what the model says and sees at each evaluation. Raises AttnlmError when
+    numbers are no longer finite or can't be saved; Interrupted, after saving, on a signal, and
+    without saving on a second one.
     """
     interruption = Interruption()
     memory = estimate_memory(
@@ -45,7 +54,7 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent, loo
     on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
-        loop = _Loop(run, dataset, stepper, on_event, look, interruption)
+        loop = _Loop(run, dataset, stepper, on_event, look, interruption, deadline)
         try:
             with _explaining(run, state):
                 loop.steps_and_evaluations()
@@ -57,8 +66,9 @@ def fit(run: Run, dataset: Dataset, state: TrainingState, on_event: OnEvent, loo
             with _explaining(run, state):
                 state.loss_sum = stepper.read_loss_sum()
                 loop.save_last()
-                replace(run, stopped_after=round(state.seconds, 3)).save_config()
+                replace(loop.run, stopped_after=round(state.seconds, 3)).save_config()
             raise
+    return loop.run
 
 
 @contextlib.contextmanager
@@ -98,8 +108,10 @@ class _Loop:
         on_event: OnEvent,
         look: Look,
         interruption: Interruption,
+        deadline: Deadline | None,
     ) -> None:
-        self._run, self._dataset, self._stepper = run, dataset, stepper
+        self.run, self._dataset, self._stepper = run, dataset, stepper
+        self._deadline = deadline
         self._on_event, self._look, self._interruption = on_event, look, interruption
         self._state, self._config = stepper.state, run.config.training
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
@@ -115,27 +127,47 @@ class _Loop:
     def save_last(self) -> None:
         """Writes the last checkpoint."""
         state = self._state
-        save_checkpoint(self._run.last, state.model, state.facts(), state.optimizer.state())
+        save_checkpoint(self.run.last, state.model, state.facts(), state.optimizer.state())
         state.saved_step = state.step
 
     def steps_and_evaluations(self) -> None:
         """Trains to the last step, or until patience runs out."""
-        state, config = self._state, self._config
-        assert config.steps is not None
+        state = self._state
         state.model.train()
+        if self._deadline is not None:
+            self._deadline.begin(state.step)
         while True:
             if self._is_evaluation_due():
                 due_since = time.perf_counter()
                 self._evaluate_and_save()
                 self._restart_clock()
                 self._evaluation_seconds = self._since - due_since
+                if self._deadline is not None:
+                    self._deadline.evaluated(self._evaluation_seconds)
+            config = self._config
+            assert config.steps is not None
             out_of_patience = config.patience is not None and state.stale >= config.patience
             if state.step >= config.steps or out_of_patience:
-                self._on_event(Finished(self._run, state.step, out_of_patience))
+                self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
             loss = self._stepper.step(self._interruption)
             if time.perf_counter() - self._reported >= _SECONDS_BETWEEN_REPORTS:
                 self._report(loss)
+            if self._deadline is not None and self._deadline.is_look_due():
+                self._plan_again(self._deadline)
+
+    def _plan_again(self, deadline: Deadline) -> None:
+        """Lets the number of steps follow the clock; what is planned is recorded first."""
+        self._stepper.read_loss_sum()  # a GPU may lag behind
+        training = deadline.planned_again(self._config, self._state.step)
+        if training is None:
+            return
+        with self._interruption.shield():
+            self.run = replace(self.run, config=replace(self.run.config, training=training))
+            self.run.save_config()
+            self._config = training
+            self._state.optimizer.follow(training)
+        self._on_event(Replanned(self.run, self._state.step))
 
     def _is_evaluation_due(self) -> bool:
         step, config = self._state.step, self._config
@@ -166,7 +198,7 @@ class _Loop:
 
     def _evaluate_and_save(self) -> None:
         """Evaluates, then writes metrics, ticker, best and last before a signal can interrupt."""
-        state, run = self._state, self._run
+        state, run = self._state, self.run
         tokens_per_second, loss_sum = self._tokens_per_second(), self._stepper.read_loss_sum()
         evaluation = validation_loss(
             state.model,

@@ -75,6 +75,10 @@ class Optimizer:
                 values, gradient, mean = (v.view(stack) for v in (values, gradient, mean))
                 self._groups.append(_Muon(values, gradient, mean, decay, config))
 
+    def follow(self, config: TrainingConfig) -> None:
+        """Takes the learning rate from that configuration from now on."""
+        self._config = config
+
     def step(self, step: int) -> None:
         """The update after step 0, 1, …, from the gradients, which it then sets to 0."""
         if self._config.gradient_clip is not None:

@@ -74,6 +74,14 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
 
 
+def evaluation_price(config: Config, vocab_size: int, val_tokens: int) -> float:
+    """What an evaluation with its sample costs, in training steps: a guess before it is known."""
+    tokens = min(config.training.eval_tokens or MOST_TOKENS, val_tokens, MOST_TOKENS)
+    price = tokens * forward_price(config.model, vocab_size)
+    price += _SAMPLED_TOKENS * config.model.layers * _PER_LAYER_ALONE / 4
+    return price / step_price(config, vocab_size)
+
+
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
     """Whether measuring the whole split so many times is cheap beside that many steps."""
     trained = steps * config.training.batch_size * config.model.block_size
