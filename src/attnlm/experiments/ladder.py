@@ -101,7 +101,7 @@ def climb(
         trained: dict[str, Run] = {}
         for rung in _in_order(made, opened.vocab_size):
             on_event(Note(f"rung {len(trained) + 1} of {len(made.rungs)}: {rung}"))
-            deadline = None if shares is None else shares.deadline(rung, made.steps)
+            deadline = None if shares is None else shares.deadline(rung, made)
             run = _trained(path, made, rung, opened, Path(data_dir), on_event, deadline)
             if made.budget is not None and not trained:
                 made = _as_made(made, run, path)

@@ -16,15 +16,18 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.budget import Budget, Planned, planned
 from attnlm.experiments.settle import check_fits, settle
+from attnlm.runs.ladder_plan import Plan
 from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.price import affordable_tokens
 
 # Seconds in which a rung says something and the page is drawn, and their share of the budget: the
 # smaller one.
-_SPEAKING, _SPEAKING_SHARE = 0.4, 0.01
+_SPEAKING, _SPEAKING_SHARE = 0.8, 0.015
 _SHORTEST = 0.1
+# The first rung leaves so many times what the others are to take: they must not be cut short.
+_SPARE = 1.5
 # By how much a ladder may end too late, for equal numbers of steps: the larger one.
-_LATE, _LATE_SHARE = 2.5, 0.05
+_LATE, _LATE_SHARE = 2.0, 0.03
 
 
 @dataclass
@@ -35,32 +38,37 @@ class Shares:
     paces: dict[str, Pace]
     """of these rungs"""
 
-    def deadline(self, rung: str, steps: int) -> Deadline:
-        """By when the next rung is to end. Only the first may make more than these steps.
+    def deadline(self, rung: str, made: Plan) -> Deadline:
+        """By when the next rung is to end. Only the first may make more steps than planned.
 
         The others make fewer only where the ladder would end much too late: it compares its rungs
         after the same number of steps.
         """
         whole, first = self.plan.deadline, len(self.paces) == len(self.plan.paces)
+        pace, now = self.paces.pop(rung), time.perf_counter()
         speaking = len(self.plan.paces) * min(_SPEAKING, _SPEAKING_SHARE * whole.budget)
-        now, together = time.perf_counter(), sum(map(self._seconds, self.paces.values()))
-        pace = self.paces.pop(rung)
-        late = 0.0 if first else max(_LATE, _LATE_SHARE * whole.budget)
-        share = (whole.ends + late - speaking - now) * self._seconds(pace) / together
+        left = whole.ends - speaking - now
+        own, others = (_seconds(made, *p) for p in ([pace], self.paces.values()))
+        if first:
+            share = left * own / (own + _SPARE * others)
+        else:
+            late = max(_LATE, _LATE_SHARE * whole.budget)
+            left = max(left + late, late)
+            share = max(left - others, left * own / (own + others))
         return replace(
             whole,
             ends=now + share,
             budget=max(share, _SHORTEST),
             pace=pace,
-            eval_every=whole.eval_every if first else self.plan.training.eval_every,
-            most_steps=None if first else steps,
+            eval_every=whole.eval_every if first else made.eval_every,
+            most_steps=None if first else made.steps,
         )
 
-    def _seconds(self, pace: Pace) -> float:
-        training = self.plan.training
-        assert training.steps is not None and training.eval_every is not None
-        evaluations = 1 + training.steps / training.eval_every
-        return training.steps * pace.step + evaluations * pace.evaluation
+
+def _seconds(made: Plan, *paces: Pace) -> float:
+    """What the steps of a ladder, with their evaluations, take at these paces together."""
+    evaluations = 1 + made.steps / made.eval_every
+    return sum(made.steps * pace.step + evaluations * pace.evaluation for pace in paces)
 
 
 def settled(
