@@ -27,7 +27,7 @@ _SHORTEST = 0.1
 # The first rung leaves so many times what the others are to take: they must not be cut short.
 _SPARE = 1.5
 # By how much a ladder may end too late, for equal numbers of steps: the larger one.
-_LATE, _LATE_SHARE = 2.0, 0.03
+_LATE, _LATE_SHARE = 3.0, 0.05
 
 
 @dataclass
