@@ -15,7 +15,8 @@ import torch
 from attnlm.base.settings import Settings
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import load_recipe, resolve
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.settle import settle
 from attnlm.model.architecture import RUNGS

@@ -437,10 +437,10 @@ MUTATIONS = (
         "test_share.py",
     ),
     Mutation(
-        "a loss in pieces forgets the last one",
+        "a loss in pieces keeps the gradient of the last one alone",
         "model/ops/loss.py",
-        "for i in range(0, len(targets_M), at_once))",
-        "for i in range(0, len(targets_M) - at_once, at_once))",
+        "d_head_VC += d_logits_mV.T @ x_MC[part]",
+        "d_head_VC.copy_(d_logits_mV.T @ x_MC[part])",
         "test_ops.py",
     ),
     Mutation(
@@ -538,7 +538,7 @@ MUTATIONS = (
         "evaluation drops the last window",
         "training/validation.py",
         "if len(rest) > 1:",
-        "if len(tokens[rest]) > block_size:",
+        "if len(rest) > model.architecture.block_size:",
         "test_training.py::test_evaluation_is_over_the_whole_split_token_by_token",
     ),
     Mutation(
@@ -594,7 +594,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a recipe that can't be parsed is our own fault",
-        "config/settings.py",
+        "config/recipes.py",
         "except (ValueError, RecursionError) as error:",
         "except RecursionError as error:",
         "test_trials.py::test_a_short_trial_finds_no_failure[input]",

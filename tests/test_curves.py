@@ -17,7 +17,8 @@ from attnlm.base.events import Note, ignore
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, spread
+from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, spread
+from attnlm.see.plain_curve import plain_curve
 from attnlm.training.events import Evaluated, Finished, Started
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))

@@ -240,11 +240,16 @@ def test_a_budget_becomes_one_number_of_steps(dataset: Dataset, tmp_path: Path) 
         dataset.path, budget=1.0, checkpoint_dir=tmp_path, on_event=events.append, **given
     )
     (started,) = (event for event in events if isinstance(event, LadderStarted))
-    plan = started.plan
-    assert plan.steps > 1 and plan.budget == 1.0
+    plan = ladder.plan
+    assert started.plan.steps > 1 and plan.steps > 1 and plan.budget == 1.0
+    assert read_plan(ladder.path) == plan
     assert {rung.last["step"] for rung in ladder.rungs} == {plan.steps}
     assert {rung.run.config.training.eval_every for rung in ladder.rungs} == {plan.eval_every}
-    assert any(isinstance(e, Note) and f"{plan.steps:,} steps of each" in e.text for e in events)
+    planned = f"about {started.plan.steps:,} steps of each model"
+    assert any(isinstance(e, Note) and planned in e.text for e in events)
+    # The larger one came first, and set the steps.
+    runs = [event.run.config.model.model for event in events if isinstance(event, Started)]
+    assert runs == ["single-head", "bigram"]
     assert sum(rung.last["seconds"] for rung in ladder.rungs) < 20
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import attnlm
 from attnlm.cli.app import run_command
-from attnlm.config.settings import recipe_names
+from attnlm.config.recipes import recipe_names
 from attnlm.model.architecture import MODELS
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.config.settings import load_recipe, resolve
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 
 HAS_DATA = "ATTNLM_TEST_DATA" in os.environ

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.experiments.budget import Pace, plan
 from attnlm.model.architecture import MODELS, RUNGS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
+from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.state import saved_state
@@ -71,6 +72,11 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     return train
 
 
+def as_before(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as older versions wrote it: without a checksum, and without how many tokens."""
+    return {k: v for k, v in record.items() if k not in ("crc32", "evaluated_tokens")}
+
+
 def timeless(run: Run) -> list[dict[str, Any]]:
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
@@ -110,6 +116,7 @@ def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> No
             "seconds",
             "train_loss",
             "val_loss",
+            "evaluated_tokens",
             "bits_per_byte",
             "learning_rate",
             "tokens_per_second",
@@ -357,7 +364,7 @@ def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -
     attnlm.train(resume=other.path, steps=12)
     records = other.metrics()
     with (other.path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({**records[-1], "step": 15}) + '\n{"step": 2')
+        file.write(json.dumps(as_before({**records[-1], "step": 15})) + '\n{"step": 2')
     assert len(other.metrics()) == len(records) + 1
     resumed = attnlm.train(resume=other.path, steps=12)
     assert len(resumed.metrics()) == len(records) == len(whole.metrics())
@@ -651,7 +658,7 @@ def test_metrics_of_an_older_version_have_no_checksums(trained: Any) -> None:
     run = trained()
     path = run.path / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = [{k: v for k, v in record.items() if k != "crc32"} for record in records]
+    lines = [as_before(record) for record in records]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run.metrics() == lines
 
@@ -718,7 +725,9 @@ def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
 def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:
     """Or the run's own configuration would be refused when it is opened."""
     config = resolve({"model": "multi-head", "warmup": 50, "budget": 9.0})
-    for given in (config.training, replace(config.training, eval_every=2)):
-        planned = plan(given, Pace(step=0.5, evaluation=0.5), 3.0)
-        assert planned.steps is not None and 0 < planned.warmup == planned.steps < 50
+    for every in (None, 2):
+        given = replace(config.training, eval_every=every)
+        deadline = Deadline(time.perf_counter() + 9.0, 9.0, Pace(0.5, 0.5), every)
+        planned = deadline.planned(given)
+        assert planned.steps is not None and 0 < planned.warmup == planned.steps // 4
         assert resolve(replace(config, training=planned).settings()).training == planned

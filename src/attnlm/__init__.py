@@ -22,9 +22,9 @@
     print(model(ids).softmax(-1)[0, -1])  # the probabilities of the next token
 
 Nothing is printed. What happens is reported to `on_event`, a function of one argument: `prepare`
-reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished; `on_event=print`
-shows them. Errors are AttnlmError, with a `message` and a `hint`; UsageError is one whose cause is
-invalid arguments.
+reports Note and Progress, `train` also Started, Stepped, Evaluated, Replanned and Finished;
+`on_event=print` shows them. Errors are AttnlmError, with a `message` and a `hint`; UsageError is
+one whose cause is invalid arguments.
 
 The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
 before PyTorch is imported, as the command does: threads that wait for each other then sleep.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from attnlm.generation.sampling import sample, samples
     from attnlm.runs.open_run import load_model, open_run
     from attnlm.runs.run import Run
-    from attnlm.training.events import Evaluated, Finished, Started, Stepped
+    from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
     from attnlm.training.validation import Evaluation
 
 __version__ = "0.1.0"
@@ -58,6 +58,7 @@ _HOMES = {
     "Finished": "training.events",
     "Note": "base.events",
     "Progress": "base.events",
+    "Replanned": "training.events",
     "Run": "runs.run",
     "Started": "training.events",
     "Stepped": "training.events",
@@ -80,6 +81,7 @@ __all__ = [
     "Finished",
     "Note",
     "Progress",
+    "Replanned",
     "Run",
     "Started",
     "Stepped",

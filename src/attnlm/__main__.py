@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType
 from typing import NoReturn
 
+from attnlm.base import clock
 from attnlm.base.signals import signals
 
 
 def main() -> NoReturn:
     """Runs the command line; ends the process with the exit code that the design promises."""
+    clock.command_began = time.perf_counter()
     # While the rest is imported there is nothing to save, and a signal ends us at once.
     for signum in signals():
         signal.signal(signum, _leave)

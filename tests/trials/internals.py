@@ -7,7 +7,8 @@ from attnlm.cli import console, exits
 from attnlm.cli.app import run_command
 from attnlm.compute.device import choose_device
 from attnlm.compute.native import library
-from attnlm.config.settings import load_recipe, resolve, setting_names
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import resolve, setting_names
 from attnlm.data.dataset import sampled_hash
 from attnlm.experiments.settle import _has_compiler as has_compiler
 from attnlm.model.architecture import RUNGS

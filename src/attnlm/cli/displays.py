@@ -87,6 +87,8 @@ _SECONDS_BETWEEN_LINES = 0.25
 # Without a terminal the time left is printed once: after so many seconds of steps, if it is as long
 # as that.
 _SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
+# So is a new number of steps that differs by this share from the one printed before.
+_WORTH_TELLING = 0.5
 # tqdm's own time left takes evaluations for steps, and begins far too long.
 _TRAINING_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
@@ -102,10 +104,11 @@ class TrainingDisplay:
     _bar: tqdm[Any] | None = None
     _next_line: float = 0.0
     _time_left: str = "?"
+    _told_steps: int = 1
     _tell_time_at: float | None = None  # None before the first steps
 
     def __call__(self, event: object) -> None:
-        from attnlm.training.events import Evaluated, Finished, Started, Stepped
+        from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
 
         if isinstance(event, Note):
             self._say(with_flags(event.text))
@@ -115,6 +118,8 @@ class TrainingDisplay:
                 self._started(event)
         elif isinstance(event, Stepped) and not self.quiet:
             self._stepped(event)
+        elif isinstance(event, Replanned) and not self.quiet:
+            self._replanned(event)
         elif isinstance(event, Evaluated) and not self.quiet:
             self._evaluated(event)
         elif isinstance(event, Finished):
@@ -130,7 +135,7 @@ class TrainingDisplay:
 
     def _started(self, event: Any) -> None:
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
-        model = run.config.model
+        model, part = run.config.model, run.evaluated_part
         say_facts(
             {
                 "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
@@ -141,6 +146,7 @@ class TrainingDisplay:
                 f"{training.batch_size} × {model.block_size} tokens, "
                 f"{training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
+                **({"evaluation": f"on {part}, spread evenly"} if part else {}),
                 "device": _device_in_words(event.device, training.threads),
                 "memory": f"about {byte_size(event.memory)} in addition to PyTorch",
                 "run": str(run.path),
@@ -149,6 +155,15 @@ class TrainingDisplay:
         if sys.stderr.isatty():
             self._bar = bar(training.steps, "step", "train", event.first_step)
         self._time_left, self._tell_time_at = "?", None
+        self._told_steps = training.steps
+
+    def _replanned(self, event: Any) -> None:
+        steps = event.run.config.training.steps
+        if self._bar is not None:
+            self._bar.total = steps
+        elif abs(steps - self._told_steps) > _WORTH_TELLING * self._told_steps:
+            self._told_steps = steps
+            say(f"step {event.step:>6}  {steps:,} steps in all fit into the time, at this speed")
 
     def _stepped(self, event: Any) -> None:
         if self._bar is not None:

@@ -44,6 +44,8 @@ def ladder(
         int | None, typer.Option(help="updates of each model, in place of a budget")
     ] = None,
     eval_every: Annotated[int | None, setting_option("eval_every")] = None,
+    eval_tokens: Annotated[int | None, setting_option("eval_tokens")] = None,
+    threads: Annotated[int | None, setting_option("threads")] = None,
     seed: Annotated[int | None, setting_option("seed")] = None,
     prompt: Annotated[str | None, typer.Option(help="text that each model continues")] = None,
     tokens: Annotated[
@@ -86,6 +88,8 @@ def ladder(
                 budget=budget,
                 steps=steps,
                 eval_every=eval_every,
+                eval_tokens=eval_tokens,
+                threads=threads,
                 seed=seed,
                 prompt=None if prompt is None else typed(prompt, "--prompt"),
                 tokens=tokens,

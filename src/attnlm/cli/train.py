@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -28,7 +28,8 @@ from attnlm.cli.options import (
     budget_option,
     setting_option,
 )
-from attnlm.config.settings import TrainingConfig, load_recipe, resolve, setting_names, to_toml
+from attnlm.config.recipes import load_recipe, to_toml
+from attnlm.config.settings import TrainingConfig, resolve, setting_names
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def train(
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
-    from attnlm.see.curves import plain_curve, references_of
+    from attnlm.see.curves import references_of
+    from attnlm.see.plain_curve import plain_curve
     from attnlm.see.verdict import best_record, verdict_of
 
     records = run.metrics()
@@ -150,10 +152,11 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
         console.say(plain_curve(records, references_of(run)))
     last, best = records[-1], best_record(records)
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
+    part, whole = run.evaluated_part, run.whole()
     console.say_facts(
         {
-            "validation": f"{best['val_loss']:.4f} nats per token at step {best['step']}, "
-            f"{best['bits_per_byte']:.3f} bits per byte",
+            "validation": _in_words(best) + (f", on {part}" if part else ""),
+            **{f"{which}, on the whole split": _in_words(whole[which]) for which in whole},
             "baselines": reference_losses(run.vocab_size, bigram, floor),
             "verdict": console.with_flags(verdict_of(run, records)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
@@ -164,6 +167,13 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
         console.result_json(_facts(run, last, best["val_loss"]))
     else:
         console.result(str(run.path))
+
+
+def _in_words(record: Mapping[str, Any]) -> str:
+    return (
+        f"{record['val_loss']:.4f} nats per token at step {record['step']}, "
+        f"{record['bits_per_byte']:.3f} bits per byte"
+    )
 
 
 def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
@@ -184,6 +194,8 @@ def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
         "val_loss": last["val_loss"],
         "best_val_loss": best_loss,
         "bits_per_byte": last["bits_per_byte"],
+        "evaluated_tokens": last.get("evaluated_tokens"),
+        "whole": run.whole(),
         "seconds": last["seconds"],
         "tokens_per_second": last["tokens_per_second"],
         "estimated_memory": memory.total,

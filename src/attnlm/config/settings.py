@@ -1,22 +1,19 @@
-"""What a run is made of: the settings of a model and of its training, recipes, and their checks.
+"""What a run is made of: the settings of a model and of its training, and their checks.
 
 Every setting is one field below; its one line of help is also the help of the flag of that name.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
-from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, setting, type_of
 from attnlm.base.suggestions import suggestion
+from attnlm.config.stages import parsed_stages
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -29,9 +26,6 @@ from attnlm.model.architecture import (
 
 _LARGEST = 2**20
 _MOST_STEPS = 2**40
-_LARGEST_RECIPE = 2**20  # bytes
-# For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
-_LARGEST_TOML = 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +45,10 @@ class TrainingConfig:
     steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
     budget: float | None = setting(
         "seconds to train for, in place of steps", above=0, at_most=10**8
+    )
+    stages: str | None = setting(
+        "how a run with a budget was planned again, as STEP:STEPS,…: from that step on, so many "
+        "in all; recorded, to repeat the run"
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
     learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
@@ -85,6 +83,12 @@ class TrainingConfig:
     )
     eval_every: int | None = setting(
         "steps from one evaluation to the next; default: a tenth of the steps",
+        at_least=1,
+        at_most=_MOST_STEPS,
+    )
+    eval_tokens: int | None = setting(
+        "tokens of the validation split that evaluations take while training, spread evenly over "
+        "it; default: all, or where these cost too much, as many as are affordable",
         at_least=1,
         at_most=_MOST_STEPS,
     )
@@ -225,7 +229,8 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         # There is nothing for Muon, and its learning rate is not AdamW's.
         defaults = {k: v for k, v in defaults.items() if k not in ("optimizer", "learning_rate")}
     if "budget" in given:
-        _check_not_both(given, "steps", "budget")
+        for other in ("steps", "stages"):
+            _check_not_both(given, other, "budget")
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
@@ -249,6 +254,8 @@ def _without_unused(
         recipe.pop("steps", None)
     if "steps" in settings:
         recipe.pop("budget", None)
+    if "steps" in settings or "budget" in settings:
+        recipe.pop("stages", None)
     if settings.get("sampling") == "random":
         recipe.pop("stride", None)
     if "model" not in settings:
@@ -273,10 +280,19 @@ def _check_training(
             f"`optimizer` muon has no matrices to update inside {model.model}",
             "give `optimizer` adamw",
         )
-    if training.steps is not None and training.warmup > training.steps:
+    steps = training.steps
+    if training.stages is not None:
+        stages = parsed_stages(training.stages)
+        if stages[-1].steps != steps:
+            raise UsageError(
+                f"the last of `stages` {training.stages} does not end at `steps` {steps}",
+                f"give `steps` {stages[-1].steps}, or leave `stages` out",
+            )
+        steps = stages[0].steps
+    if steps is not None and training.warmup > steps:
         raise UsageError(
-            f"`warmup` {training.warmup} is longer than the run of {training.steps} steps",
-            f"give `warmup` {training.steps} or less",
+            f"`warmup` {training.warmup} is longer than the run of {steps} steps",
+            f"give `warmup` {steps} or less",
         )
 
 
@@ -290,58 +306,3 @@ def check_setting(name: str, value: Setting) -> None:
         hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
         raise UsageError(f"unknown key {quoted(name)}", hint)
     check_value(_RECORD_OF[name], name, value)
-
-
-def load_recipe(name: str) -> Settings:
-    """The settings of a recipe: one of the package's by name, a TOML file, or a run's config.json.
-
-    Raises AttnlmError when there is none, or when it is neither TOML nor a run's configuration.
-    Its settings are checked when they are resolved.
-    """
-    path = Path(name)
-    builtin = resources.files("attnlm") / "recipes" / f"{name}.toml"
-    try:
-        if name in recipe_names():
-            return tomllib.loads(builtin.read_text(encoding="utf-8"))
-        with path.open("rb") as file:  # perhaps a pipe
-            content = file.read(_LARGEST_RECIPE + 1)
-        if len(content) > _LARGEST_RECIPE:
-            raise ValueError("it is too large")
-        text = content.decode("utf-8-sig")
-        if path.suffix == ".json":
-            loaded = json.loads(text)
-        elif len(content) > _LARGEST_TOML:
-            raise ValueError(f"it has {len(content):,} bytes, more than {_LARGEST_TOML:,}")
-        else:
-            loaded = tomllib.loads(text)
-    except FileNotFoundError:
-        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
-        raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
-    except OSError as error:
-        raise AttnlmError(
-            f"can't read the recipe {name!r}: {error.strerror}",
-            f"give a TOML file, or one of {', '.join(recipe_names())}",
-        ) from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise AttnlmError(
-            f"the recipe {name} can't be parsed: {reason}",
-            "a recipe is a TOML file of `key = value` lines, or a run's config.json",
-        ) from None
-    if path.suffix == ".json":
-        loaded = loaded.get("config") if isinstance(loaded, dict) else None
-    if not isinstance(loaded, dict):
-        raise AttnlmError(f"{name} is not a run's config.json", "give the file from a run's folder")
-    return loaded
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    folder = resources.files("attnlm") / "recipes"
-    return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".toml"))
-
-
-def to_toml(settings: Mapping[str, Setting]) -> str:
-    """A flat table as TOML, so that what `--print-config` shows is a recipe."""
-    # JSON writes strings, numbers and booleans as TOML does.
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

@@ -4,89 +4,156 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.readable import duration
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config, TrainingConfig, with_steps
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.snapshot import take_snapshot
-from attnlm.training.state import TrainingState, initial_state, keeping_random_state
+from attnlm.training.deadline import Deadline, Pace
+from attnlm.training.price import (
+    CHEAP,
+    affordable_tokens,
+    evaluation_price,
+    is_whole_affordable,
+    step_price,
+)
+from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation import MOST_TOKENS
 
-# Of the budget: what the trial of speed may take, and what evaluations may take.
-TRIAL_SHARE, _EVALUATION_SHARE = 0.03, 0.15
+# Of the budget: what the trial of speed may take, and one evaluation of the whole split.
+_TRIAL_SHARE, _WHOLE_SHARE = 0.03, 0.04
+# The first step is slower than others, by less than three times: where it takes this share of the
+# time that is left, too few steps fit.
+_LONGEST_FIRST_STEP = 0.3
+# Fewer steps teach a model nothing.
+_FEWEST_STEPS = 10
+# A process may have taken the whole of a very short budget to begin.
+_AT_LEAST = 2.0
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Seconds that a training step and an evaluation take, of one run or of several together."""
+class Budget:
+    """`seconds` for a command or call that began at `began`, by `time.perf_counter`."""
 
-    step: float
-    evaluation: float
+    seconds: float
+    began: float
 
-    def __add__(self, other: Pace) -> Pace:
-        return Pace(self.step + other.step, self.evaluation + other.evaluation)
-
-
-def planned(config: Config, dataset: Dataset, device: Device, on_event: OnEvent) -> TrainingConfig:
-    """Turns a budget into steps, by the speed of a trial whose weights are thrown away."""
-    budget = config.training.budget
-    assert budget is not None
-    began = time.perf_counter()
-    pace = measure_pace(config, dataset, device, TRIAL_SHARE * budget)
-    planned = plan(config.training, pace, budget - (time.perf_counter() - began))
-    takes = f"a step takes {duration(pace.step)}, an evaluation {duration(pace.evaluation, 2)}"
-    if planned.steps == 1:
-        smaller = "one step is made; better a smaller model or a longer `budget`"
-        on_event(Note(f"this model is too large for {duration(budget)}: {takes}; {smaller}"))
-    else:
-        on_event(Note(f"{planned.steps:,} steps fit into {duration(budget)}: {takes}"))
-    if planned.warmup < config.training.warmup:
-        on_event(Note(f"warm-up shortened to {planned.warmup:,} steps"))
-    return planned
+    @property
+    def ends(self) -> float:
+        """When it is over; in a moment, if it is over already."""
+        left_at_least = min(_AT_LEAST, self.seconds)
+        return max(self.began + self.seconds, time.perf_counter() + left_at_least)
 
 
-def measure_pace(config: Config, dataset: Dataset, device: Device, at_most: float) -> Pace:
-    """The pace of a run, by about `at_most` seconds of steps and one evaluation, thrown away."""
+@dataclass(frozen=True)
+class Planned:
+    """Runs that are to end in time, trained one after another: what they share, and each pace."""
+
+    training: TrainingConfig
+    deadline: Deadline
+    paces: Sequence[Pace]
+
+
+def planned(
+    configs: Sequence[Config], dataset: Dataset, device: Device, budget: Budget, on_event: OnEvent
+) -> Planned:
+    """As many steps, of each of these configurations, as the budget has time for.
+
+    Their speed is measured by a trial whose weights are thrown away. Raises AttnlmError where the
+    steps are too few to be of use.
+    """
+    on_event(Note("measuring how long a step takes"))
+    ends = budget.ends
+    steps = [_seconds_per_step(config, dataset, device, budget, len(configs)) for config in configs]
+    together, left = sum(steps), ends - time.perf_counter()
+    evaluated = _part_for(configs, dataset, steps, budget, int(left / together))
+    paces = [
+        Pace(step, step * evaluation_price(config, dataset.vocab_size, dataset.val_tokens))
+        for config, step in zip(evaluated, steps, strict=True)
+    ]
+    pace = sum(paces[1:], paces[0])
+    training = evaluated[0].training
+    deadline = Deadline(ends, budget.seconds, pace, configs[0].training.eval_every)
+    deadline.closing_evaluations = _closing_evaluations(evaluated[0], dataset, left / together)
+    training = deadline.planned(training)
+    assert training.steps is not None
+    each = " of each model" if len(configs) > 1 else ""
+    takes = f"a step{each} takes {duration(pace.step, 2)}"
+    if training.steps < _FEWEST_STEPS:
+        raise _too_short(budget, training.steps, takes, pace)
+    fit = f"about {training.steps:,} steps{each} fit into {duration(budget.seconds)}"
+    on_event(Note(f"{fit}: {takes}, an evaluation about {duration(pace.evaluation, 2)}"))
+    if training.warmup < configs[0].training.warmup:
+        on_event(Note(f"warm-up shortened to {training.warmup:,} steps"))
+    return Planned(training, deadline, paces)
+
+
+def _seconds_per_step(
+    config: Config, dataset: Dataset, device: Device, budget: Budget, models: int
+) -> float:
+    """Measured over one step and then as many more as take a small share of the budget."""
     trial = replace(config, training=with_steps(config.training, 2**30))
     state = initial_state(trial, dataset.vocab_size, device)
-    with keeping_random_state(device):
-        stepping = _seconds_per_step(Stepper(state, trial, dataset), at_most)
-    return Pace(stepping, _seconds_of_evaluation(state, dataset, config.training.compile))
-
-
-def plan(training: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
-    """As many steps as `seconds` hold at that pace, and evaluations that take a small share.
-
-    A warm-up is no longer than they are.
-    """
-    seconds = max(0.0, seconds)
-    if training.eval_every is not None:
-        steps = max(1, int(seconds / (pace.step + pace.evaluation / training.eval_every)))
-    else:
-        evaluations = min(10, max(1, int(_EVALUATION_SHARE * seconds / pace.evaluation)))
-        steps = max(1, int((seconds - (evaluations + 1) * pace.evaluation) / pace.step))
-        training = replace(training, eval_every=math.ceil(steps / evaluations))
-    return with_steps(replace(training, warmup=min(training.warmup, steps)), steps)
-
-
-def _seconds_of_evaluation(state: TrainingState, dataset: Dataset, compile: str) -> float:
-    began = time.perf_counter()
-    validation_loss(state.model, dataset.val, state.device, bytes_per_token=1.0, compile=compile)
-    take_snapshot(state.step, state.model, dataset, state.device)
-    return time.perf_counter() - began
-
-
-def _seconds_per_step(stepper: Stepper, at_most: float) -> float:
-    """Measured after a few steps of warm-up, over `at_most` seconds or at least three steps."""
     interruption = Interruption()
-    for _ in range(3):
+    torch.set_num_threads(config.training.threads or torch.get_num_threads())
+    with keeping_random_state(device):
+        stepper = Stepper(state, trial, dataset)
+        began = time.perf_counter()
         stepper.step(interruption).item()
-    began, first = time.perf_counter(), stepper.state.step
-    while stepper.state.step < first + 3 or time.perf_counter() - began < at_most:
-        stepper.step(interruption).item()
-    return (time.perf_counter() - began) / (stepper.state.step - first)
+        first = time.perf_counter() - began
+        if first > _LONGEST_FIRST_STEP * (budget.ends - began):
+            raise _too_short(budget, 0, f"a step takes {duration(first, 2)}", Pace(first, 0.0))
+        again = time.perf_counter()
+        while True:
+            stepper.step(interruption).item()
+            seconds = time.perf_counter() - again
+            if seconds + first >= _TRIAL_SHARE * budget.seconds / models:
+                return seconds / (stepper.state.step - 1)
+
+
+def _part_for(
+    configs: Sequence[Config],
+    dataset: Dataset,
+    steps: Sequence[float],
+    budget: Budget,
+    fitting: int,
+) -> list[Config]:
+    """The configurations with how much of the split they evaluate: all of them the same."""
+    asked = configs[0].training
+    eval_every = asked.eval_every or max(1, math.ceil(fitting / 10))
+    parts = []
+    for config, step in zip(configs, steps, strict=True):
+        rate = step_price(config, dataset.vocab_size) / step
+        cheap = min(CHEAP, _WHOLE_SHARE * budget.seconds / len(configs) * rate)
+        training = replace(config.training, eval_every=eval_every)
+        priced = replace(config, training=training)
+        parts.append(affordable_tokens(priced, dataset.vocab_size, dataset.val_tokens, cheap=cheap))
+    part = asked.eval_tokens or min((p for p in parts if p is not None), default=None)
+    return [replace(c, training=replace(c.training, eval_tokens=part)) for c in configs]
+
+
+def _closing_evaluations(config: Config, dataset: Dataset, steps: float) -> float:
+    """How many evaluations' time measuring the whole split takes in the end, 0 where it is not."""
+    part = config.training.eval_tokens
+    if part is None or not is_whole_affordable(config, dataset.val_tokens, int(steps), 1):
+        return 0.0
+    return min(dataset.val_tokens, MOST_TOKENS) / part
+
+
+def _too_short(budget: Budget, steps: int, takes: str, pace: Pace) -> AttnlmError:
+    used = time.perf_counter() - budget.began
+    needed = used + 1.5 * (_FEWEST_STEPS * pace.step + 2 * pace.evaluation)
+    return AttnlmError(
+        f"{duration(budget.seconds)} are too short for this model on this machine now: {takes}, "
+        f"and fewer than {_FEWEST_STEPS} steps fit",
+        "give a smaller model, a smaller `batch_size`, "
+        f"or a `budget` of {math.ceil(max(needed, 1.2 * budget.seconds))}s or more",
+    )

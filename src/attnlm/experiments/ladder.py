@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import find_folder, trained_alone, workspace
 from attnlm.base.names import check_name
-from attnlm.base.readable import duration
 from attnlm.base.settings import Setting
-from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
-from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.budget import TRIAL_SHARE, measure_pace, plan
-from attnlm.experiments.settle import check_fits, settle
-from attnlm.experiments.train import train
+from attnlm.experiments.shares import Shares, settled
+from attnlm.experiments.train import begin_run, train
 from attnlm.generation.sampling import SamplingConfig, drawn_seed, load_sampler
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.ladder_plan import RECORD, Plan, checked_rungs, read_plan, run_path
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.see.ladder import Ladder, Rung
+from attnlm.training.deadline import Deadline
+from attnlm.training.price import step_price
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
 # What every rung shares beside the seed and the steps: the defaults of most of them.
 _BLOCK_SIZE, _BATCH_SIZE = 64, 32
+_SETTINGS = ("steps", "budget", "eval_every", "eval_tokens", "threads")
 
 
 @dataclass(frozen=True)
@@ -56,6 +51,8 @@ def climb(
     budget: float | None = None,
     steps: int | None = None,
     eval_every: int | None = None,
+    eval_tokens: int | None = None,
+    threads: int | None = None,
     seed: int | None = None,
     prompt: str | None = None,
     tokens: int | None = None,
@@ -67,29 +64,33 @@ def climb(
 ) -> Ladder:
     """Trains the rungs on the same batches, and returns them in their order.
 
-    Each is a run of its own, `<ladder>-<rung>`. `budget` is in seconds for all of them together.
+    Each is a run of its own, `<ladder>-<rung>`. `budget` is in seconds for all of them together:
+    the largest is then trained first, in its share of the time, and the others make as many steps.
     A ladder that exists, by `resume` or by its `name`, is resumed; other arguments must then equal
     those it was started with. `on_event` receives LadderStarted and all events of `train`.
 
     Raises AttnlmError (UsageError for invalid arguments); Interrupted on a signal,
     after the last complete step was saved.
     """
+    began = clock.began()
     on_event = on_event or ignore
     asked: dict[str, Any] = {
         "rungs": None if rungs is None else tuple(rungs),
         "budget": budget,
         "steps": steps,
         "eval_every": eval_every,
+        "eval_tokens": eval_tokens,
+        "threads": threads,
         "seed": seed,
         "prompt": prompt,
         "tokens": tokens,
     }
     given = {key: value for key, value in asked.items() if value is not None}
     checkpoint_dir = Path(checkpoint_dir)
-    path = _existing(name, resume, checkpoint_dir)
+    path, shares = _existing(name, resume, checkpoint_dir), None
     if path is None:
         opened = open_dataset(dataset, data_dir=Path(data_dir))
-        path, made = _begin(opened, given, name, checkpoint_dir, on_event)
+        path, made, shares = _begin(opened, given, name, checkpoint_dir, began, on_event)
     else:
         made = read_plan(path)
         _check_unchanged(made, given)
@@ -97,13 +98,33 @@ def climb(
     hint = "wait until that ends, or stop it; or start another ladder"
     with trained_alone(path, hint):
         on_event(LadderStarted(path, made))
-        trained = []
-        for number, rung in enumerate(made.rungs, 1):
-            on_event(Note(f"rung {number} of {len(made.rungs)}: {rung}"))
-            trained.append(_trained(path, made, rung, opened, Path(data_dir), on_event))
-        return Ladder(
-            path, made, tuple(_sampled(*one, made) for one in zip(made.rungs, trained, strict=True))
-        )
+        trained: dict[str, Run] = {}
+        for rung in _in_order(made, opened.vocab_size):
+            on_event(Note(f"rung {len(trained) + 1} of {len(made.rungs)}: {rung}"))
+            deadline = None if shares is None else shares.deadline(rung, made)
+            run = _trained(path, made, rung, opened, Path(data_dir), on_event, deadline)
+            if made.budget is not None and not trained:
+                made = _as_made(made, run, path)
+            trained[rung] = run
+        return Ladder(path, made, tuple(_sampled(rung, trained[rung], made) for rung in made.rungs))
+
+
+def _in_order(made: Plan, vocab_size: int) -> list[str]:
+    """For a budget the largest first: it takes most of the time, and so sets the steps of all."""
+    if made.budget is None:
+        return list(made.rungs)
+    prices = {rung: step_price(resolve(made.settings(rung)), vocab_size) for rung in made.rungs}
+    return sorted(made.rungs, key=lambda rung: -prices[rung])
+
+
+def _as_made(made: Plan, run: Run, path: Path) -> Plan:
+    """The plan with the steps that its first run made; the others make as many."""
+    training = run.config.training
+    assert training.steps is not None and training.eval_every is not None
+    if (training.steps, training.eval_every) != (made.steps, made.eval_every):
+        made = replace(made, steps=training.steps, eval_every=training.eval_every)
+        made.write(path)
+    return made
 
 
 def _existing(name: str | None, resume: str | Path | None, checkpoint_dir: Path) -> Path | None:
@@ -145,9 +166,10 @@ def _begin(
     given: dict[str, Any],
     name: str | None,
     checkpoint_dir: Path,
+    began: float,
     on_event: OnEvent,
-) -> tuple[Path, Plan]:
-    """A new ladder's folder, whole from the first, and its plan."""
+) -> tuple[Path, Plan, Shares | None]:
+    """A new ladder's folder, whole from the first, its plan, and how it shares a budget."""
     rungs = checked_rungs(given.get("rungs", DEFAULT_RUNGS))
     prompt, tokens = given.get("prompt", ""), given.get("tokens", 200)
     seed = given.get("seed", drawn_seed())
@@ -160,11 +182,12 @@ def _begin(
         "seed": seed,
         "block_size": block_size,
         "batch_size": _BATCH_SIZE,
-        **{key: given[key] for key in ("steps", "budget", "eval_every") if key in given},
+        **{key: given[key] for key in _SETTINGS if key in given},
     }
     if not alike.keys() & {"steps", "budget"}:
         alike["budget"] = DEFAULT_BUDGET
-    steps, eval_every = _settled_steps(dataset, rungs, alike, on_event)
+    training, shares = settled(dataset, rungs, alike, began, on_event)
+    assert training.steps is not None and training.eval_every is not None
     made = Plan(
         dataset=dataset.name,
         dataset_path=str(dataset.path),
@@ -172,8 +195,10 @@ def _begin(
         val_sha256=dataset.val_sha256,
         rungs=rungs,
         seed=seed,
-        steps=steps,
-        eval_every=eval_every,
+        steps=training.steps,
+        eval_every=training.eval_every,
+        eval_tokens=training.eval_tokens,
+        threads=given.get("threads"),
         block_size=block_size,
         batch_size=_BATCH_SIZE,
         prompt=prompt,
@@ -192,40 +217,7 @@ def _begin(
                 f"{taken} exists, and runs are never overwritten", "give the ladder another `name`"
             )
         new.rename(path)
-    return path, made
-
-
-def _settled_steps(
-    dataset: Dataset, rungs: Sequence[str], alike: Mapping[str, Setting], on_event: OnEvent
-) -> tuple[int, int]:
-    """Steps and steps between evaluations, for every rung: as asked for, or as the budget holds."""
-    configs = [resolve({**alike, **variant(rung)}) for rung in rungs]
-    training = configs[0].training
-    device = choose_device(training.device, training.dtype)
-    for config in configs:
-        check_fits(config, dataset, device)
-    if training.budget is not None:
-        began, threads = time.perf_counter(), torch.get_num_threads()
-        share = TRIAL_SHARE * training.budget / len(rungs)
-        try:
-            paces = [
-                measure_pace(settle(config, device, dataset), dataset, device, share)
-                for config in configs
-            ]
-        finally:
-            torch.set_num_threads(threads)
-        together = functools.reduce(operator.add, paces)
-        budget = training.budget
-        training = plan(training, together, budget - (time.perf_counter() - began))
-        on_event(
-            Note(
-                f"{training.steps:,} steps of each rung fit into {duration(budget)}: one of each "
-                f"takes {duration(together.step)}, an evaluation of each "
-                f"{duration(together.evaluation, 2)}"
-            )
-        )
-    assert training.steps is not None and training.eval_every is not None
-    return training.steps, training.eval_every
+    return path, made, shares
 
 
 def _taken(path: Path, rungs: Sequence[str]) -> Path | None:
@@ -234,7 +226,13 @@ def _taken(path: Path, rungs: Sequence[str]) -> Path | None:
 
 
 def _trained(
-    path: Path, made: Plan, rung: str, dataset: Dataset, data_dir: Path, on_event: OnEvent
+    path: Path,
+    made: Plan,
+    rung: str,
+    dataset: Dataset,
+    data_dir: Path,
+    on_event: OnEvent,
+    deadline: Deadline | None,
 ) -> Run:
     """The run of a rung: made, gone on with, or as it is where it is done."""
     where, folder = run_path(path, rung), path.parent
@@ -250,14 +248,8 @@ def _trained(
             return train(resume=where, checkpoint_dir=folder, data_dir=data_dir, on_event=on_event)
         with run.alone():  # nothing was saved yet: it begins again
             shutil.rmtree(where)
-    return train(
-        dataset.path,
-        name=where.name,
-        checkpoint_dir=folder,
-        data_dir=data_dir,
-        on_event=on_event,
-        **made.settings(rung),
-    )
+    config = resolve(made.settings(rung))
+    return begin_run(config, dataset, where.name, folder, on_event, deadline)
 
 
 def _check_belongs(run: Run, made: Plan, rung: str) -> None:

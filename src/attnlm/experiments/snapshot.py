@@ -15,11 +15,13 @@ from attnlm.model.recorder import record
 from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.text import token_texts
 
-_SAMPLING = SamplingConfig(tokens=80, seed=0)
 
+def take_snapshot(
+    step: int, model: LanguageModel, dataset: Dataset, device: Device, tokens: int = 80
+) -> Snapshot:
+    """The model's sample, of so many tokens, and maps at this step.
 
-def take_snapshot(step: int, model: LanguageModel, dataset: Dataset, device: Device) -> Snapshot:
-    """The model's sample and maps at this step. Nothing is drawn from torch's random state.
+    Nothing is drawn from torch's random state.
 
     The text is "" where the model's numbers give no probabilities.
     """
@@ -28,7 +30,9 @@ def take_snapshot(step: int, model: LanguageModel, dataset: Dataset, device: Dev
     try:
         # What numbers have gone wrong is found, and named, by whoever trains.
         with np.errstate(all="ignore"):
-            return Snapshot(step, _sample(model, dataset, device), _maps(model, dataset, device))
+            return Snapshot(
+                step, _sample(model, dataset, device, tokens), _maps(model, dataset, device)
+            )
     finally:
         model.train(training)
 
@@ -44,10 +48,10 @@ def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
     return ids
 
 
-def _sample(model: LanguageModel, dataset: Dataset, device: Device) -> str:
+def _sample(model: LanguageModel, dataset: Dataset, device: Device, tokens: int) -> str:
     sampler = Sampler(model, dataset.tokenizer, device)
     try:
-        return sampler.samples(sampler.prompt_ids(""), _SAMPLING)[0]
+        return sampler.samples(sampler.prompt_ids(""), SamplingConfig(tokens=tokens, seed=0))[0]
     except AttnlmError:
         return ""
 

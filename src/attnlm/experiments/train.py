@@ -5,30 +5,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from attnlm.base import clock
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import Config, described_settings, load_recipe, resolve
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.budget import planned
+from attnlm.experiments.budget import Budget, planned
 from attnlm.experiments.settle import check_fits, settle
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
+from attnlm.experiments.whole import measure_on_whole
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
+from attnlm.training.deadline import Deadline
 from attnlm.training.loop import fit
 from attnlm.training.memory import check_memory
+from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.state import TrainingState, initial_state, saved_state
 
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", "compile")
@@ -54,31 +59,66 @@ def train(
     fields of Architecture and TrainingConfig. `resume` continues that run; only steps, eval_every,
     patience, device, threads and compile can be given with it. `verify` reads all of the data's
     bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
-    Started, Stepped, Evaluated and Finished. The run's curve.png is redrawn at each evaluation.
+    Started, Stepped, Evaluated, Replanned and Finished. The run's curve.png is redrawn at each
+    evaluation. A `budget` is for the whole call; how many steps fit is planned again as it goes.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
-    on_event = CurveDrawer(on_event or ignore)
+    began = clock.began()
+    if resume is None:
+        config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
+        opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
+        budget = config.training.budget
+        within = None if budget is None else Budget(budget, began)
+        return begin_run(config, opened, name, checkpoint_dir, on_event, within)
+    _check_beside_resume(settings, dataset, recipe, name)
+    # It may have been trained further since it was opened.
+    where = resume.path.absolute() if isinstance(resume, Run) else resume
+    run = open_run(where, checkpoint_dir=checkpoint_dir)
+    with _training(on_event) as listener, run.alone():
+        return _fitted(*_resume(run, Path(data_dir), verify, settings, listener), listener)
+
+
+def begin_run(
+    config: Config,
+    dataset: Dataset,
+    name: str | None,
+    checkpoint_dir: str | Path,
+    on_event: OnEvent | None,
+    within: Budget | Deadline | None,
+) -> Run:
+    """Trains a new run: for a budget, for the steps of its configuration, or with these to a
+    deadline, which may change them."""
+    with _training(on_event) as listener:
+        run, state, deadline = _begin(config, dataset, name, Path(checkpoint_dir), within, listener)
+        with run.alone():
+            return _fitted(run, dataset, state, listener, deadline)
+
+
+@contextlib.contextmanager
+def _training(on_event: OnEvent | None) -> Iterator[OnEvent]:
+    """Draws the curve of what is trained meanwhile; afterwards the threads are as before."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        with contextlib.ExitStack() as stack:
-            if resume is None:
-                config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
-                opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
-                run, state = _begin(config, opened, name, Path(checkpoint_dir), on_event)
-                stack.enter_context(run.alone())
-            else:
-                _check_beside_resume(settings, dataset, recipe, name)
-                # It may have been trained further since it was opened.
-                where = resume.path.absolute() if isinstance(resume, Run) else resume
-                run = open_run(where, checkpoint_dir=checkpoint_dir)
-                stack.enter_context(run.alone())
-                run, opened, state = _resume(run, Path(data_dir), verify, settings, on_event)
-            fit(run, opened, state, on_event, functools.partial(_snapshot, opened))
+        yield CurveDrawer(on_event or ignore)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+
+
+def _fitted(
+    run: Run,
+    dataset: Dataset,
+    state: TrainingState,
+    on_event: OnEvent,
+    deadline: Deadline | None = None,
+) -> Run:
+    tokens = affordable_sample(run.config, run.vocab_size)
+    run = fit(
+        run, dataset, state, on_event, functools.partial(_snapshot, dataset, tokens), deadline
+    )
+    measure_on_whole(run, dataset, on_event)
     return run
 
 
@@ -91,9 +131,14 @@ Settings; their defaults depend on the model:
 
 
 def _begin(
-    config: Config, dataset: Dataset, name: str | None, checkpoint_dir: Path, on_event: OnEvent
-) -> tuple[Run, TrainingState]:
-    """A new run's folder, and its state before the first step."""
+    config: Config,
+    dataset: Dataset,
+    name: str | None,
+    checkpoint_dir: Path,
+    within: Budget | Deadline | None,
+    on_event: OnEvent,
+) -> tuple[Run, TrainingState, Deadline | None]:
+    """A new run's folder, its state before the first step, and by when it is to end."""
     for key in config.dropped:
         on_event(
             Note(f"ignoring the recipe's {key}: it does not apply to this {config.model.model}")
@@ -108,12 +153,17 @@ def _begin(
     device = choose_device(config.training.device, config.training.dtype)
     parameters = check_fits(config, dataset, device)
     config = settle(config, device, dataset)
-    if config.training.steps is None:
-        config = replace(config, training=planned(config, dataset, device, on_event))
+    deadline = within if isinstance(within, Deadline) else None
+    if isinstance(within, Budget):
+        plan = planned([config], dataset, device, within, on_event)
+        config, deadline = replace(config, training=plan.training), plan.deadline
+    elif config.training.eval_tokens is None:
+        affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
+        config = replace(config, training=replace(config.training, eval_tokens=affordable))
     state = initial_state(config, dataset.vocab_size, device)
     with explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
         run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
-    return run, state
+    return run, state, deadline
 
 
 def _check_beside_resume(
@@ -161,7 +211,7 @@ def _resume(
     return run, dataset, state
 
 
-def _snapshot(dataset: Dataset, state: TrainingState) -> tuple[Snapshot, list[str]]:
+def _snapshot(dataset: Dataset, tokens: int, state: TrainingState) -> tuple[Snapshot, list[str]]:
     """A snapshot of the model, and the tokens that its maps are of."""
-    snapshot = take_snapshot(state.step, state.model, dataset, state.device)
+    snapshot = take_snapshot(state.step, state.model, dataset, state.device, tokens)
     return snapshot, passage_texts(state.model, dataset)

@@ -16,6 +16,7 @@ from attnlm.config.variants import folder_name, variant
 RECORD = "ladder.json"
 _FORMAT = 1
 _MOST_TOKENS, _LARGEST_SEED = 2**26, 2**63
+_OPTIONAL = ("eval_tokens", "threads")
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,15 @@ class Plan:
     tokens: int
     budget: float | None = None
     """Seconds that the steps were planned for, where they were."""
+    eval_tokens: int | None = None
+    """What evaluations take of the validation split, where that is not all."""
+    threads: int | None = None
 
     def settings(self, rung: str) -> dict[str, Any]:
         """What is given to a rung's training."""
-        alike = ("seed", "steps", "eval_every", "block_size", "batch_size")
-        return {**variant(rung), **{key: getattr(self, key) for key in alike}}
+        alike = ("seed", "steps", "eval_every", "block_size", "batch_size", *_OPTIONAL)
+        given = {key: getattr(self, key) for key in alike}
+        return {**variant(rung), **{k: v for k, v in given.items() if v is not None}}
 
     def write(self, folder: Path) -> None:
         """Records it in a ladder's folder."""
@@ -58,6 +63,8 @@ def read_plan(path: Path) -> Plan:
     """The record in a ladder's folder. Raises AttnlmError when it is missing or damaged."""
     content = files.read_json(path / RECORD)
     facts = content.get("plan")
+    if isinstance(facts, dict):
+        facts = {**dict.fromkeys(_OPTIONAL), **facts}  # which older versions did not have
     if (
         content.get("format") != _FORMAT
         or not isinstance(facts, dict)
@@ -85,6 +92,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("seed", "steps", "eval_every", "block_size", "batch_size", "tokens"), (int,)),
     "rungs": (list,),
     "budget": (float, type(None)),
+    **dict.fromkeys(_OPTIONAL, (int, type(None))),
 }
 
 

@@ -22,6 +22,9 @@ from attnlm.tokens import tokenizer
 
 FORMAT = 1
 
+_WHOLE, _BOTH = "whole.json", ("best", "last")
+WHOLE_KEYS = ("step", "val_loss", "bits_per_byte", "evaluated_tokens")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -67,6 +70,14 @@ class Run:
     @property
     def last(self) -> Path:
         return self.path / "last.safetensors"
+
+    @property
+    def evaluated_part(self) -> str:
+        """`65,536 of 1,115,394 tokens`: what evaluations took while it trained; "" for all."""
+        most, length = self.config.training.eval_tokens, self.config.model.block_size
+        if most is None or most >= self.dataset["val_tokens"] - 1:
+            return ""
+        return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
 
     def checkpoint(self, which: str = "auto") -> Checkpoint:
         """Its `best` or `last` checkpoint; `auto`: best, or last while only step 0 was evaluated.
@@ -134,6 +145,28 @@ class Run:
         """The tokens that the ticker's maps are of; none in an older run."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
+    def whole(self) -> dict[str, dict[str, Any]]:
+        """The `best` and the `last` checkpoint measured on the whole validation split in the end.
+
+        Each is like a record of the metrics; empty where evaluations took all of the split anyway,
+        or where this would have cost too much. Raises AttnlmError where the file is damaged.
+        """
+        path = self.path / _WHOLE
+        if not path.exists():
+            return {}
+        content = files.read_json(path)
+        try:
+            intact = all(is_number(content[which][key]) for which in _BOTH for key in WHOLE_KEYS)
+        except (KeyError, TypeError):
+            intact = False
+        if not intact:
+            raise damaged(path)
+        return {which: content[which] for which in _BOTH}
+
+    def save_whole(self, measured: Mapping[str, Mapping[str, Any]]) -> None:
+        """Writes what `whole` reads."""
+        files.write_json(self.path / _WHOLE, dict(measured))
+
     def append_evaluation(
         self, record: Mapping[str, Any], snapshot: Snapshot, passage: list[str]
     ) -> None:
@@ -154,6 +187,7 @@ class Run:
         ticker = [line for line in self._ticker.records() if line["step"] in steps]
         self._metrics.replace(metrics)
         self._ticker.replace(ticker)
+        (self.path / _WHOLE).unlink(missing_ok=True)
 
     @property
     def _metrics(self) -> Journal:
@@ -205,6 +239,7 @@ _KEYS = frozenset({*_NUMBERS, "train_loss"})
 def _is_evaluation(record: dict[str, Any]) -> bool:
     """Whether these are a line's values: finite numbers; no training loss before the first step."""
     known = record["train_loss"] is None or is_number(record["train_loss"])
+    known = known and is_number(record.get("evaluated_tokens", 0))
     return known and all(is_number(record[key]) for key in _NUMBERS)
 
 

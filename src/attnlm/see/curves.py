@@ -1,5 +1,5 @@
-"""Loss curves: `curve.png` of a run while it trains, several runs on one pair of axes, and a
-small one in plain characters. matplotlib is imported when something is drawn, not before."""
+"""Loss curves: `curve.png` of a run while it trains, and several runs on one pair of axes.
+matplotlib is imported when something is drawn, not before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
 from attnlm.see.verdict import best_record, verdict_of
-from attnlm.training.events import Evaluated, Finished, Started
+from attnlm.training.events import Evaluated, Finished, Replanned, Started
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ class CurveDrawer:
 
     def __call__(self, event: object) -> None:
         self._on_event(event)
-        if isinstance(event, Started):
+        if isinstance(event, Started | Replanned):
             self._run = event.run
         elif isinstance(event, Finished) or self._is_due(event):
             self._draw()
@@ -133,6 +133,8 @@ def draw_run(run: Run, path: Path) -> None:
 def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
     figure, axes = _panel(7.2, 4.2, top=0.82)
     draw_losses(axes, run_lines(records), references_of(run), "step")
+    if run.evaluated_part:
+        axes.set_ylabel(f"loss, nats per token; validation: {run.evaluated_part}")
     best = best_record(records)
     if best is not records[-1]:
         axes.plot(
@@ -300,50 +302,3 @@ def _points(
     records: Sequence[Mapping[str, Any]], x: str, y: str
 ) -> tuple[list[float], list[float]]:
     return [record[x] for record in records], [record[y] for record in records]
-
-
-def plain_curve(
-    records: Sequence[Mapping[str, Any]],
-    known: Mapping[str, float],
-    *,
-    width: int = 56,
-    height: int = 9,
-) -> str:
-    """The validation loss by step in plain characters, with the known losses as dashed lines.
-
-    Empty where there are fewer than two evaluations.
-    """
-    steps, losses = _points(records, "step", "val_loss")
-    if len(steps) < 2 or steps[0] == steps[-1]:
-        return ""
-    low, high = min([*losses, *known.values()]), max([*losses, *known.values()])
-
-    def row(loss: float) -> int:
-        return round((high - loss) / ((high - low) or 1) * (height - 1))
-
-    rows = [[" "] * width for _ in range(height)]
-    names = [""] * height
-    for label, loss in known.items():
-        rows[row(loss)] = ["-" if column % 2 else " " for column in range(width)]
-        names[row(loss)] = f" {label} {loss:z.2f}"
-    for column in range(width):
-        step = steps[0] + (steps[-1] - steps[0]) * column / (width - 1)
-        rows[row(_between(steps, losses, step))][column] = "*"
-    axis = [f"{high - (high - low) * number / (height - 1):z6.2f} |" for number in range(height)]
-    lines = [
-        f"{mark}{''.join(cells)}{name}" for mark, cells, name in zip(axis, rows, names, strict=True)
-    ]
-    ends = f"{steps[0]:,}", f"step {steps[-1]:,}"
-    return "\n".join(
-        [*(line.rstrip() for line in lines), f"{'':8}{ends[0]}{ends[1]:>{width - len(ends[0])}}"]
-    )
-
-
-def _between(x: Sequence[float], y: Sequence[float], at: float) -> float:
-    """The value at `at` on straight lines from point to point; `x` ascends."""
-    for (x0, y0), (x1, y1) in zip(
-        zip(x, y, strict=True), zip(x[1:], y[1:], strict=True), strict=False
-    ):
-        if at <= x1:
-            return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
-    return y[-1]

@@ -62,8 +62,13 @@ def _facts(report: Report) -> dict[str, str]:
         "data": f"{run.dataset['name']}: {run.vocab_size:,} ids, "
         f"{run.dataset['train_tokens']:,} tokens to train on, "
         f"{run.dataset['val_tokens']:,} to validate",
-        "best loss": f"{best['val_loss']:.4f} nats per token on the whole validation split, "
-        f"at step {best['step']:,}",
+        "best loss": f"{best['val_loss']:.4f} nats per token on "
+        f"{run.evaluated_part or 'the whole validation split'}, at step {best['step']:,}",
+        **{
+            f"{which}, whole split": f"{measured['val_loss']:.4f} nats per token, "
+            f"at step {measured['step']:,}"
+            for which, measured in run.whole().items()
+        },
         "bits per byte": f"{best['bits_per_byte']:.3f}",
         **{label: f"{loss:z.4f}" for label, loss in references_of(run).items()},
         "training": f"{last['step']:,} steps, {last['tokens']:,} tokens, "

@@ -54,6 +54,9 @@ def ladder_command(plan: Plan) -> str:
     words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
     for name in ("steps", "eval_every", "seed", "tokens"):
         words += [flag(name), str(getattr(plan, name))]
+    for name in ("eval_tokens", "threads"):
+        if getattr(plan, name) is not None:
+            words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
 
 

@@ -35,6 +35,14 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class Replanned:
+    """After `step`, the time that is left holds another number of steps: that of `run`'s config."""
+
+    run: Run
+    step: int
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """An evaluation was made and is on disk; `record` is its line of metrics.jsonl."""
 

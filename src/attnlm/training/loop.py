@@ -18,7 +18,8 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
-from attnlm.training.events import Evaluated, Finished, Started, Stepped
+from attnlm.training.deadline import Deadline
+from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.schedule import learning_rate
 from attnlm.training.state import TrainingState, keeping_random_state
@@ -37,10 +38,12 @@ def fit(
     state: TrainingState,
     on_event: OnEvent,
     take_snapshot: TakeSnapshot,
-) -> None:
+    deadline: Deadline | None = None,
+) -> Run:
     """Trains from `state` to the run's last step, reporting Started to Finished.
 
-    `take_snapshot` is called at each evaluation. Raises AttnlmError when numbers are no longer
+    With a `deadline` the number of steps follows the clock, and the run is returned with the last
+    one. `take_snapshot` is called at each evaluation. Raises AttnlmError when numbers are no longer
     finite or can't be saved; Interrupted, after saving, on a signal, and without saving on a second
     one.
     """
@@ -51,7 +54,7 @@ def fit(
     on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device), interruption.listen():
         stepper = Stepper(state, run.config, dataset)
-        loop = _Loop(run, dataset, stepper, on_event, take_snapshot, interruption)
+        loop = _Loop(run, dataset, stepper, on_event, take_snapshot, interruption, deadline)
         try:
             with _explaining(run, state):
                 loop.steps_and_evaluations()
@@ -63,8 +66,9 @@ def fit(
             with _explaining(run, state):
                 state.loss_sum = stepper.read_loss_sum()
                 loop.save_last()
-                replace(run, stopped_after=round(state.seconds, 3)).save_config()
+                replace(loop.run, stopped_after=round(state.seconds, 3)).save_config()
             raise
+    return loop.run
 
 
 @contextlib.contextmanager
@@ -104,8 +108,10 @@ class _Loop:
         on_event: OnEvent,
         take_snapshot: TakeSnapshot,
         interruption: Interruption,
+        deadline: Deadline | None,
     ) -> None:
-        self._run, self._dataset, self._stepper = run, dataset, stepper
+        self.run, self._dataset, self._stepper = run, dataset, stepper
+        self._deadline = deadline
         self._on_event, self._interruption = on_event, interruption
         self._take_snapshot = take_snapshot
         self._state, self._config = stepper.state, run.config.training
@@ -122,27 +128,48 @@ class _Loop:
     def save_last(self) -> None:
         """Writes the last checkpoint."""
         state = self._state
-        save_checkpoint(self._run.last, state.model, state.facts(), state.optimizer.state())
+        save_checkpoint(self.run.last, state.model, state.facts(), state.optimizer.state())
         state.saved_step = state.step
 
     def steps_and_evaluations(self) -> None:
         """Trains to the last step, or until patience runs out."""
-        state, config = self._state, self._config
-        assert config.steps is not None
+        state = self._state
         state.model.train()
+        if self._deadline is not None:
+            self._deadline.begin(state.step)
         while True:
             if self._is_evaluation_due():
                 due_since = time.perf_counter()
-                self._evaluate_and_save()
+                evaluated = self._evaluate_and_save()
+                self._evaluation_seconds = time.perf_counter() - due_since
+                self._tell(evaluated)
                 self._restart_clock()
-                self._evaluation_seconds = self._since - due_since
+                if self._deadline is not None:
+                    self._deadline.evaluated(self._evaluation_seconds)
+            config = self._config
+            assert config.steps is not None
             out_of_patience = config.patience is not None and state.stale >= config.patience
             if state.step >= config.steps or out_of_patience:
-                self._on_event(Finished(self._run, state.step, out_of_patience))
+                self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
             loss = self._stepper.step(self._interruption)
             if time.perf_counter() - self._reported >= _SECONDS_BETWEEN_REPORTS:
                 self._report(loss)
+            if self._deadline is not None and self._deadline.is_look_due():
+                self._plan_again(self._deadline)
+
+    def _plan_again(self, deadline: Deadline) -> None:
+        """Lets the number of steps follow the clock; what is planned is recorded first."""
+        self._stepper.read_loss_sum()  # a GPU may lag behind
+        training = deadline.planned_again(self._config, self._state.step)
+        if training is None:
+            return
+        with self._interruption.shield():
+            self.run = replace(self.run, config=replace(self.run.config, training=training))
+            self.run.save_config()
+            self._config = training
+            self._state.optimizer.follow(training)
+        self._on_event(Replanned(self.run, self._state.step))
 
     def _is_evaluation_due(self) -> bool:
         step, config = self._state.step, self._config
@@ -171,10 +198,17 @@ class _Loop:
         left += evaluations_left * self._evaluation_seconds
         self._on_event(Stepped(step, loss.item(), speed, left))
 
-    def _evaluate_and_save(self) -> None:
+    def _tell(self, event: Evaluated) -> None:
+        """What listeners do with it, such as drawing a curve, is no time of the training."""
+        began = time.perf_counter()
+        self._on_event(event)
+        self._began += time.perf_counter() - began
+
+    def _evaluate_and_save(self) -> Evaluated:
         """Evaluates, then writes metrics, ticker, best and last before a signal can interrupt."""
-        state, run = self._state, self._run
-        tokens_per_second, loss_sum = self._tokens_per_second(), self._stepper.read_loss_sum()
+        state, run = self._state, self.run
+        loss_sum = self._stepper.read_loss_sum()  # a GPU may lag behind
+        tokens_per_second = self._tokens_per_second()
         evaluation = validation_loss(
             state.model,
             self._dataset.val,
@@ -182,6 +216,7 @@ class _Loop:
             bytes_per_token=self._dataset.bytes_per_token,
             compile=self._config.compile,
             threads=self._config.threads or 1,
+            most=self._config.eval_tokens,
         )
         if not math.isfinite(evaluation.loss):
             raise StepNotFiniteError(
@@ -200,6 +235,7 @@ class _Loop:
                 "seconds": round(state.seconds, 3),
                 "train_loss": loss_sum / new_steps if new_steps else None,
                 "val_loss": evaluation.loss,
+                "evaluated_tokens": evaluation.tokens,
                 "bits_per_byte": evaluation.bits_per_byte,
                 "learning_rate": learning_rate(state.step, self._config),
                 "tokens_per_second": round(tokens_per_second),
@@ -209,4 +245,4 @@ class _Loop:
                 facts = {"step": state.step, "val_loss": evaluation.loss}
                 save_checkpoint(run.best, state.model, facts)
             self.save_last()
-        self._on_event(Evaluated(record, improved, snapshot))
+        return Evaluated(record, improved, snapshot)

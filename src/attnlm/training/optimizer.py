@@ -93,6 +93,10 @@ class Optimizer:
         if others:
             self.gradient.mul_(1 / (1 + len(others)))
 
+    def follow(self, config: TrainingConfig) -> None:
+        """Takes the learning rate from that configuration from now on."""
+        self._config = config
+
     def step(self, step: int) -> None:
         """The update after step 0, 1, …, from the gradients, which it then sets to 0."""
         if self._config.gradient_clip is not None:

@@ -47,26 +47,23 @@ def validation_loss(
     bytes_per_token: float,
     compile: str = "off",
     threads: int = 1,
+    most: int | None = None,
 ) -> Evaluation:
     """Mean loss of predicting every token of a split but its first.
 
-    Windows of block_size follow each other without overlap; the last may be shorter. `compile` is
-    that of the training. Threads share the windows out; how many there are changes nothing in the
-    result. Raises AttnlmError when the split is too short for one window, or has ids that the model
-    lacks.
+    Windows of block_size follow each other without overlap; the last may be shorter. With `most`
+    there are no more whole ones than have so many tokens, spread evenly over the split. `compile`
+    is that of the training. Threads share the windows out; how many there are changes nothing in
+    the result. Raises AttnlmError when the split is too short for one window, or has ids that the
+    model lacks.
     """
-    tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
-    block_size = model.architecture.block_size
-    check_length(len(tokens), block_size, "validation")
-    whole = (len(tokens) - 1) // block_size
-    inputs = tokens[: whole * block_size].reshape(whole, block_size)
-    targets = tokens[1 : whole * block_size + 1].reshape(whole, block_size)
+    inputs, targets, rest = _windows(tokens, most, model)
+    whole = len(inputs)
     at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
     groups = [
         (inputs[first : first + at_once], targets[first : first + at_once])
         for first in range(0, whole, at_once)
     ]
-    rest = tokens[whole * block_size :]
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
     threads = min(threads, len(groups), MOST_SHARES) if device.name == "cpu" else 1
@@ -81,8 +78,26 @@ def validation_loss(
     model.train(training)
     # In the order of the text, so that it is the same sum however many threads there are.
     total = sum(sums[i % threads][i // threads] for i in range(len(groups)))
-    loss = total / (len(tokens) - 1)
-    return Evaluation(loss, len(tokens) - 1, loss / math.log(2) / bytes_per_token)
+    count = inputs.size + len(rest) - 1
+    loss = total / count
+    return Evaluation(loss, count, loss / math.log(2) / bytes_per_token)
+
+
+def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
+    """Inputs and targets, each (windows, block_size), and the ids after them, the first known."""
+    length = model.architecture.block_size
+    check_length(len(tokens), length, "validation")
+    if most is None or most >= len(tokens) - 1:
+        tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
+        end = (len(tokens) - 1) // length * length
+        inputs, targets = tokens[:end], tokens[1 : end + 1]
+        return inputs.reshape(-1, length), targets.reshape(-1, length), tokens[end:]
+    whole = (len(tokens) - 1) // length
+    chosen = min(whole, max(1, most // length))
+    starts = np.arange(chosen) * whole // chosen * length
+    places = starts[:, None] + np.arange(length + 1)
+    windows = ids_at(tokens, places, model.vocab_size, "val.bin")
+    return windows[:, :-1], windows[:, 1:], windows[-1, -1:]
 
 
 @torch.inference_mode()

@@ -1,0 +1,72 @@
+"""Recipes: settings by name, from the package, a TOML file, or a run's config.json."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.settings import Setting, Settings
+from attnlm.base.suggestions import suggestion
+
+_LARGEST_RECIPE = 2**20  # bytes
+# For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
+_LARGEST_TOML = 2**14
+
+
+def load_recipe(name: str) -> Settings:
+    """The settings of a recipe: one of the package's by name, a TOML file, or a run's config.json.
+
+    Raises AttnlmError when there is none, or when it is neither TOML nor a run's configuration.
+    Its settings are checked when they are resolved.
+    """
+    path = Path(name)
+    builtin = resources.files("attnlm") / "recipes" / f"{name}.toml"
+    try:
+        if name in recipe_names():
+            return tomllib.loads(builtin.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # perhaps a pipe
+            content = file.read(_LARGEST_RECIPE + 1)
+        if len(content) > _LARGEST_RECIPE:
+            raise ValueError("it is too large")
+        text = content.decode("utf-8-sig")
+        if path.suffix == ".json":
+            loaded = json.loads(text)
+        elif len(content) > _LARGEST_TOML:
+            raise ValueError(f"it has {len(content):,} bytes, more than {_LARGEST_TOML:,}")
+        else:
+            loaded = tomllib.loads(text)
+    except FileNotFoundError:
+        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
+        raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
+    except OSError as error:
+        raise AttnlmError(
+            f"can't read the recipe {name!r}: {error.strerror}",
+            f"give a TOML file, or one of {', '.join(recipe_names())}",
+        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise AttnlmError(
+            f"the recipe {name} can't be parsed: {reason}",
+            "a recipe is a TOML file of `key = value` lines, or a run's config.json",
+        ) from None
+    if path.suffix == ".json":
+        loaded = loaded.get("config") if isinstance(loaded, dict) else None
+    if not isinstance(loaded, dict):
+        raise AttnlmError(f"{name} is not a run's config.json", "give the file from a run's folder")
+    return loaded
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    folder = resources.files("attnlm") / "recipes"
+    return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def to_toml(settings: Mapping[str, Setting]) -> str:
+    """A flat table as TOML, so that what `--print-config` shows is a recipe."""
+    # JSON writes strings, numbers and booleans as TOML does.
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

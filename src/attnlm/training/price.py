@@ -1,0 +1,93 @@
+"""What evaluations and samples cost beside training, and how much of them a run can afford.
+
+Costs are counted in floating-point operations and follow from the configuration alone, so that the
+same run makes the same choices on any machine, however busy it is.
+"""
+
+from __future__ import annotations
+
+from attnlm.config.settings import Config
+from attnlm.model.architecture import Architecture
+from attnlm.training.validation import MOST_TOKENS
+
+# Of the operations between two evaluations: what the evaluation, and what its sample may take.
+_EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
+# What is always affordable, whatever the share: a second or so, and a fifth of that.
+CHEAP, _CHEAP_SAMPLE = 1.2e11, 2e10
+# Fewer tokens say too little about the loss.
+_FEWEST_TOKENS = 2**11
+_SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
+# An exponential, a sum and their passes through memory, beside the operations of a product.
+_PER_LOGIT = 200.0
+# Sampling a token reads all weights for itself, and calls each layer's operations by themselves.
+_TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
+# A step goes forward, and twice as far back.
+_STEP = 3.0
+
+
+def forward_price(a: Architecture, vocab_size: int) -> float:
+    """Operations of one token's forward pass, its loss included."""
+    logits = vocab_size * (2.0 * a.body_dim + _PER_LOGIT)
+    if a.embed_dim is None:
+        return logits
+    width, heads = a.embed_dim, a.heads * a.head_dim
+    mixing = 0.0
+    if a.attention == "softmax":
+        maps = heads + 2 * a.num_kv_heads * a.head_dim + heads * a.projection
+        mixing = 2.0 * width * maps + 4.0 * a.block_size * heads
+    elif a.attention != "none":
+        mixing = 4.0 * a.block_size * width
+    mlp = {"none": 0, "swiglu": 3}.get(a.mlp, 2) * 2.0 * width * a.mlp_dim
+    return logits + a.layers * (mixing + mlp)
+
+
+def step_price(config: Config, vocab_size: int) -> float:
+    """Operations of one training step."""
+    tokens = config.training.batch_size * config.model.block_size
+    return _STEP * tokens * forward_price(config.model, vocab_size)
+
+
+def affordable_tokens(
+    config: Config, vocab_size: int, val_tokens: int, *, cheap: float = CHEAP
+) -> int | None:
+    """How many tokens of the split evaluations take while training; None for all of them.
+
+    All of them where that is cheap beside the training or, up to `cheap` operations, by itself;
+    else as many as are cheap beside the training, in whole windows.
+    """
+    tokens = min(val_tokens, MOST_TOKENS)
+    forward = forward_price(config.model, vocab_size)
+    affordable = _EVALUATION_SHARE * _between_evaluations(config, vocab_size) / forward
+    if tokens <= affordable or tokens * forward <= cheap:
+        return None
+    length = config.model.block_size
+    fewer = max(1, max(_FEWEST_TOKENS, int(affordable)) // length) * length
+    return fewer if fewer < tokens else None
+
+
+def affordable_sample(config: Config, vocab_size: int) -> int:
+    """How many tokens the model says at each evaluation: 80, or fewer of a large model."""
+    by_itself = _TIMES_SLOWER_ALONE * forward_price(config.model, vocab_size)
+    by_itself += config.model.layers * _PER_LAYER_ALONE
+    share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size)
+    tokens = int(max(share, _CHEAP_SAMPLE) / by_itself)
+    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
+
+
+def evaluation_price(config: Config, vocab_size: int, val_tokens: int) -> float:
+    """What an evaluation with its sample costs, in training steps: a guess before it is known."""
+    tokens = min(config.training.eval_tokens or MOST_TOKENS, val_tokens, MOST_TOKENS)
+    price = tokens * forward_price(config.model, vocab_size)
+    price += _SAMPLED_TOKENS * config.model.layers * _PER_LAYER_ALONE / 4
+    return price / step_price(config, vocab_size)
+
+
+def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
+    """Whether measuring the whole split so many times is cheap beside that many steps."""
+    trained = steps * config.training.batch_size * config.model.block_size
+    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
+
+
+def _between_evaluations(config: Config, vocab_size: int) -> float:
+    assert config.training.eval_every is not None
+    return config.training.eval_every * step_price(config, vocab_size)

@@ -1,0 +1,146 @@
+"""Evaluations while training: the whole split where that is cheap, else a part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import attnlm
+from attnlm.base.errors import UsageError
+from attnlm.base.events import Note
+from attnlm.compute.device import choose_device
+from attnlm.config.recipes import load_recipe, recipe_names
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset
+from attnlm.model.architecture import MODELS
+from attnlm.model.language_model import build_model
+from attnlm.see.report import report
+from attnlm.see.report_page import report_page
+from attnlm.training import price
+from attnlm.training.price import affordable_sample, affordable_tokens, forward_price
+from attnlm.training.validation import MOST_TOKENS, validation_loss
+
+TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
+SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu"}
+SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(TEXT)
+    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+
+
+@pytest.fixture
+def dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which nothing is cheap by itself, and few tokens are enough."""
+    monkeypatch.setattr(affordable_tokens, "__kwdefaults__", {"cheap": 0.0})
+    monkeypatch.setattr(price, "_FEWEST_TOKENS", 16)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(resolve({"model": model}) for model in MODELS),
+        *(resolve({}, load_recipe(name)) for name in recipe_names()),
+    ],
+)
+def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config: Any) -> None:
+    assert affordable_tokens(config, **SHAKESPEARE) is None
+    assert affordable_sample(config, 65) == 80
+
+
+def test_what_costs_more_than_a_tenth_is_evaluated_in_part() -> None:
+    few = resolve({"steps": 30})
+    tokens = affordable_tokens(few, 50_257, 150_000)
+    # Three steps of 32 × 64 tokens, thrice as dear as forward: a tenth is less than the least.
+    assert tokens == 2048 and 8 <= affordable_sample(few, 50_257) < 80
+    more = resolve({"steps": 3000})
+    assert affordable_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
+    assert affordable_tokens(more, 50_257, 150_000) is None
+    assert affordable_tokens(few, 50_257, 1500) is None
+    large = resolve({"steps": 10**6})
+    assert affordable_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "average"])
+def test_the_price_counts_the_products_of_a_model(model: str) -> None:
+    """Twice the parameters that multiply, and the products of the attention."""
+    config = resolve({"model": model, "block_size": 16}).model
+    network = build_model(config, 65).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        network(torch.zeros((1, 16), dtype=torch.long))
+    counted = counter.get_total_flops() / 16
+    assert forward_price(config, 65) - 65 * price._PER_LOGIT == pytest.approx(counted, rel=0.15)
+
+
+def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
+    torch.manual_seed(0)
+    model = build_model(resolve({"block_size": 8}).model, dataset.vocab_size)
+    cpu = choose_device("cpu")
+    val: Any = np.asarray(dataset.val)
+    part = validation_loss(model, val, cpu, bytes_per_token=1.0, most=5 * 8 + 3)
+    whole = (len(val) - 1) // 8
+    losses = []
+    for number in range(5):
+        start = number * whole // 5 * 8
+        window = torch.tensor(val[start : start + 9].astype(int))
+        losses.append(model.loss(window[None, :-1], window[None, 1:]).item())
+    assert part.tokens == 40
+    assert part.loss == pytest.approx(sum(losses) / 5, abs=1e-6)
+    everything = validation_loss(model, val, cpu, bytes_per_token=1.0)
+    for most in (len(val) - 1, 10 * len(val)):
+        assert validation_loss(model, val, cpu, bytes_per_token=1.0, most=most) == everything
+
+
+def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
+    dear: None, dataset: Dataset, tmp_path: Path
+) -> None:
+    notes: list[object] = []
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": notes.append}
+    run = attnlm.train(dataset.path, steps=80, eval_every=20, **SMALL, **folders)
+    assert run.config.training.eval_tokens == 192
+    assert {record["evaluated_tokens"] for record in run.metrics()} == {192}
+    assert run.evaluated_part == f"192 of {dataset.val_tokens:,} tokens"
+    whole = run.whole()
+    for which in ("best", "last"):
+        measured = attnlm.evaluate(run, checkpoint=which, data=dataset)
+        assert (whole[which]["val_loss"], whole[which]["evaluated_tokens"]) == (
+            measured.loss,
+            measured.tokens,
+        )
+    assert measured.tokens == dataset.val_tokens - 1
+    assert any(isinstance(note, Note) and "whole validation split" in note.text for note in notes)
+    page = report_page(report(run, data_dir=dataset.path.parent)).decode()
+    assert run.evaluated_part in page and "best, whole split" in page
+
+    # Trained further it takes the same part, and what was measured in the end is measured anew.
+    longer = attnlm.train(resume=run.path, steps=120, **folders)
+    assert longer.config.training.eval_tokens == 192
+    assert longer.whole()["last"]["step"] == 120
+    with pytest.raises(UsageError, match="`eval_tokens` can't be changed"):
+        attnlm.train(resume=run.path, eval_tokens=64, steps=120, **folders)
+
+
+def test_the_end_is_not_measured_whole_where_that_costs_too_much(
+    dear: None, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path, **SMALL)
+    assert run.evaluated_part == f"16 of {dataset.val_tokens:,} tokens"
+    assert run.whole() == {}
+
+
+def test_small_data_are_evaluated_whole_as_eval_does(dataset: Dataset, tmp_path: Path) -> None:
+    run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path, **SMALL)
+    assert run.config.training.eval_tokens is None and run.evaluated_part == ""
+    assert run.whole() == {} and not (run.path / "whole.json").exists()
+    assert run.metrics()[-1]["evaluated_tokens"] == dataset.val_tokens - 1
+    measured = attnlm.evaluate(run, checkpoint="last", data=dataset)
+    assert measured.loss == run.metrics()[-1]["val_loss"]
