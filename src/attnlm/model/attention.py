@@ -88,8 +88,10 @@ class SelfAttention(nn.Module):
         self.dropout = 0.0 if a.residual else a.dropout
         width, kv_width = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
         std = a.embed_dim**-0.5
-        self.query = linear(a.embed_dim, width, bias=a.qkv_bias, std=std)
-        self.key = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
+        # Where embeddings come without a norm, larger scores leave some seeds with a dead head.
+        sharp = std if a.residual else std / 2
+        self.query = linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
+        self.key = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
         self.value = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
         self.query_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.key_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None

@@ -75,8 +75,7 @@ class Transformer(nn.Module):
         self.position_embedding = None
         if a.positions == "learned":
             self.position_embedding = nn.Embedding(a.block_size, a.embed_dim)
-            if std != 1:
-                nn.init.normal_(self.position_embedding.weight, std=std)
+            nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(Block(a) for _ in range(a.layers))
         self.norm = norm_of(a, a.body_dim)
