@@ -1,6 +1,6 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, process, quality, shakespeare, transformer, growth, vocabulary, busy, sample,
+Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy, sample,
 prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a
 checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet
 machine.
@@ -18,10 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import busy, growth, preparation, sampling, training, transformer
+from benchmarks import busy, growth, losses, preparation, sampling, training, transformer
 
 PARTS = {
     "steps": training.steps,
+    "losses": losses.losses,
     "process": training.process,
     "quality": training.quality,
     "shakespeare": training.shakespeare,
