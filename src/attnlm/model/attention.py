@@ -89,7 +89,7 @@ class SelfAttention(nn.Module):
         width, kv_width = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
         std = a.embed_dim**-0.5
         # Where embeddings come without a norm, larger scores leave some seeds with a dead head.
-        sharp = std if a.residual else std / 2
+        sharp = std if a.residual else 0.35 * std
         self.query = linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
         self.key = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
         self.value = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
