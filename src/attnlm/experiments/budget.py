@@ -85,8 +85,9 @@ def planned(
     deadline.closing_evaluations = _closing_evaluations(evaluated[0], dataset, left / together)
     training = deadline.planned(training)
     assert training.steps is not None
-    each = " of each model" if len(configs) > 1 else ""
-    takes = f"a step{each} takes {duration(pace.step, 2)}"
+    each = " of every model" if len(configs) > 1 else ""
+    one = "one step of every model together" if len(configs) > 1 else "a step"
+    takes = f"{one} takes {duration(pace.step, 2)}"
     if training.steps < _FEWEST_STEPS:
         raise _too_short(budget, training.steps, takes, pace)
     fit = f"about {training.steps:,} steps{each} fit into {duration(budget.seconds)}"

@@ -12,8 +12,10 @@ from attnlm.training.validation import MOST_TOKENS
 
 # Of the operations between two evaluations: what the evaluation, and what its sample may take.
 _EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
-# What is always affordable, whatever the share: a second or so, and a fifth of that.
-CHEAP, _CHEAP_SAMPLE = 1.2e11, 2e10
+# A second or so: such an evaluation may take up to half of what is trained in between.
+CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
+# What is affordable whatever the share.
+_FREE, _FREE_SAMPLE = 2e10, 2e10
 # Fewer tokens say too little about the loss.
 _FEWEST_TOKENS = 2**11
 _SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
@@ -52,13 +54,15 @@ def affordable_tokens(
 ) -> int | None:
     """How many tokens of the split evaluations take while training; None for all of them.
 
-    All of them where that is cheap beside the training or, up to `cheap` operations, by itself;
-    else as many as are cheap beside the training, in whole windows.
+    All of them where that is cheap beside the training or, up to `cheap` operations, not dearer
+    than it; else as many as are cheap beside the training, in whole windows.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_price(config.model, vocab_size)
-    affordable = _EVALUATION_SHARE * _between_evaluations(config, vocab_size) / forward
-    if tokens <= affordable or tokens * forward <= cheap:
+    between = _between_evaluations(config, vocab_size)
+    affordable = _EVALUATION_SHARE * between / forward
+    by_itself = min(cheap, max(_FREE, _CHEAP_SHARE * between))
+    if tokens <= affordable or tokens * forward <= by_itself:
         return None
     length = config.model.block_size
     fewer = max(1, max(_FEWEST_TOKENS, int(affordable)) // length) * length
@@ -70,7 +74,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
     by_itself = _TIMES_SLOWER_ALONE * forward_price(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
     share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size)
-    tokens = int(max(share, _CHEAP_SAMPLE) / by_itself)
+    tokens = int(max(share, _FREE_SAMPLE) / by_itself)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
 
 
