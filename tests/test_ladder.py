@@ -245,7 +245,7 @@ def test_a_budget_becomes_one_number_of_steps(dataset: Dataset, tmp_path: Path) 
     assert read_plan(ladder.path) == plan
     assert {rung.last["step"] for rung in ladder.rungs} == {plan.steps}
     assert {rung.run.config.training.eval_every for rung in ladder.rungs} == {plan.eval_every}
-    planned = f"about {started.plan.steps:,} steps of each model"
+    planned = f"about {started.plan.steps:,} steps of every model"
     assert any(isinstance(e, Note) and planned in e.text for e in events)
     # The larger one came first, and set the steps.
     runs = [event.run.config.model.model for event in events if isinstance(event, Started)]
