@@ -80,7 +80,7 @@ class Ours:
         torch.set_num_threads(os.cpu_count() or 1)
         given: dict[str, Any] = {
             "model": model,
-            **({"layers": shape.layers} if shape.layers > 1 else {}),
+            **({} if model == "multi-head" else {"layers": shape.layers}),
             "embed_dim": shape.width,
             "heads": shape.heads,
             "block_size": shape.context,
@@ -90,7 +90,7 @@ class Ours:
             "steps": 2**30,
             "seed": 1,
         }
-        if shape.vocab_size > 65 and shape.layers > 1:
+        if shape.vocab_size > 65 and model != "multi-head":
             given["tie_embeddings"] = True
         device = choose_device("cpu")
         config = settle(resolve({**given, **settings}), device, dataset)
