@@ -13,7 +13,9 @@ from attnlm.compute.threads import choose_threads
 
 @pytest.fixture(autouse=True)
 def four_threads_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    now = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: now[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: now.__setitem__(0, count))
     monkeypatch.setattr(threads, "_SECONDS", 0.0)
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "threads.json"
@@ -28,6 +30,7 @@ class Step:
 
     def __call__(self, count: int) -> Callable[[], None]:
         def step() -> None:
+            torch.set_num_threads(1)  # as steps of shared batches do
             self.made += 1
             time.sleep(self.seconds[count])
 
@@ -42,6 +45,11 @@ def test_the_faster_number_is_taken_and_remembered(four_threads_and_a_cache: Pat
         assert choose_threads(1e6, [about], again) == expected
         assert again.made == 0
     assert four_threads_and_a_cache.is_file()
+
+
+def test_a_trial_leaves_all_threads_to_the_next(four_threads_and_a_cache: Path) -> None:
+    choose_threads(1e6, ["small"], Step(one=0.001, all_=0.02))
+    assert torch.get_num_threads() == 4
 
 
 def test_threads_that_save_nothing_are_left_to_others() -> None:

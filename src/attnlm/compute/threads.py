@@ -46,6 +46,7 @@ def choose_threads(
     if key in remembered:
         return min(remembered[key], everything)
     seconds = _measured({count: step_with(count) for count in (1, everything)})
+    torch.set_num_threads(everything)
     chosen = everything if seconds[everything] < (1 - _WORTH) * seconds[1] else 1
     if path is not None:
         kept = list(remembered.items())[-_MOST_REMEMBERED:]

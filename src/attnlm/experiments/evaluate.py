@@ -56,7 +56,7 @@ def evaluate(
         chosen,
         bytes_per_token=dataset.bytes_per_token,
         compile=training.compile,
-        threads=torch.get_num_threads(),
+        threads=max(training.threads or 1, torch.get_num_threads()),
     )
     if not math.isfinite(evaluation.loss):
         raise NotFiniteError

@@ -49,7 +49,6 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
     config = replace(config, training=decided)
     threads = training.threads or _chosen_threads(config, device, dataset)
-    torch.set_num_threads(threads)
     return replace(config, training=replace(decided, threads=threads))
 
 
