@@ -29,8 +29,8 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "attend_backward": ([*[_NUMBER] * 3, _REAL, *[_PLACE] * 6], None),
     },
     "pointwise.c": {
-        "gelu": ([_NUMBER, *[_PLACE] * 2], None),
-        "gelu_backward": ([_NUMBER, *[_PLACE] * 3], None),
+        "gelu": ([*[_NUMBER] * 2, *[_PLACE] * 2], None),
+        "gelu_backward": ([*[_NUMBER] * 2, *[_PLACE] * 3], None),
         "swiglu": ([*[_NUMBER] * 2, *[_PLACE] * 2], None),
         "swiglu_backward": ([*[_NUMBER] * 2, *[_PLACE] * 3], None),
         "rms_norm": ([*[_NUMBER] * 2, _REAL, *[_PLACE] * 4], None),

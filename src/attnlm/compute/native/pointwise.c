@@ -44,16 +44,18 @@ INLINE vector within(vector x)
     return either(x < -16, (vector){0} - 16, x);
 }
 
-void gelu(int64_t count, const float *x, float *out)
+void gelu(int64_t rows, int64_t width, const float *x, float *out)
 {
+    const int64_t count = rows * width;
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = some_of(x + i, count - i), b = within(a);
         store_some(out + i, a * sigmoid_of(b * (LINEAR + CUBIC * b * b)), count - i);
     }
 }
 
-void gelu_backward(int64_t count, const float *x, const float *grad, float *d_x)
+void gelu_backward(int64_t rows, int64_t width, const float *x, const float *grad, float *d_x)
 {
+    const int64_t count = rows * width;
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = within(some_of(x + i, count - i));
         const vector share = sigmoid_of(a * (LINEAR + CUBIC * a * a));
