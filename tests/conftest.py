@@ -47,6 +47,17 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small data set, of tests.models' FRUITS."""
+    import attnlm
+    from tests.models import FRUITS
+
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(FRUITS)
+    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     yield from launched()

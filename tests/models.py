@@ -18,6 +18,7 @@ from attnlm.model.language_model import Block, LanguageModel, Transformer, build
 from attnlm.model.ops import pointwise
 
 V = 11
+FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 needs_compiler = pytest.mark.skipif(pointwise() is None, reason="there is no C compiler")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 

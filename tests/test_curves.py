@@ -21,7 +21,6 @@ from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, spread
 from attnlm.see.plain_curve import plain_curve
 from attnlm.training.events import Evaluated, Finished, Started
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL: dict[str, Any] = {
     "model": "bigram",
     "block_size": 8,
@@ -38,13 +37,6 @@ DRAW = curves.draw_run  # before conftest.py takes it away
 @pytest.fixture(autouse=True)
 def drawn_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "draw_run", DRAW)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "fruits.txt").write_text(TEXT)
-    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
 
 
 def train(dataset: Dataset, folder: Path, **more: Any) -> Run:

@@ -26,16 +26,8 @@ from attnlm.training import price
 from attnlm.training.price import affordable_sample, affordable_tokens, forward_price
 from attnlm.training.validation import MOST_TOKENS, validation_loss
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu"}
 SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "fruits.txt").write_text(TEXT)
-    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.state import saved_state
+from tests.models import FRUITS
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Setting] = {
     "block_size": 8,
     "batch_size": 4,
@@ -45,13 +45,6 @@ SMALL: dict[str, Setting] = {
     "device": "cpu",
 }
 FEW_LAYERS: dict[str, Setting] = {"layers": 2, "heads": 2, "embed_dim": 16}
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "fruits.txt").write_text(TEXT)
-    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
 
 
 @pytest.fixture
@@ -402,7 +395,7 @@ def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: A
 
 def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) -> None:
     run = trained()
-    (tmp_path / "fruits.txt").write_text(TEXT + "And that was all.\n")
+    (tmp_path / "fruits.txt").write_text(FRUITS + "And that was all.\n")
     other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
     changed = replace(run, dataset={**run.dataset, "path": str(other.path)})
     changed.save_config()
@@ -439,7 +432,7 @@ def test_resume_refuses_facts_that_do_not_fit_together(
 
 def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
     run = trained()
-    (tmp_path / "fruits.txt").write_text(TEXT + "What else? Yes, QUINCES! " * 20)
+    (tmp_path / "fruits.txt").write_text(FRUITS + "What else? Yes, QUINCES! " * 20)
     other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
     assert other.vocab_size > run.vocab_size
     same = {key: getattr(other, key) for key in ("train_sha256", "val_sha256")}
@@ -695,7 +688,7 @@ def test_the_hint_for_data_that_are_too_small_works(
     rung: str, size: int, fraction: float, tmp_path: Path
 ) -> None:
     """Whichever split is the smaller one; and no larger context would do."""
-    (tmp_path / "fruits.txt").write_text(TEXT[:size])
+    (tmp_path / "fruits.txt").write_text(FRUITS[:size])
     small = attnlm.prepare(
         tmp_path / "fruits.txt", val_fraction=fraction, data_dir=tmp_path / "data"
     )
@@ -714,7 +707,7 @@ def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
     trained: Any, tmp_path: Path
 ) -> None:
     run = trained(model="bigram")
-    (tmp_path / "few.txt").write_text(TEXT)
+    (tmp_path / "few.txt").write_text(FRUITS)
     few = attnlm.prepare(tmp_path / "few.txt", val_fraction=0.001, data_dir=tmp_path / "data")
     assert few.val_tokens < 8
     with pytest.raises(AttnlmError, match="validation split has") as caught:
