@@ -21,16 +21,9 @@ from attnlm.runs.run import Run
 from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Replanned
 from attnlm.training.schedule import learning_rate_factor
+from attnlm.training.step import Stepper
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "fruits.txt").write_text(TEXT)
-    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
 
 
 class Clock:
@@ -231,6 +224,21 @@ def test_a_trial_whose_first_step_takes_too_long_ends_there(
     monkeypatch.setattr(budgets, "_LONGEST_FIRST_STEP", 1e-9)
     with pytest.raises(AttnlmError, match="fewer than 10 steps fit"):
         attnlm.train(dataset.path, budget=60.0, checkpoint_dir=tmp_path / "runs", **SMALL)
+
+
+def test_a_batch_that_would_take_hours_is_not_tried(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+
+    def seconds_of_step(stepper: Stepper) -> float:
+        batches.append(stepper.config.batch_size)
+        return 200.0
+
+    monkeypatch.setattr(budgets, "_seconds_of_step", seconds_of_step)
+    with pytest.raises(AttnlmError, match="a step takes 100 s or more, and fewer than 10"):
+        attnlm.train(dataset.path, budget=200.0, checkpoint_dir=tmp_path / "runs", **SMALL)
+    assert set(batches) == {1}
 
 
 def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ from attnlm.see.ladder_page import explained, write_ladder
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
+from tests.models import FRUITS
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 SMALL: dict[str, Any] = {
     "rungs": ("bigram", "single-head"),
     "steps": 6,
@@ -37,13 +37,6 @@ SMALL: dict[str, Any] = {
     "prompt": "1 ",
     "tokens": 20,
 }
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "fruits.txt").write_text(TEXT)
-    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +109,13 @@ def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
     stopped = replace(climbed.rungs[1], records=climbed.rungs[1].records[:-1])
     shorter = replace(climbed, rungs=(climbed.rungs[0], stopped))
     assert "single-head made 4 steps, not 6" in shorter.warnings
+    config = climbed.rungs[0].run.config
+    again = replace(config, training=replace(config.training, stages="0:9,4:6"))
+    planned_again = replace(climbed.rungs[0], run=replace(climbed.rungs[0].run, config=again))
+    warnings = replace(climbed, rungs=(planned_again, climbed.rungs[1])).warnings
+    assert any(said.startswith("bigram was planned again") for said in warnings)
     alike = replace(climbed, rungs=(climbed.rungs[0],))
+    assert not any("planned again" in warning for warning in climbed.warnings)
     assert not any("defaults" in warning for warning in alike.warnings)
 
 
@@ -176,7 +175,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         climb(resume="ladder-001", name="other", checkpoint_dir=folder)
     with pytest.raises(AttnlmError, match="no ladder is called"):
         climb(resume="nothing", checkpoint_dir=folder)
-    (tmp_path / "other.txt").write_text(TEXT[::-1])
+    (tmp_path / "other.txt").write_text(FRUITS[::-1])
     other = attnlm.prepare(tmp_path / "other.txt", data_dir=tmp_path / "data")
     with pytest.raises(AttnlmError, match="is not the data set"):
         climb(other.path, name="ladder-001", checkpoint_dir=folder)
@@ -210,7 +209,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(
 
 
 def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
-    (tmp_path / "fruits.txt").write_text(TEXT[:23])  # of which 3 tokens are to validate
+    (tmp_path / "fruits.txt").write_text(FRUITS[:23])  # of which 3 tokens are to validate
     small = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
     notes: list[object] = []
     rungs = ("bigram", "multi-head", "transformer")

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.readable import duration
@@ -33,6 +31,8 @@ _TRIAL_SHARE, _WHOLE_SHARE = 0.03, 0.04
 # The first step is slower than others, by less than three times: where it takes this share of the
 # time that is left, too few steps fit.
 _LONGEST_FIRST_STEP = 0.3
+# By how much windows may be faster together than each alone.
+_MOST_GAINED = 8
 # Fewer steps teach a model nothing.
 _FEWEST_STEPS = 10
 # A process may have taken the whole of a very short budget to begin.
@@ -89,7 +89,7 @@ def planned(
     one = "one step of every model together" if len(configs) > 1 else "a step"
     takes = f"{one} takes {duration(pace.step, 2)}"
     if training.steps < _FEWEST_STEPS:
-        raise _too_short(budget, training.steps, takes, pace)
+        raise _too_short(budget, takes, pace)
     fit = f"about {training.steps:,} steps{each} fit into {duration(budget.seconds)}"
     on_event(Note(f"{fit}: {takes}, an evaluation about {duration(pace.evaluation, 2)}"))
     if training.warmup < configs[0].training.warmup:
@@ -102,22 +102,42 @@ def _seconds_per_step(
 ) -> float:
     """Measured over one step and then as many more as take a small share of the budget."""
     trial = replace(config, training=with_steps(config.training, 2**30))
-    state = initial_state(trial, dataset.vocab_size, device)
-    interruption = Interruption()
-    torch.set_num_threads(config.training.threads or torch.get_num_threads())
     with keeping_random_state(device):
-        stepper = Stepper(state, trial, dataset)
+        stepper = Stepper(initial_state(trial, dataset.vocab_size, device), trial, dataset)
+        left = budget.ends - time.perf_counter()
+        _check_step(_seconds_at_least(trial, dataset, device), left, budget)
+        first = _seconds_of_step(stepper)
+        _check_step(first, left, budget)
         began = time.perf_counter()
-        stepper.step(interruption).item()
-        first = time.perf_counter() - began
-        if first > _LONGEST_FIRST_STEP * (budget.ends - began):
-            raise _too_short(budget, 0, f"a step takes {duration(first, 2)}", Pace(first, 0.0))
-        again = time.perf_counter()
         while True:
-            stepper.step(interruption).item()
-            seconds = time.perf_counter() - again
+            _seconds_of_step(stepper)
+            seconds = time.perf_counter() - began
             if seconds + first >= _TRIAL_SHARE * budget.seconds / models:
                 return seconds / (stepper.state.step - 1)
+
+
+def _seconds_at_least(trial: Config, dataset: Dataset, device: Device) -> float:
+    """What a step takes at the very least, by one of its windows: so that none is made for hours.
+
+    0 where it would have to be compiled for one window alone.
+    """
+    if trial.training.compile == "on":
+        return 0.0
+    alone = replace(trial, training=replace(trial.training, batch_size=1))
+    stepper = Stepper(initial_state(alone, dataset.vocab_size, device), alone, dataset)
+    _seconds_of_step(stepper)  # slower than others
+    return _seconds_of_step(stepper) * trial.training.batch_size / _MOST_GAINED
+
+
+def _seconds_of_step(stepper: Stepper) -> float:
+    began = time.perf_counter()
+    stepper.step(Interruption()).item()
+    return time.perf_counter() - began
+
+
+def _check_step(seconds: float, left: float, budget: Budget) -> None:
+    if seconds > _LONGEST_FIRST_STEP * left:
+        raise _too_short(budget, f"a step takes {duration(seconds, 2)} or more", Pace(seconds, 0.0))
 
 
 def _part_for(
@@ -149,12 +169,13 @@ def _closing_evaluations(config: Config, dataset: Dataset, steps: float) -> floa
     return min(dataset.val_tokens, MOST_TOKENS) / part
 
 
-def _too_short(budget: Budget, steps: int, takes: str, pace: Pace) -> AttnlmError:
+def _too_short(budget: Budget, takes: str, pace: Pace) -> AttnlmError:
     used = time.perf_counter() - budget.began
     needed = used + 1.5 * (_FEWEST_STEPS * pace.step + 2 * pace.evaluation)
+    needed = max(needed, 1.2 * budget.seconds)
+    longer = f"{math.ceil(needed)}s" if needed < 120 else f"{math.ceil(needed / 60)}m"
     return AttnlmError(
         f"{duration(budget.seconds)} are too short for this model on this machine now: {takes}, "
         f"and fewer than {_FEWEST_STEPS} steps fit",
-        "give a smaller model, a smaller `batch_size`, "
-        f"or a `budget` of {math.ceil(max(needed, 1.2 * budget.seconds))}s or more",
+        f"give a smaller model, a smaller `batch_size`, or a `budget` of {longer} or more",
     )

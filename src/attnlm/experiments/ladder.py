@@ -18,7 +18,7 @@ from attnlm.base.names import check_name
 from attnlm.base.settings import Setting
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.shares import Shares, settled
+from attnlm.experiments.ladder_budget import LadderBudget, settled
 from attnlm.experiments.train import begin_run, train
 from attnlm.generation.sampling import SamplingConfig, drawn_seed, load_sampler
 from attnlm.runs.checkpoint import load_checkpoint
@@ -87,10 +87,10 @@ def climb(
     }
     given = {key: value for key, value in asked.items() if value is not None}
     checkpoint_dir = Path(checkpoint_dir)
-    path, shares = _existing(name, resume, checkpoint_dir), None
+    path, within = _existing(name, resume, checkpoint_dir), None
     if path is None:
         opened = open_dataset(dataset, data_dir=Path(data_dir))
-        path, made, shares = _begin(opened, given, name, checkpoint_dir, began, on_event)
+        path, made, within = _begin(opened, given, name, checkpoint_dir, began, on_event)
     else:
         made = read_plan(path)
         _check_unchanged(made, given)
@@ -101,7 +101,7 @@ def climb(
         trained: dict[str, Run] = {}
         for rung in _in_order(made, opened.vocab_size):
             on_event(Note(f"rung {len(trained) + 1} of {len(made.rungs)}: {rung}"))
-            deadline = None if shares is None else shares.deadline(rung, made)
+            deadline = None if within is None else within.deadline(rung, made)
             run = _trained(path, made, rung, opened, Path(data_dir), on_event, deadline)
             if made.budget is not None and not trained:
                 made = _as_made(made, run, path)
@@ -168,7 +168,7 @@ def _begin(
     checkpoint_dir: Path,
     began: float,
     on_event: OnEvent,
-) -> tuple[Path, Plan, Shares | None]:
+) -> tuple[Path, Plan, LadderBudget | None]:
     """A new ladder's folder, whole from the first, its plan, and how it shares a budget."""
     rungs = checked_rungs(given.get("rungs", DEFAULT_RUNGS))
     prompt, tokens = given.get("prompt", ""), given.get("tokens", 200)
@@ -186,7 +186,7 @@ def _begin(
     }
     if not alike.keys() & {"steps", "budget"}:
         alike["budget"] = DEFAULT_BUDGET
-    training, shares = settled(dataset, rungs, alike, began, on_event)
+    training, within = settled(dataset, rungs, alike, began, on_event)
     assert training.steps is not None and training.eval_every is not None
     made = Plan(
         dataset=dataset.name,
@@ -217,7 +217,7 @@ def _begin(
                 f"{taken} exists, and runs are never overwritten", "give the ladder another `name`"
             )
         new.rename(path)
-    return path, made, shares
+    return path, made, within
 
 
 def _taken(path: Path, rungs: Sequence[str]) -> Path | None:

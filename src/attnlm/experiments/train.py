@@ -24,7 +24,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import Budget, planned
 from attnlm.experiments.settle import check_fits, settle
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
-from attnlm.experiments.whole import measure_on_whole
+from attnlm.experiments.whole_split import measure_on_whole
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run

@@ -36,7 +36,8 @@ class TrainingState:
     loss_sum: float = 0.0
     """Of the training losses since the newest evaluation."""
     seconds: float = 0.0
-    """Wall time of the run, evaluations and saving included. Not saved with the weights."""
+    """Wall time of the run, evaluations and saving included, but not what listeners do. Not saved
+    with the weights."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 

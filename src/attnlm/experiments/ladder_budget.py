@@ -31,7 +31,7 @@ _LATE, _LATE_SHARE = 3.0, 0.05
 
 
 @dataclass
-class Shares:
+class LadderBudget:
     """The time of a ladder, shared by the rungs that are still to be trained."""
 
     plan: Planned
@@ -77,7 +77,7 @@ def settled(
     alike: Mapping[str, Setting],
     began: float,
     on_event: OnEvent,
-) -> tuple[TrainingConfig, Shares | None]:
+) -> tuple[TrainingConfig, LadderBudget | None]:
     """Steps and evaluations that all rungs share: as asked for, or as the budget has time for.
 
     Raises AttnlmError as `planned` does.
@@ -100,4 +100,4 @@ def settled(
         plan = planned(configs, dataset, device, Budget(training.budget, began), on_event)
     finally:
         torch.set_num_threads(threads)
-    return plan.training, Shares(plan, dict(zip(rungs, plan.paces, strict=True)))
+    return plan.training, LadderBudget(plan, dict(zip(rungs, plan.paces, strict=True)))
