@@ -58,6 +58,16 @@ def test_a_compiler_that_makes_nothing_of_use_is_none(
     assert compiled_by(script, tmp_path, monkeypatch) is None
 
 
+def test_a_compiler_that_hangs_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.compute.native.build._LONGEST_COMPILATION", 0.5)
+    script = f'echo >> "{tmp_path}/calls"; sleep 30'
+    assert compiled_by(script, tmp_path, monkeypatch) is None
+    assert anew("one_layer.c") is None
+    assert (tmp_path / "calls").read_text() == "\n"
+
+
 def test_a_library_without_the_functions_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,9 +154,14 @@ def _explain(error: BaseException) -> int:
     return 70
 
 
+_KINDS = {"int": "a whole number", "integer": "a whole number", "float": "a number"}
+
+
 def _explain_usage(error: Any) -> int:
     message = str(error.format_message()).splitlines()[0]
     message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
+    for kind, in_words in _KINDS.items():
+        message = message.replace(f"is not a valid {kind}", f"is not {in_words}")
     console.fail(message[:1].lower() + message[1:], _usage_hint(error))
     return 2
 

@@ -47,8 +47,8 @@ class TrainingConfig:
         "seconds to train for, in place of steps", above=0, at_most=10**8
     )
     stages: str | None = setting(
-        "how a run with a budget was planned again, as STEP:STEPS,…: from that step on, so many "
-        "in all; recorded, to repeat the run"
+        "the plans of a run with a budget, STEP:STEPS,…: from step STEP on, STEPS in all; "
+        "recorded, so that the run can be reproduced"
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
     learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)

@@ -53,8 +53,8 @@ def prepare(
     """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
 
     `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
-    characters are the validation split; or, with `val_file`, the whole of that text. Line ends
-    are kept as they are, or CR LF and CR become LF with `newlines` "unix". A data set with the
+    characters are the validation split; or, with `val_file`, the whole of that text. Line endings
+    are kept, or CR LF and CR become LF with `newlines` "unix". A data set with the
     same content is unchanged, one with other content is replaced only with `force`.
 
     Raises UsageError for invalid arguments, AttnlmError for a text that can't be found, downloaded,

@@ -13,14 +13,17 @@ from collections.abc import Iterator
 
 _FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _LONGEST_COMPILATION, _BETWEEN_LOOKS = 30.0, 0.02  # seconds
+_stuck: set[str] = set()  # compilers that took longer, and aren't waited for again
 
 
 def commands() -> Iterator[list[str]]:
     """Compilers with their flags, the best first: what CC names, cc, gcc and clang."""
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
     for compiler in dict.fromkeys(filter(None, (shutil.which(name) for name in named if name))):
-        yield [compiler, *_FLAGS, "-march=native"]
-        yield [compiler, *_FLAGS]  # not every compiler knows the processor by itself
+        # Not every compiler knows the processor by itself.
+        for more in (["-march=native"], []):
+            if compiler not in _stuck:
+                yield [compiler, *_FLAGS, *more]
 
 
 def compiled(command: list[str], folder: str, signals: list[int]) -> None:
@@ -42,6 +45,8 @@ def compiled(command: list[str], folder: str, signals: list[int]) -> None:
         _wait_for(process, signals)
     finally:
         if process.poll() is None:
+            if not signals:
+                _stuck.add(command[0])
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode != 0:
