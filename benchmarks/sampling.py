@@ -20,7 +20,8 @@ from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.generation.sampling import SamplingConfig, generate
+from attnlm.generation.sampling import generate
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row

@@ -448,19 +448,23 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     assert "config.json is damaged" in done.stderr
 
 
-def test_help_and_prepare_load_no_torch(tmp_path: Path) -> None:
+def test_help_prepare_and_unknown_names_load_no_torch(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     commands = ("", "prepare", "train", "ladder", "sample", "eval", *SEEING)
     program = f"""
 import sys, attnlm.__main__ as program
-def run(*arguments):
+def run(*arguments, code=0):
     sys.argv = ["attnlm", *arguments]
     try: program.main()
-    except SystemExit as end: assert not end.code
+    except SystemExit as end: assert (end.code or 0) == code, end.code
 for command in {commands!r}:
     run(*command.split(), "--help")
 assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
 run("prepare", "text.txt")
+for command in ("train", "ladder", "train --resume", "sample", "eval", "heads", "report"):
+    run(*command.split(), "nowhere", code=1)
+for command in ("attend", "trace"):
+    run(command, "a", "nowhere", code=1)
 assert "torch" not in sys.modules
 """
     done = subprocess.run(

@@ -22,7 +22,8 @@ from attnlm.data.dataset import id_dtype, open_dataset, sampled_hash
 from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
-from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.see.heads import study_heads
 from attnlm.see.report import report
 

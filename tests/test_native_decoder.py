@@ -20,7 +20,8 @@ from attnlm.compute.native import library
 from attnlm.generation import native_decoder
 from attnlm.generation.decoders import Ids, SideBySide, new_decoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.sampling import SamplingConfig, generate
+from attnlm.generation.sampling import generate
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, architecture
 from attnlm.model.language_model import Transformer, build_model

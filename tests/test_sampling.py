@@ -18,7 +18,8 @@ from attnlm.generation.next_token import (
     next_token_weights,
     normalised,
 )
-from attnlm.generation.sampling import SamplingConfig, generate, window_start
+from attnlm.generation.sampling import generate, window_start
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel, build_model
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from attnlm.model.recorder import record
-from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from attnlm.generation.next_token import next_token_weights, normalised
-from attnlm.generation.sampling import Sampler, SamplingConfig, load_sampler
+from attnlm.generation.sampling import Sampler, load_sampler
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.runs.open_run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
 from tests.command import attnlm, fails

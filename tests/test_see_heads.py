@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.attention import SelfAttention
-from attnlm.runs.open_run import load_model, open_dataset_of, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.see.heads import (
     PATTERNS,
     THRESHOLDS,

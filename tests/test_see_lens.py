@@ -10,7 +10,8 @@ import torch
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import Transformer
 from attnlm.model.recorder import record
-from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.see.lens import logit_lens
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])

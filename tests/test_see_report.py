@@ -22,7 +22,8 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Progress
 from attnlm.cli.app import run_command
 from attnlm.model.architecture import RUNGS
-from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend import CAUTION, Attention, attend

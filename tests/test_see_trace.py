@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.see.script import as_script
 from attnlm.see.trace import in_words, trace
 from tests.command import attnlm, fails

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from attnlm.experiments.evaluate import evaluate
     from attnlm.experiments.train import train
     from attnlm.generation.sampling import sample, samples
-    from attnlm.runs.open_run import load_model, open_run
+    from attnlm.runs.load_model import load_model
+    from attnlm.runs.open_run import open_run
     from attnlm.runs.run import Run
     from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
     from attnlm.training.validation import Evaluation
@@ -64,7 +65,7 @@ _HOMES = {
     "Stepped": "training.events",
     "UsageError": "base.errors",
     "evaluate": "experiments.evaluate",
-    "load_model": "runs.open_run",
+    "load_model": "runs.load_model",
     "open_dataset": "data.dataset",
     "open_run": "runs.open_run",
     "prepare": "data.prepare",

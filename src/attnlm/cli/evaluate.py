@@ -16,6 +16,7 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     Verify,
+    opened_run,
 )
 
 
@@ -32,10 +33,10 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Measure a model's loss on the whole validation split."""
-    from attnlm.experiments import evaluate as experiment
-    from attnlm.runs.open_run import open_run
+    opened = opened_run(run, checkpoint_dir)
 
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    from attnlm.experiments import evaluate as experiment
+
     chosen = opened.checkpoint(checkpoint)
     evaluation = experiment.evaluate(
         opened,

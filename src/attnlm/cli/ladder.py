@@ -10,6 +10,7 @@ import typer
 
 from attnlm.base.commands import command_for
 from attnlm.base.errors import UsageError
+from attnlm.base.folders import find_folder
 from attnlm.cli import console
 from attnlm.cli.displays import TrainingDisplay, reference_losses
 from attnlm.cli.options import (
@@ -67,6 +68,8 @@ def ladder(
     """Train several models on the same batches and compare them."""
     if steps is not None and budget is not None:
         raise UsageError("--steps and --budget exclude each other", "give one of them")
+    if resume is None:
+        find_folder(dataset, data_dir, kind="data set")
 
     from attnlm.experiments.ladder import LadderStarted, climb
     from attnlm.see.ladder_page import write_ladder

@@ -6,13 +6,16 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import help_of
+
+if TYPE_CHECKING:
+    from attnlm.runs.run import Run
 
 RunArgument = Annotated[
     str | None, typer.Argument(metavar="RUN", help="name or path; default: the one trained last")
@@ -82,3 +85,10 @@ def decoded(content: bytes, origin: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None
+
+
+def opened_run(run: str | None, checkpoint_dir: Path) -> Run:
+    """The run that was named, opened before torch is loaded: an unknown one is said at once."""
+    from attnlm.runs.open_run import open_run
+
+    return open_run(run, checkpoint_dir=checkpoint_dir)

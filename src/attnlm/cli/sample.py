@@ -22,12 +22,19 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     decoded,
+    opened_run,
     typed,
 )
 from attnlm.cli.talk import TEMPERATURE, talk
+from attnlm.generation.sampling_config import (
+    MOST_CHOICES_HELD,
+    MOST_HELD,
+    SamplingConfig,
+    drawn_seed,
+)
 
 if TYPE_CHECKING:
-    from attnlm.generation.sampling import Sampler, SamplingConfig
+    from attnlm.generation.sampling import Sampler
     from attnlm.runs.run import Checkpoint as ChosenCheckpoint
 
 
@@ -62,16 +69,6 @@ def sample(
     """Generate text with a trained model."""
     _check(interactive, show_probs, json, num_samples, prompt)
     text = _prompt(prompt, prompt_file)
-
-    from attnlm.generation.sampling import (
-        MOST_CHOICES_HELD,
-        MOST_HELD,
-        SamplingConfig,
-        drawn_seed,
-        load_sampler,
-    )
-    from attnlm.runs.open_run import open_run
-
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
     if json and tokens > most:
         raise UsageError(
@@ -86,7 +83,10 @@ def sample(
         num_samples=num_samples,
         seed=drawn_seed() if seed is None else seed,
     )
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = opened_run(run, checkpoint_dir)
+
+    from attnlm.generation.sampling import load_sampler
+
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen.which, device=device)
     ids = None if interactive else sampler.prompt_ids(text)

@@ -24,6 +24,7 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     TextArgument,
+    opened_run,
     typed,
 )
 
@@ -44,11 +45,11 @@ def attend(
     """Show what each head attends to in a text."""
     drawn = _drawing(output) if output is not None else None
 
-    from attnlm.runs.open_run import open_run
+    text = typed(text, "the text")
+    opened = opened_run(run, checkpoint_dir)
+
     from attnlm.see import attend as see
 
-    text = typed(text, "the text")
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)
     attention = see.attend(opened, text, checkpoint=chosen.which)
     layers, heads, length, _ = attention.weights.shape
@@ -125,12 +126,12 @@ def trace(
     if as_code and json:
         raise UsageError("--as-code and --json exclude each other", "give one of them")
 
-    from attnlm.runs.open_run import open_run
+    text = typed(text, "the text")
+    opened = opened_run(run, checkpoint_dir)
+
     from attnlm.see import trace as see
     from attnlm.see.script import as_script
 
-    text = typed(text, "the text")
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)
     console.say(f"{opened.name}, {chosen}: {opened.config.model.model}")
     if as_code:
@@ -160,10 +161,10 @@ def heads(
     json: JsonOption = False,
 ) -> None:
     """Score and name attention heads by what they attend to."""
-    from attnlm.runs.open_run import open_run
+    opened = opened_run(run, checkpoint_dir)
+
     from attnlm.see import heads as see
 
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = opened.checkpoint(checkpoint)
     display = PreparationDisplay()
     with contextlib.closing(display):
@@ -217,16 +218,15 @@ def report(
     if output is not None:
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
+    opened = opened_run(run, checkpoint_dir)
 
     display = PreparationDisplay()
     with contextlib.closing(display):
         display(Progress("loading", 0, None, "step"))
-        from attnlm.runs.open_run import open_run
         from attnlm.see.report import STAGES
         from attnlm.see.report import report as gather
         from attnlm.see.report_page import report_page
 
-        opened = open_run(run, checkpoint_dir=checkpoint_dir)
         chosen = opened.checkpoint(checkpoint)
         gathered = gather(
             opened,

@@ -11,7 +11,8 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.cli import console
 
 if TYPE_CHECKING:
-    from attnlm.generation.sampling import Sampler, SamplingConfig
+    from attnlm.generation.sampling import Sampler
+    from attnlm.generation.sampling_config import SamplingConfig
 
 TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution; 0 is greedy"
 

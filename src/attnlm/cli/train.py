@@ -13,6 +13,7 @@ import typer
 
 from attnlm.base.commands import command_for
 from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import console
@@ -26,6 +27,7 @@ from attnlm.cli.options import (
     QuietOption,
     Verify,
     budget_option,
+    opened_run,
     setting_option,
 )
 from attnlm.config.recipes import load_recipe, to_toml
@@ -109,8 +111,12 @@ def train(
         config = resolve(given, load_recipe(recipe) if recipe is not None else None)
         console.result(to_toml(config.settings()).rstrip())
         return
-    if recipe is None and resume is None:
-        resolve(given)  # what is wrong with the options is said before torch is loaded
+    # What is wrong is said before torch is loaded.
+    if resume is not None:
+        opened_run(resume, checkpoint_dir)
+    else:
+        resolve(given, load_recipe(recipe) if recipe is not None else None)
+        find_folder(dataset, data_dir, kind="data set")
 
     from attnlm.experiments.train import train as run_train
 

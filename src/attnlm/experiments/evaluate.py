@@ -10,7 +10,8 @@ import torch
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.runs.open_run import load_model, open_dataset_of, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
 from attnlm.training.optimizer import lay_side_by_side
 from attnlm.training.validation import Evaluation, validation_loss

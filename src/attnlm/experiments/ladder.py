@@ -20,7 +20,8 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.ladder_budget import LadderBudget, settled
 from attnlm.experiments.train import begin_run, train
-from attnlm.generation.sampling import SamplingConfig, drawn_seed, load_sampler
+from attnlm.generation.sampling import load_sampler
+from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.ladder_plan import RECORD, Plan, checked_rungs, read_plan, run_path
 from attnlm.runs.open_run import open_run

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.data.dataset import Dataset, ids_at
-from attnlm.generation.sampling import Sampler, SamplingConfig
+from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.runs.ticker import PASSAGE, Snapshot

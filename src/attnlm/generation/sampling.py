@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import math
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,49 +20,12 @@ from attnlm.generation.next_token import (
     next_token_weights,
     normalised,
 )
+from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.open_run import load_model, open_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
-
-MOST_HELD = 2**26
-"""Tokens, of all samples, where none is shown before the last is drawn: about 2 GB."""
-MOST_CHOICES_HELD = 2**20
-"""The same for tokens with their probabilities, and those of others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How tokens are chosen. Raises UsageError for invalid values."""
-
-    tokens: int = 500
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    num_samples: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._require(self.tokens >= 0, "tokens", "0 or more")
-        finite = math.isfinite(self.temperature) and self.temperature >= 0
-        self._require(finite, "temperature", "0 (greedy) or more")
-        self._require(self.top_k is None or self.top_k >= 1, "top_k", "1 or more")
-        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
-        if self.num_samples > 1:
-            most = MOST_HELD // max(1, self.tokens)
-            words = f"at most {max(1, most)} with `tokens` {self.tokens}: all are held in memory"
-            self._require(self.num_samples <= most, "num_samples", words)
-        self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
-
-    def _require(self, holds: bool, name: str, words: str) -> None:
-        if not holds:
-            raise UsageError(f"`{name}` can't be {getattr(self, name)}", f"it must be {words}")
-
-
-def drawn_seed() -> int:
-    """A seed for whoever gave none; report it, so that the text can be reproduced."""
-    return secrets.randbits(31)
 
 
 def window_start(model: LanguageModel, length: int, start: int) -> int:

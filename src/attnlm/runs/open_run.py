@@ -1,4 +1,4 @@
-"""Opens runs, and what belongs to them: models, data sets."""
+"""Opens runs and their data sets. Nothing here needs torch, which takes a second to load."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder, is_folder
-from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, is_count, open_dataset
-from attnlm.model.language_model import LanguageModel
-from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.run import FORMAT, Run, damaged, is_number
 
 
@@ -80,34 +77,6 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
     "dataset": _is_dataset,
     "stopped_after": lambda value: is_number(value) and value >= 0,
 }
-
-
-def load_model(
-    run: str | Path | Run | None = None,
-    *,
-    checkpoint: str = "auto",
-    device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-) -> tuple[LanguageModel, Device]:
-    """The model of a run (by default the one trained last), ready to be used, and its device.
-
-    The model is a torch.nn.Module in evaluation mode, on `device.torch`: ids (B, T) of at most
-    block_size tokens → logits (B, T, V).
-
-        model, device = attnlm.load_model("multi-head-001")
-        ids = attnlm.open_run("multi-head-001").tokenizer.encode("To be")
-        logits = model(torch.tensor([ids], device=device.torch))
-
-    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when
-    files are missing or damaged, or the device is not available.
-    """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
-    path = run.checkpoint(checkpoint).path
-    # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
-    dtype = "float32" if run.config.training.dtype == "float32" else "auto"
-    chosen = choose_device(device, dtype)
-    model, _, _ = load_checkpoint(path, run.config.model, run.vocab_size)
-    return model.to(chosen.torch).eval(), chosen
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:

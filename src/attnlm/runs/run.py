@@ -15,7 +15,6 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import remove_leftovers, trained_alone
 from attnlm.config.settings import Config
-from attnlm.runs.checkpoint import load_facts
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.ticker import Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
@@ -105,6 +104,8 @@ class Run:
         return not self.best.exists() or last.get("evaluated_step") == 0 < last["step"]
 
     def _facts(self, path: Path) -> dict[str, Any]:
+        from attnlm.runs.checkpoint import load_facts  # loads torch
+
         facts = load_facts(path, self.config.model, self.vocab_size)
         if type(facts.get("step")) is not int or type(facts.get("val_loss", 0.0)) is not float:
             raise damaged(path)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Recorder, no_attention, record
-from attnlm.runs.open_run import load_model
+from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 

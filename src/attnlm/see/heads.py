@@ -36,7 +36,8 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, record
-from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer, safe_pieces
 

@@ -16,10 +16,12 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
-from attnlm.generation.sampling import Sampler, SamplingConfig
+from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
-from attnlm.runs.open_run import load_model, open_dataset_of
+from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of

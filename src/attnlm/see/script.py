@@ -16,7 +16,7 @@ from safetensors import safe_open
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
-from attnlm.runs.open_run import load_model
+from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
-from attnlm.runs.open_run import load_model
+from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.blocks import next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
