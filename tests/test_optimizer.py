@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from attnlm.base.settings import Setting
+from attnlm.compute.workers import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
+from attnlm.training import optimizer as optimizers
 from attnlm.training.optimizer import Optimizer, orthogonalize
 from attnlm.training.schedule import learning_rate_factor
 
@@ -137,3 +139,31 @@ def test_an_optimizer_goes_on_from_its_state(optimizer: str) -> None:
         with_optimizer.step(3)
     for one, other in zip(model.parameters(), copy.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_threads_share_an_update_and_change_nothing(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "_MUON_AT_ONCE", 200)
+    monkeypatch.setattr(optimizers, "_ADAMW_AT_ONCE", 50)
+    settings: dict[str, Setting] = {"model": "transformer", "layers": 2, "optimizer": optimizer}
+    results = []
+    for threads in (1, 3):
+        model, config = a_model_with_gradients(1, heads=2, **settings)
+        updates = Optimizer(model, config.training)
+        with new_pool(threads) as pool:
+            for step in range(3):
+                give_gradients(model, step)
+                updates.step(step, pool, threads)
+        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert len(updates._groups) > 10
+    assert torch.equal(*results)
+    monkeypatch.undo()
+    whole, config = a_model_with_gradients(1, heads=2, **settings)
+    updates = Optimizer(whole, config.training)
+    for step in range(3):
+        give_gradients(whole, step)
+        updates.step(step)
+    values = torch.cat([p.detach().flatten() for p in whole.parameters()])
+    torch.testing.assert_close(values, results[0], rtol=1e-5, atol=1e-6)

@@ -42,7 +42,7 @@ def first_gradient(config: Config, dataset: Dataset) -> tuple[float, Tensor]:
     with torch.no_grad():
         state.optimizer._values.add_(torch.randn_like(state.optimizer._values) * 0.1)
     found: list[Tensor] = []
-    state.optimizer.step = lambda step: found.append(state.optimizer.gradient.clone())  # type: ignore[method-assign]
+    state.optimizer.step = lambda step, *_: found.append(state.optimizer.gradient.clone())  # type: ignore[method-assign]
     before = torch.get_num_threads()
     try:
         loss = Stepper(state, config, dataset).step(Interruption()).item()

@@ -241,8 +241,8 @@ def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
     """The best of a training that was stopped early may be of step 0, or not be there."""
     original = Optimizer.step
 
-    def step(self: Optimizer, number: int) -> None:
-        original(self, number)
+    def step(self: Optimizer, number: int, *threads: Any) -> None:
+        original(self, number, *threads)
         if number == stop - 1:
             signal.raise_signal(signal.SIGINT)
 
@@ -274,10 +274,10 @@ def test_a_second_signal_within_a_step_saves_nothing(
     whole = trained()
     original = Optimizer.step
 
-    def step(self: Optimizer, number: int) -> None:
+    def step(self: Optimizer, number: int, *threads: Any) -> None:
         if number == 7:
             signal.raise_signal(signal.SIGINT)
-        original(self, number)
+        original(self, number, *threads)
         if number == 7:  # the weights are new, and the step is not counted yet
             signal.raise_signal(signal.SIGINT)
 

@@ -6,18 +6,24 @@ Not torch.optim's: importing that loads PyTorch's compiler, which takes longer t
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from attnlm.compute.workers import compute_all
 from attnlm.config.settings import TrainingConfig
 from attnlm.training.schedule import learning_rate_factor
 
 Span = tuple[str, nn.Parameter, slice]
+
+# On a CPU so many numbers are updated together: they stay in its caches, and threads share them.
+_MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
 
 
 def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
@@ -69,12 +75,14 @@ class Optimizer:
             values, gradient, mean = (v[begin:end] for v in (flat, self.gradient, self._mean))
             decay = config.weight_decay if place.decays else 0.0
             if place.shape is None:
-                square = self._square[begin:end]
-                self._groups.append(_AdamW(values, gradient, mean, square, decay, config))
+                vectors = [values, gradient, mean, self._square[begin:end]]
+                for values, gradient, mean, square in _cut(vectors, _ADAMW_AT_ONCE):
+                    self._groups.append(_AdamW(values, gradient, mean, square, decay, config))
             else:
-                stack = (-1, *place.shape)
-                values, gradient, mean = (v.view(stack) for v in (values, gradient, mean))
-                self._groups.append(_Muon(values, gradient, mean, decay, config))
+                stacks = [v.view(-1, *place.shape) for v in (values, gradient, mean)]
+                for values, gradient, mean in _cut(stacks, _MUON_AT_ONCE // math.prod(place.shape)):
+                    self._groups.append(_Muon(values, gradient, mean, decay, config))
+        self._turns = functools.cache(self._shared_out)
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
         """The model again, on the same weights in memory, and the vector of its own gradients."""
@@ -97,15 +105,36 @@ class Optimizer:
         """Takes the learning rate from that configuration from now on."""
         self._config = config
 
-    def step(self, step: int) -> None:
-        """The update after step 0, 1, …, from the gradients, which it then sets to 0."""
+    def step(self, step: int, pool: ThreadPoolExecutor | None = None, threads: int = 1) -> None:
+        """The update after step 0, 1, …, from the gradients, which it then sets to 0.
+
+        `threads` of `pool` and this one share it out, which changes nothing in the result.
+        """
         if self._config.gradient_clip is not None:
             norm = self.gradient.norm()
             self.gradient.mul_((self._config.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
         rate = self._config.learning_rate * learning_rate_factor(step, self._config)
-        for group in self._groups:
-            group.update(rate, step)
+
+        def update(groups: Sequence[_AdamW | _Muon]) -> None:
+            for group in groups:
+                group.update(rate, step)
+
+        if pool is None or threads == 1:
+            update(self._groups)
+        else:
+            jobs = [functools.partial(update, groups) for groups in self._turns(threads)]
+            compute_all(jobs, pool)
         self.gradient.zero_()
+
+    def _shared_out(self, threads: int) -> list[list[_AdamW | _Muon]]:
+        """The groups for each thread: the most work first, always to whoever has least."""
+        shares: list[list[_AdamW | _Muon]] = [[] for _ in range(threads)]
+        work = [0.0] * threads
+        for group in sorted(self._groups, key=lambda group: -group.work):
+            least = work.index(min(work))
+            shares[least].append(group)
+            work[least] += group.work
+        return [share for share in shares if share]
 
     def not_finite(self) -> list[str]:
         """Which of gradient (as its running means remember it) and weights are NaN or infinite."""
@@ -148,6 +177,14 @@ def _place(name: str, parameter: Tensor, config: TrainingConfig) -> _Place:
     return _Place(True, decays, (parameter.size(-2), parameter.size(-1)))
 
 
+def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
+    """Pieces of tensors of one length, each `size` long; whole ones on a GPU."""
+    length = len(tensors[0])
+    size = length if tensors[0].device.type != "cpu" else max(1, size)
+    for begin in range(0, length, max(1, size)):
+        yield [tensor[begin : begin + size] for tensor in tensors]
+
+
 class _AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
@@ -162,6 +199,7 @@ class _AdamW:
     ) -> None:
         self._vectors = [values], [gradient], [mean], [square]
         self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
+        self.work = 100.0 * values.numel()  # about, in products: it waits for memory
         self._made = torch.zeros((), device=values.device)
 
     def update(self, rate: float, step: int) -> None:
@@ -199,6 +237,7 @@ class _Muon:
         self._values, self._gradient, self._mean = values, gradient, mean
         self._weight_decay, self._momentum = weight_decay, config.beta1
         self._scale = 0.2 * math.sqrt(max(values.shape[-2:]))
+        self.work = 30.0 * values.numel() * min(values.shape[-2:])
         # On a CPU products in bfloat16 are mostly slow.
         half = config.dtype == "bfloat16" and values.is_cuda
         self._dtype = torch.bfloat16 if half else values.dtype

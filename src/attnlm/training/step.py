@@ -69,7 +69,7 @@ class Stepper:
         losses = compute_all(jobs, self._pool)
         with interruption.shield():
             state.optimizer.average_gradients([share.gradient for share in shares[1:]])
-            state.optimizer.step(state.step)
+            state.optimizer.step(state.step, self._pool, len(shares))
             loss = torch.stack(losses).mean()
             self._loss_sum += loss
             state.step += 1
