@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.training import memory
-from attnlm.training.memory import FACTOR, check_memory, estimate_memory, windows_at_once
+from attnlm.training.memory import (
+    FACTOR,
+    affordable_micro_batch,
+    check_memory,
+    estimate_memory,
+    windows_at_once,
+)
 
 CPU = Device("cpu", "float32", "requested")
 
@@ -43,6 +50,26 @@ def test_what_takes_more_than_there_is_is_refused(
     assert hint in caught.value.hint
     monkeypatch.setattr(memory, "_memory_of", lambda device: None)  # a device that does not tell
     check_memory(*sizes, CPU)
+
+
+def test_as_many_windows_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve({"model": "transformer", "batch_size": 64, "threads": 1})
+    sizes = 65, 10_000, 10**4
+
+    def of(size: int | None) -> int:
+        training = replace(config.training, micro_batch_size=size)
+        return estimate_memory(replace(config, training=training), *sizes, "cpu").total
+
+    for there, expected in (
+        (of(None) / 0.69, None),
+        (of(None) / 0.71, 32),
+        (of(8) / 0.69, 8),
+        (of(1) / 0.69, 1),
+        (of(1) / 0.71, None),  # nothing would help
+        (None, None),
+    ):
+        monkeypatch.setattr(memory, "_memory_of", lambda device, there=there: there)
+        assert affordable_micro_batch(config, *sizes, CPU) == expected
 
 
 def test_nothing_is_made_of_a_run_that_is_refused(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import attnlm
+from attnlm.base.errors import UsageError
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.compute.workers import compute_all, new_pool
@@ -18,7 +21,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.batches import window_seeds
 from attnlm.data.dataset import Dataset
-from attnlm.training.share import shares
+from attnlm.training.share import cut_batch
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 
@@ -71,6 +74,41 @@ def test_gradients_do_not_depend_on_the_number_of_threads(name: str, dataset: Da
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name", ["bigram", "single-head", "multi-head:dropout=0.3", "transformer:dropout=0.3", "gpt2"]
+)
+def test_gradients_do_not_depend_on_how_many_windows_are_computed_at_once(
+    name: str, dataset: Dataset
+) -> None:
+    expected_loss, expected = first_gradient(config_of(name, threads=1), dataset)
+    for compile in ("auto", "off"):
+        for micro, threads in ((4, 1), (4, 2), (3, 2), (1, 1)):  # of 8; 3 becomes 2
+            settings = {"micro_batch_size": micro, "threads": threads, "compile": compile}
+            loss, found = first_gradient(config_of(name, **settings), dataset)
+            assert loss == pytest.approx(expected_loss, rel=1e-6)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        ({"batch_size": 12}, (1, 1, 2, 6)),
+        ({"batch_size": 12, "micro_batch_size": 4}, (1, 3, 2, 2)),
+        ({"batch_size": 12, "micro_batch_size": 5}, (1, 3, 2, 2)),
+        ({"batch_size": 12, "micro_batch_size": 1}, (1, 12, 1, 1)),
+        ({"batch_size": 12, "micro_batch_size": 99}, (1, 1, 2, 6)),
+        ({"batch_size": 12, "processes": 3, "micro_batch_size": 2}, (3, 2, 2, 1)),
+        ({"batch_size": 7, "micro_batch_size": 6}, (1, 7, 1, 1)),
+    ],
+)
+def test_a_batch_is_cut_among_processes_rounds_and_threads(
+    settings: dict[str, int], cut: tuple[int, ...]
+) -> None:
+    found = cut_batch(config_of("transformer", **settings).training, 2)
+    assert found == cut
+    assert found.processes * found.rounds * found.shares * found.windows == settings["batch_size"]
+
+
 def test_dropout_drops_in_each_window_and_step_something_else(dataset: Dataset) -> None:
     seeds = [seed for step in range(9) for seed in window_seeds(1, step, 0, 64)]
     assert len(set(seeds)) == 9 * 64
@@ -94,7 +132,24 @@ def test_a_batch_is_cut_into_equal_shares(
     threads: int, batch_size: int, compile: str, count: int
 ) -> None:
     config = config_of("transformer", batch_size=batch_size, compile=compile)
-    assert shares(threads, config) == count
+    assert cut_batch(config.training, threads) == (1, 1, count, batch_size // count)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "hints"),
+    [
+        ({"processes": 3}, "3 processes can't share out a `batch_size` of 8", "9 or 6"),
+        ({"processes": 9}, "9 processes can't share out", "give `batch_size` 9"),
+        ({"processes": 2, "budget": 9.0}, "`budget` is for one process", "`steps`"),
+        ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
+    ],
+)
+def test_what_processes_cannot_share_is_refused(
+    settings: dict[str, Any], says: str, hints: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+        resolve({"model": "transformer", "batch_size": 8, **settings})
+    assert hints in str(caught.value.hint)
 
 
 def test_a_failure_waits_for_the_others() -> None:

@@ -27,6 +27,13 @@ class NotFiniteError(AttnlmError):
         )
 
 
+class SaidElsewhereError(AttnlmError):
+    """What is wrong is reported by another of the processes that train together."""
+
+    def __init__(self) -> None:
+        super().__init__("another process has failed", "see what it reports")
+
+
 class UsageError(AttnlmError):
     """Invalid arguments, whatever the files contain."""
 

@@ -95,11 +95,16 @@ class Interruption:
     A second signal is not held back any more: whoever sends it wants to stop at once, and files
     are replaced whole or not at all. Hangups do not count: a shell and the system each send some,
     and a session that ends sends SIGTERM and SIGHUP together.
+
+    `deferred`: a first signal is only noted, as `pending`, until all processes that train together
+    `agree` to stop.
     """
 
-    def __init__(self) -> None:
-        self._pending: int | None = None
-        self._shielded = False
+    def __init__(self, *, deferred: bool = False) -> None:
+        self.pending: int | None = None
+        """The signal that has come and is not answered yet."""
+        self._deferred = self._shielded = deferred
+        self._agreed = self._is_others = False
         self.answered = False
         """Whether the exception has arrived: until then it may be lost on its way, and is raised
         again."""
@@ -126,16 +131,28 @@ class Interruption:
         try:
             yield
         finally:
-            self._shielded = False
-        if self._pending is not None:
-            raise Interrupted(self._pending)
+            self._shielded = self._deferred
+        if self.pending is not None and not self._deferred:
+            raise Interrupted(self.pending)
+
+    def agree(self, signum: int) -> None:
+        """All processes stop by this signal, which has come to one of them at least."""
+        self._agreed, self._is_others = True, self.pending is None
+        self.pending = signum
+
+    def raise_agreed(self) -> None:
+        """Raises Interrupted where processes have agreed to stop."""
+        if self._agreed:
+            assert self.pending is not None
+            raise Interrupted(self.pending)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        again = self._pending is not None
-        if again and HANGUP in (signum, self._pending):
-            self._pending = signum if self._pending == HANGUP else self._pending
+        again = self.pending is not None and not self._is_others
+        self._is_others = False
+        if again and HANGUP in (signum, self.pending):
+            self.pending = signum if self.pending == HANGUP else self.pending
             return
-        self._pending = signum
+        self.pending = signum
         if again and at_second_signal is not None:
             at_second_signal(signum, frame)
         if not again and not self._shielded:
@@ -148,7 +165,7 @@ class Interruption:
 
         def send() -> None:
             if not self.answered:
-                self._pending = None
+                self.pending = None
                 signal.raise_signal(signum)
 
         later(seconds, send)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -19,10 +20,11 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from attnlm.base import signals as interruption
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, SaidElsewhereError
 from attnlm.base.signals import Interrupted
 from attnlm.base.suggestions import answer, same, suggestion
 from attnlm.cli import console
+from attnlm.compute.processes import is_launched
 
 _PATIENCE = 2.0  # seconds from a signal to the end of the process
 
@@ -42,6 +44,12 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     if code > 128:
         # At once, whatever still runs in a thread. All that was said is flushed, or its reader is
         # not reading, and would be waited for.
+        os._exit(code)
+    if code and is_launched():
+        # Python's own end would wait for other processes, which may never answer.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -110,6 +118,8 @@ def run(command: Callable[[], object]) -> int:
     _prepare_streams()
     try:
         command()
+    except SaidElsewhereError as error:
+        return error.exit_code
     except AttnlmError as error:
         console.fail(error.message, error.hint)
         return error.exit_code

@@ -30,6 +30,7 @@ from attnlm.cli.options import (
     opened_run,
     setting_option,
 )
+from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import TrainingConfig, resolve, setting_names
 from attnlm.model.architecture import Architecture
@@ -37,10 +38,10 @@ from attnlm.model.architecture import Architecture
 if TYPE_CHECKING:
     from attnlm.runs.run import Run
 
-_DATA = ("sampling", "stride", "batch_size", "data_dir", "verify")
+_DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     *("recipe", "print_config", "name", "checkpoint_dir", "resume"),
-    *("device", "dtype", "compile", "threads"),
+    *("device", "dtype", "compile", "threads", "processes"),
 )
 
 
@@ -111,12 +112,14 @@ def train(
         config = resolve(given, load_recipe(recipe) if recipe is not None else None)
         console.result(to_toml(config.settings()).rstrip())
         return
-    # What is wrong is said before torch is loaded.
-    if resume is not None:
-        opened_run(resume, checkpoint_dir)
-    else:
-        resolve(given, load_recipe(recipe) if recipe is not None else None)
-        find_folder(dataset, data_dir, kind="data set")
+    if is_launched():
+        if not is_main():
+            quiet = True
+    elif (count := _check(given, dataset, recipe, resume, checkpoint_dir, data_dir)) > 1:
+        from attnlm.compute.torchrun import run_processes
+
+        run_processes(count, sys.argv[1:])
+        return
 
     from attnlm.experiments.train import train as run_train
 
@@ -140,7 +143,25 @@ def train(
                 console.say(f"stopped; the last complete step is saved in {display.run.path}")
                 console.say_next(command_for("attnlm train --resume", display.run.path))
             raise
-    _report(run, json, quiet)
+    if is_main():
+        _report(run, json, quiet)
+
+
+def _check(
+    given: Mapping[str, Any],
+    dataset: str | None,
+    recipe: str | None,
+    resume: str | None,
+    checkpoint_dir: Path,
+    data_dir: Path,
+) -> int:
+    """How many processes are to train. What is wrong is said before torch is loaded."""
+    if resume is not None:
+        recorded = opened_run(resume, checkpoint_dir).config.training.processes
+        return int(given.get("processes", recorded))
+    config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+    find_folder(dataset, data_dir, kind="data set")
+    return config.training.processes
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:

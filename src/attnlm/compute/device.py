@@ -58,6 +58,12 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 
 
+def use_precision(device: Device) -> None:
+    """TF32 where that was chosen; else not."""
+    if device.name == "cuda":
+        torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
+
+
 def _describe(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else "Apple GPU"
 

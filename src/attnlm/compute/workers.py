@@ -23,8 +23,8 @@ def compute_all(jobs: Sequence[Callable[[], Result]], pool: ThreadPoolExecutor) 
     """
     futures = [pool.submit(job) for job in jobs[1:]]
     try:
-        first = jobs[0]()
-        return [first, *(future.result() for future in futures)]
+        first = [job() for job in jobs[:1]]
+        return [*first, *(future.result() for future in futures)]
     finally:
         wait(futures)
 

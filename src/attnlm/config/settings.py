@@ -51,6 +51,12 @@ class TrainingConfig:
         "recorded, so that the run can be reproduced"
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
+    micro_batch_size: int | None = setting(
+        "compute at most so many windows at once and add up their gradients; default: as many as "
+        "fit into memory",
+        at_least=1,
+        at_most=_LARGEST,
+    )
     learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
     optimizer: str = setting(
         "adamw, or muon for matrices inside the model and adamw for the rest",
@@ -114,6 +120,9 @@ class TrainingConfig:
     )
     threads: int | None = setting(
         "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
+    )
+    processes: int = setting(
+        "processes that share each batch out", default=1, at_least=1, at_most=2**16
     )
 
 
@@ -275,6 +284,15 @@ def _check_training(
 ) -> None:
     if "stride" in given and training.sampling == "random":
         raise UsageError("`stride` does not apply to `sampling` random", "leave one of them out")
+    processes, windows = training.processes, training.batch_size
+    if windows % processes:
+        fewer = windows // processes * processes
+        raise UsageError(
+            f"{processes} processes can't share out a `batch_size` of {windows} evenly",
+            f"give `batch_size` {fewer + processes}" + (f" or {fewer}" if fewer else ""),
+        )
+    if processes > 1 and training.budget is not None:
+        raise UsageError("`budget` is for one process", "give `steps`, or leave out `processes`")
     if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.model}",

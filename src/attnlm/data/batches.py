@@ -23,7 +23,8 @@ class Batches:
     """Training windows of block_size tokens and, one token further on, their targets.
 
     With `stride`, each epoch is a pass over windows that start `stride` tokens apart, in a new
-    order and from a new phase below `stride`. Without, starts are drawn uniformly.
+    order and from a new phase below `stride`. Without, starts are drawn uniformly. `rows` are those
+    of each batch that are wanted here; the other processes take the others.
     Raises AttnlmError when the text is too short for one window, and where it has ids that are
     not below `vocab_size`: of a large file not all were looked at when it was opened.
     """
@@ -37,26 +38,30 @@ class Batches:
         stride: int | None,
         seed: int,
         vocab_size: int = 2**32,
+        rows: slice = slice(None),
     ) -> None:
         check_length(len(tokens), block_size, "training")
         # Seen as a plain array, since indexing a np.memmap runs a method of its own each time.
         self.tokens = tokens.view(np.ndarray)
         self.block_size, self.batch_size = block_size, batch_size
         self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
+        self._rows = range(batch_size)[rows]
         self._possible = len(tokens) - block_size
-        at_once = _TOKENS_AT_ONCE // (batch_size * block_size)
+        at_once = _TOKENS_AT_ONCE // (len(self._rows) * block_size)
         self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
         self._block = functools.lru_cache(maxsize=2)(self._windows_of_block)
 
     def __call__(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and targets of a step, each (batch_size, block_size)."""
+        """Inputs and targets of a step, each (rows, block_size)."""
         block, place = divmod(step, self._steps_at_once)
-        windows = self._block(block)[place * self.batch_size : (place + 1) * self.batch_size]
+        count = len(self._rows)
+        windows = self._block(block)[place * count : (place + 1) * count]
         return windows[:, :-1], windows[:, 1:]
 
     def _windows_of_block(self, block: int) -> NDArray[np.int64]:
-        count = self._steps_at_once * self.batch_size
-        starts = self.starts(np.arange(block * count, (block + 1) * count, dtype=np.uint64))
+        steps = np.arange(block * self._steps_at_once, (block + 1) * self._steps_at_once)
+        numbers = steps[:, None] * self.batch_size + np.array(self._rows)
+        starts = self.starts(numbers.ravel().astype(np.uint64))
         places = starts[:, None] + np.arange(self.block_size + 1)
         windows = ids_at(self.tokens, places, self.vocab_size, "train.bin")
         return windows.astype(np.int64)

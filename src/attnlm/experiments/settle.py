@@ -16,13 +16,13 @@ import torch
 from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.signals import Interruption
-from attnlm.compute.device import Device
+from attnlm.compute.device import Device, use_precision
 from attnlm.compute.threads import choose_threads
 from attnlm.config.settings import Config, with_steps
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import count_parameters, model_skeleton
-from attnlm.training.memory import check_memory
+from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
@@ -45,8 +45,7 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
         dtype=device.dtype,
         compile=_settled_compile(config, device, dataset),
     )
-    if device.name == "cuda":
-        torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
+    use_precision(device)
     config = replace(config, training=decided)
     threads = training.threads or _chosen_threads(config, device, dataset)
     return replace(config, training=replace(decided, threads=threads))
@@ -125,6 +124,17 @@ def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
 
 def _has_compiler() -> bool:
     return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
+
+
+def within_memory(config: Config, dataset: Dataset, device: Device) -> Config:
+    """With a `micro_batch_size`, where none was given and all at once would not fit."""
+    if config.training.micro_batch_size is not None:
+        return config
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    size = affordable_micro_batch(
+        config, dataset.vocab_size, parameters, dataset.val_tokens, device
+    )
+    return replace(config, training=replace(config.training, micro_batch_size=size))
 
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> int:

@@ -18,11 +18,19 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
+from attnlm.compute.processes import ALONE, Processes, joined, restarts
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import Budget, planned
-from attnlm.experiments.settle import check_fits, settle
+from attnlm.experiments.join_training import (
+    begun_before,
+    check_launched,
+    join,
+    tell,
+    with_processes,
+)
+from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.experiments.whole_split import measure_on_whole
 from attnlm.runs.create_run import create_run
@@ -36,7 +44,8 @@ from attnlm.training.memory import check_memory
 from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.state import TrainingState, initial_state, saved_state
 
-_TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", "device", "threads", "compile")
+_ROUNDING = ("device", "threads", "compile", "processes", "micro_batch_size")
+_TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 
 def train(
@@ -66,18 +75,28 @@ def train(
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     began = clock.began()
-    if resume is None:
-        config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
-        opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
-        budget = config.training.budget
-        within = None if budget is None else Budget(budget, began)
-        return begin_run(config, opened, name, checkpoint_dir, on_event, within)
-    _check_beside_resume(settings, dataset, recipe, name)
-    # It may have been trained further since it was opened.
-    where = resume.path.absolute() if isinstance(resume, Run) else resume
-    run = open_run(where, checkpoint_dir=checkpoint_dir)
-    with _training(on_event) as listener, run.alone():
-        return _fitted(*_resume(run, Path(data_dir), verify, settings, listener), listener)
+    with joined() as processes:
+        if not processes.is_main:
+            return join(processes, Path(data_dir), verify)
+        settings = with_processes(settings, processes)
+        if (before := begun_before(processes)) is not None:
+            dataset = recipe = name = None
+            resume, settings = before, {}
+        if resume is None:
+            config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
+            check_launched(config.training, processes)
+            opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
+            budget = config.training.budget
+            within = None if budget is None else Budget(budget, began)
+            return begin_run(config, opened, name, checkpoint_dir, on_event, within, processes)
+        _check_beside_resume(settings, dataset, recipe, name)
+        # It may have been trained further since it was opened.
+        where = resume.path.absolute() if isinstance(resume, Run) else resume
+        run = open_run(where, checkpoint_dir=checkpoint_dir)
+        with _training(on_event) as listener, run.alone():
+            resumed = _resume(run, Path(data_dir), verify, settings, listener)
+            check_launched(resumed[0].config.training, processes)
+            return _fitted(*resumed, listener, processes=processes)
 
 
 def begin_run(
@@ -87,13 +106,14 @@ def begin_run(
     checkpoint_dir: str | Path,
     on_event: OnEvent | None,
     within: Budget | Deadline | None,
+    processes: Processes = ALONE,
 ) -> Run:
     """Trains a new run: for a budget, for the steps of its configuration, or with these to a
     deadline, which may change them."""
     with _training(on_event) as listener:
         run, state, deadline = _begin(config, dataset, name, Path(checkpoint_dir), within, listener)
         with run.alone():
-            return _fitted(run, dataset, state, listener, deadline)
+            return _fitted(run, dataset, state, listener, deadline, processes)
 
 
 @contextlib.contextmanager
@@ -113,11 +133,12 @@ def _fitted(
     state: TrainingState,
     on_event: OnEvent,
     deadline: Deadline | None = None,
+    processes: Processes = ALONE,
 ) -> Run:
+    tell(run, state, processes)
     tokens = affordable_sample(run.config, run.vocab_size)
-    run = fit(
-        run, dataset, state, on_event, functools.partial(_snapshot, dataset, tokens), deadline
-    )
+    taking = functools.partial(_snapshot, dataset, tokens)
+    run = fit(run, dataset, state, on_event, taking, deadline, processes)
     measure_on_whole(run, dataset, on_event)
     return run
 
@@ -151,6 +172,7 @@ def _begin(
             )
         )
     device = choose_device(config.training.device, config.training.dtype)
+    config = within_memory(config, dataset, device)
     parameters = check_fits(config, dataset, device)
     config = settle(config, device, dataset)
     deadline = within if isinstance(within, Deadline) else None
@@ -187,7 +209,7 @@ def _resume(
     """A run as it was saved last, with its data set."""
     recorded = run.config.settings()
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
-    for key in sorted(changed.keys() & {"device", "threads", "compile"}):
+    for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     config = resolve(changed, recorded)
     device = choose_device(config.training.device, config.training.dtype)
@@ -197,7 +219,8 @@ def _resume(
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
     run = replace(run, config=config)
-    state = saved_state(run, device)
+    fresh = not run.last.exists() and restarts() > 0  # it ended before it was saved
+    state = initial_state(config, run.vocab_size, device) if fresh else saved_state(run, device)
     more = f"give `steps` {2 * state.step}, or any total above {state.step}"
     if state.step > (config.training.steps or 0):
         raise AttnlmError(f"{run.name} has made {state.step} steps already", more)

@@ -14,6 +14,7 @@ from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.signals import Interrupted, Interruption
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.run import Run
@@ -37,23 +38,25 @@ def fit(
     dataset: Dataset,
     state: TrainingState,
     on_event: OnEvent,
-    take_snapshot: TakeSnapshot,
+    take_snapshot: TakeSnapshot | None = None,
     deadline: Deadline | None = None,
+    processes: Processes = ALONE,
 ) -> Run:
     """Trains from `state` to the run's last step, reporting Started to Finished.
 
     With a `deadline` the number of steps follows the clock, and the run is returned with the last
-    one. `take_snapshot` is called at each evaluation. Raises AttnlmError when numbers are no longer
-    finite or can't be saved; Interrupted, after saving, on a signal, and without saving on a second
+    one. `take_snapshot` is called at each evaluation. All processes stop by a signal to one of
+    them; the main one writes. Raises AttnlmError when numbers are no longer finite or can't be
+    saved; LostProcessError; Interrupted, after saving, on a signal, and without saving on a second
     one.
     """
-    interruption = Interruption()
+    interruption = Interruption(deferred=processes.count > 1)
     memory = estimate_memory(
         run.config, run.vocab_size, run.parameters, run.dataset["val_tokens"], state.device.name
     )
     on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device), interruption.listen():
-        stepper = Stepper(state, run.config, dataset)
+        stepper = Stepper(state, run.config, dataset, processes)
         loop = _Loop(run, dataset, stepper, on_event, take_snapshot, interruption, deadline)
         try:
             with _explaining(run, state):
@@ -61,6 +64,9 @@ def fit(
         except Interrupted as stop:
             interruption.answered = True
             if stop.at_once:
+                raise
+            if not processes.is_main:
+                processes.wait_for_main()
                 raise
             state.seconds = loop.seconds()
             with _explaining(run, state):
@@ -106,7 +112,7 @@ class _Loop:
         dataset: Dataset,
         stepper: Stepper,
         on_event: OnEvent,
-        take_snapshot: TakeSnapshot,
+        take_snapshot: TakeSnapshot | None,
         interruption: Interruption,
         deadline: Deadline | None,
     ) -> None:
@@ -114,6 +120,7 @@ class _Loop:
         self._deadline = deadline
         self._on_event, self._interruption = on_event, interruption
         self._take_snapshot = take_snapshot
+        self._is_main = stepper.processes.is_main
         self._state, self._config = stepper.state, run.config.training
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
@@ -153,7 +160,8 @@ class _Loop:
                 self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
             loss = self._stepper.step(self._interruption)
-            if time.perf_counter() - self._reported >= _SECONDS_BETWEEN_REPORTS:
+            is_long_ago = time.perf_counter() - self._reported >= _SECONDS_BETWEEN_REPORTS
+            if self._is_main and is_long_ago:
                 self._report(loss)
             if self._deadline is not None and self._deadline.is_look_due():
                 self._plan_again(self._deadline)
@@ -217,12 +225,13 @@ class _Loop:
             compile=self._config.compile,
             threads=self._config.threads or 1,
             most=self._config.eval_tokens,
+            processes=self._stepper.processes,
         )
         if not math.isfinite(evaluation.loss):
             raise StepNotFiniteError(
                 f"validation loss is no longer a finite number, at step {state.step}"
             )
-        snapshot, passage = self._take_snapshot(state)
+        taken = None if self._take_snapshot is None else self._take_snapshot(state)
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
         with self._interruption.shield():
@@ -240,9 +249,10 @@ class _Loop:
                 "learning_rate": learning_rate(state.step, self._config),
                 "tokens_per_second": round(tokens_per_second),
             }
-            run.append_evaluation(record, snapshot, passage)
-            if improved:
-                facts = {"step": state.step, "val_loss": evaluation.loss}
-                save_checkpoint(run.best, state.model, facts)
-            self.save_last()
-        return Evaluated(record, improved, snapshot)
+            if taken is not None:
+                run.append_evaluation(record, *taken)
+                if improved:
+                    facts = {"step": state.step, "val_loss": evaluation.loss}
+                    save_checkpoint(run.best, state.model, facts)
+                self.save_last()
+        return Evaluated(record, improved, taken and taken[0])

@@ -14,10 +14,13 @@ from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import LONGEST_CONTEXT
-from attnlm.training.share import MOST_SHARES, shares
+from attnlm.training.share import MOST_SHARES, cut_batch
 
 FACTOR = 2.0
 """By how much what is measured may differ from the estimate, either way."""
+
+# Of the memory there is, what a training takes by itself: the estimate may be too low.
+_SHARE = 0.7
 
 _FLOAT = 4
 # Weights, gradient and two moments stay; a checkpoint is built in memory before it is written.
@@ -54,8 +57,8 @@ def estimate_memory(
     """From the sizes alone, for a run in float32; lower precision takes less."""
     model, training = config.model, config.training
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
-    count = shares(threads, config)
-    tokens = training.batch_size * model.block_size
+    cut = cut_batch(training, threads)
+    count, tokens = cut.shares, cut.at_once * model.block_size
     kept = tokens * _floats_per_token(model)
     at_once = min(windows_at_once(model, vocab_size, device) * model.block_size, val_tokens)
     # Nothing is kept for a way back: only one layer, and no dropout, takes memory.
@@ -103,6 +106,22 @@ def _floats_per_token(a: Architecture) -> int:
     return 4 * width + a.layers * per_block
 
 
+def affordable_micro_batch(
+    config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
+) -> int | None:
+    """The most windows at once that leave some memory to others; None where all do, or none."""
+    there = _memory_of(device)
+    rows = config.training.batch_size // config.training.processes
+    for rounds in (n for n in range(1, rows + 1) if rows % n == 0):
+        size = rows // rounds if rounds > 1 else None
+        training = replace(config.training, micro_batch_size=size)
+        some = replace(config, training=training)
+        estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
+        if there is None or estimate.total <= _SHARE * there:
+            return size
+    return None
+
+
 def check_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> None:
@@ -112,7 +131,8 @@ def check_memory(
     if there is None or estimate.total <= FACTOR * there:
         return
     if estimate.activations > max(estimate.parameters, estimate.evaluation):
-        hint = "lower `batch_size` or `block_size`"
+        size = "batch_size" if config.training.micro_batch_size is None else "micro_batch_size"
+        hint = f"lower `{size}` or `block_size`"
     elif config.model.embed_dim is None:
         hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:

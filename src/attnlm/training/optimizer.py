@@ -24,6 +24,8 @@ Span = tuple[str, nn.Parameter, slice]
 
 # On a CPU so many numbers are updated together: they stay in its caches, and threads share them.
 _MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
+# Numbers that processes exchange beside the gradients.
+_ROOM = 8
 
 
 def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
@@ -61,7 +63,8 @@ class Optimizer:
             return _place(span[0], span[1], config)
 
         self._values, self._spans = flat, spans = lay_side_by_side(model, config)
-        self.gradient = torch.zeros_like(flat)
+        self._exchanged = flat.new_zeros(len(flat) + _ROOM)
+        self.gradient = self._exchanged[:-_ROOM]
         self._mean = torch.zeros_like(flat)
         by_adamw = sum(span[1].numel() for span in spans if not place_of(span).by_muon)
         self._square = torch.zeros_like(flat[:by_adamw])
@@ -93,13 +96,25 @@ class Optimizer:
             parameters[name].grad = gradient[span].view(parameter.shape)
         return copied, gradient
 
-    def average_gradients(self, others: Sequence[Tensor]) -> None:
-        """Takes the mean of the gradients and those of replicas, which are set to 0."""
+    def exchanged(self) -> tuple[Tensor, Tensor]:
+        """What processes add up at each step: the gradients with some more numbers behind them, and
+        these alone."""
+        return self._exchanged, self._exchanged[-_ROOM:]
+
+    def add_up(self, others: Sequence[Tensor]) -> None:
+        """Adds the gradients of replicas, which are set to 0."""
         for gradient in others:
             self.gradient.add_(gradient)
             gradient.zero_()
-        if others:
-            self.gradient.mul_(1 / (1 + len(others)))
+
+    def average(self, count: int) -> None:
+        """Makes sums of `count` gradients their mean."""
+        if count > 1:
+            self.gradient.mul_(1 / count)
+
+    def vectors(self) -> list[Tensor]:
+        """All that an update changes: weights, and what is remembered of gradients."""
+        return [self._values, self._mean, self._square]
 
     def follow(self, config: TrainingConfig) -> None:
         """Takes the learning rate from that configuration from now on."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, TrainingConfig
 from attnlm.data.batches import window_seeds
 from attnlm.model.dropout import drawing_from
 from attnlm.model.language_model import LanguageModel
@@ -20,24 +22,54 @@ from attnlm.training.state import TrainingState
 MOST_SHARES = 8
 
 
-def shares(threads: int, config: Config) -> int:
-    """Into how many equal shares a batch is cut: as many as there are threads, where that goes.
+class Cut(NamedTuple):
+    """How a batch is cut into equal pieces: among processes, there into rounds that follow each
+    other, and these into shares of `windows`, one for each thread."""
+
+    processes: int
+    rounds: int
+    shares: int
+    windows: int
+
+    @property
+    def at_once(self) -> int:
+        """How many windows a process computes together."""
+        return self.shares * self.windows
+
+    @property
+    def rows(self) -> int:
+        """How many windows of a batch a process has."""
+        return self.rounds * self.at_once
+
+    @property
+    def pieces(self) -> int:
+        """How many there are in all."""
+        return self.processes * self.rounds * self.shares
+
+
+def cut_batch(training: TrainingConfig, threads: int) -> Cut:
+    """As few rounds as `micro_batch_size` allows, and as many shares as threads, where that goes.
 
     The threads that are left over are PyTorch's own, within each share.
     """
-    if config.training.compile == "on":
-        return 1
-    possible = range(min(threads, config.training.batch_size, MOST_SHARES), 0, -1)
-    return next(n for n in possible if threads % n == 0 and config.training.batch_size % n == 0)
+    processes = training.processes
+    rows = training.batch_size // processes
+    most = training.micro_batch_size or rows
+    rounds = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
+    at_once = rows // rounds
+    possible = range(min(threads, at_once, MOST_SHARES), 0, -1)
+    shares = next(n for n in possible if threads % n == 0 and at_once % n == 0)
+    if training.compile == "on":
+        shares = 1
+    return Cut(processes, rounds, shares, at_once // shares)
 
 
 class Share:
     """The model as one thread has it: the same weights in memory, gradients of its own."""
 
-    def __init__(self, state: TrainingState, config: Config, count: int, *, first: bool) -> None:
+    def __init__(self, state: TrainingState, config: Config, windows: int, *, first: bool) -> None:
         training = config.training
-        self._device, self._seed = state.device, training.seed or 0
-        self._windows = training.batch_size // count
+        self._device, self._seed, self._windows = state.device, training.seed or 0, windows
         self._model, self.gradient = state.model, state.optimizer.gradient
         if not first:
             self._model, self.gradient = state.optimizer.replica(state.model)
@@ -52,14 +84,14 @@ class Share:
             self._generators = [torch.Generator() for _ in range(self._windows)]
 
     def __call__(
-        self, step: int, number: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
+        self, step: int, first: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
     ) -> Tensor:
         """The mean loss of these windows, (); its gradient is added to the share's own.
 
-        They are share `number` of the batch of a step.
+        They are those of a step's batch from number `first` on.
         """
         if self._draws:
-            self._seed_dropout(step, number)
+            self._seed_dropout(step, first)
         inputs_BT, targets_BT = (_on(self._device, ids) for ids in (inputs, targets))
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
@@ -72,9 +104,9 @@ class Share:
         loss.backward()
         return loss.detach()
 
-    def _seed_dropout(self, step: int, number: int) -> None:
+    def _seed_dropout(self, step: int, first: int) -> None:
         """Draws depend on seed, step and window alone."""
-        seeds = window_seeds(self._seed, step, number * self._windows, self._windows)
+        seeds = window_seeds(self._seed, step, first, self._windows)
         if not self._generators:
             torch.manual_seed(seeds[0])
         for generator, seed in zip(self._generators, seeds, strict=False):

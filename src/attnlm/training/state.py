@@ -12,6 +12,7 @@ import torch
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
+from attnlm.compute.processes import Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.checkpoint import load_checkpoint
@@ -48,6 +49,13 @@ class TrainingState:
         else:
             self.stale += 1
         self.evaluated_step, self.loss_sum = self.step, 0.0
+
+    def copy_from_main(self, processes: Processes) -> None:
+        """Makes it the main process' state."""
+        for name, value in processes.from_main(self.facts()).items():
+            setattr(self, name, value)
+        for vector in self.optimizer.vectors():
+            processes.copy_from_main(vector)
 
     def facts(self) -> dict[str, Any]:
         """What is saved beside the tensors. Batches and dropout follow from seed and step."""

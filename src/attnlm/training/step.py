@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from attnlm.base.signals import Interruption
+from attnlm.base.signals import Interruption, signals
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.workers import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
 from attnlm.data.dataset import Dataset
-from attnlm.training.share import Share, shares
+from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
+# On a GPU, which is far behind the processor.
+_STEPS_BETWEEN_LOOKS = 16
 
-def training_batches(config: Config, dataset: Dataset) -> Batches:
-    """The batches that a configuration asks for."""
+
+def training_batches(config: Config, dataset: Dataset, rows: slice = slice(None)) -> Batches:
+    """The batches that a configuration asks for, or these rows of each."""
     training = config.training
     assert training.seed is not None
     stride = None if training.sampling == "random" else training.stride or config.model.block_size
@@ -30,6 +33,7 @@ def training_batches(config: Config, dataset: Dataset) -> Batches:
         stride=stride,
         seed=training.seed,
         vocab_size=dataset.vocab_size,
+        rows=rows,
     )
 
 
@@ -40,40 +44,81 @@ class StepNotFiniteError(Exception):
 class Stepper:
     """One training step after another: everything that a step needs, held ready.
 
-    Threads share a batch out: each computes the loss of some of its windows, and their gradients
-    are averaged.
+    Processes share a batch out, and threads what a process computes at once: each computes the loss
+    of some of the windows, and their gradients are averaged.
     """
 
-    def __init__(self, state: TrainingState, config: Config, dataset: Dataset) -> None:
-        self.state, self.config = state, config.training
-        self.batches = training_batches(config, dataset)
-        threads = config.training.threads or 1
-        count = shares(threads, config) if state.device.name == "cpu" else 1
-        self._threads = threads // count
-        self._shares = [Share(state, config, count, first=i == 0) for i in range(count)]
-        self._pool = new_pool(count)
+    def __init__(
+        self,
+        state: TrainingState,
+        config: Config,
+        dataset: Dataset,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.state, self.config, self.processes = state, config.training, processes
+        threads = (config.training.threads or 1) if state.device.name == "cpu" else 1
+        self._cut = cut = cut_batch(config.training, threads)
+        self._first = processes.rank * cut.rows
+        self.batches = training_batches(config, dataset, slice(self._first, self._first + cut.rows))
+        self._threads = threads // cut.shares
+        self._shares = [Share(state, config, cut.windows, first=i == 0) for i in range(cut.shares)]
+        self._pool = new_pool(cut.shares)
+        self._work = "the beginning"
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
 
     def step(self, interruption: Interruption) -> Tensor:
         """Makes the next step and returns its loss, a tensor () still on the device."""
-        state, shares = self.state, self._shares
+        state = self.state
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        inputs, targets = self.batches(state.step)
-        parts = zip(np.split(inputs, len(shares)), np.split(targets, len(shares)), strict=True)
-        jobs = [
-            functools.partial(share, state.step, i, *part)
-            for i, (share, part) in enumerate(zip(shares, parts, strict=True))
-        ]
-        losses = compute_all(jobs, self._pool)
+        losses = [loss for group in range(self._cut.rounds) for loss in self._round(group)]
         with interruption.shield():
-            state.optimizer.average_gradients([share.gradient for share in shares[1:]])
-            state.optimizer.step(state.step, self._pool, len(shares))
+            state.optimizer.add_up([share.gradient for share in self._shares[1:]])
             loss = torch.stack(losses).mean()
+            if self.processes.count > 1:
+                loss = self._add_up_processes(loss, interruption)
+            state.optimizer.average(self._cut.pieces)
+            state.optimizer.step(state.step, self._pool, self._cut.shares)
             self._loss_sum += loss
             state.step += 1
+        interruption.raise_agreed()
         return loss
+
+    def _round(self, number: int) -> list[Tensor]:
+        """The losses of the shares of a round, whose gradients are added to theirs."""
+        cut = self._cut
+        inputs, targets = self.batches(self.state.step)
+        jobs = []
+        for i, share in enumerate(self._shares):
+            first = number * cut.at_once + i * cut.windows
+            part = slice(first, first + cut.windows)
+            windows = inputs[part], targets[part]
+            jobs.append(functools.partial(share, self.state.step, self._first + first, *windows))
+        return compute_all(jobs, self._pool)
+
+    def _add_up_processes(self, loss: Tensor, interruption: Interruption) -> Tensor:
+        """Adds the gradients of all processes up; returns the mean of their losses.
+
+        What all have to agree on travels with them: whether the loss is finite, and signals.
+        Raises StepNotFiniteError, and LostProcessError where another process has ended.
+        """
+        gradient, rest = self.state.optimizer.exchanged()
+        rest[0] = loss
+        for i, signum in enumerate(signals(), 1):
+            rest[i] = signum == interruption.pending
+        self.processes.add_up(gradient, self._work)
+        self._work = "a step"
+        # To read numbers of a GPU takes until it has done all before.
+        if self.state.device.name != "cuda" or self.state.step % _STEPS_BETWEEN_LOOKS == 0:
+            mean, *asked = (rest / self.processes.count).tolist()
+            if not math.isfinite(mean):
+                raise StepNotFiniteError(self._when(["loss"], self.state.step + 1))
+            self._sound_step = self.state.step
+            for signum, share in zip(signals(), asked, strict=False):
+                if share:
+                    interruption.agree(signum)
+        return rest[0] / self.processes.count
 
     def read_loss_sum(self) -> float:
         """The sum of losses since the newest evaluation.
@@ -83,17 +128,18 @@ class Stepper:
         total = self._loss_sum.item()
         wrong = [] if math.isfinite(total) else ["loss"]
         if wrong := wrong + self.state.optimizer.not_finite():
-            raise StepNotFiniteError(self._when(wrong))
+            raise StepNotFiniteError(self._when(wrong, self.state.step))
         self._sound_step = self.state.step
         return total
 
-    def _when(self, wrong: list[str]) -> str:
-        first, last = self._sound_step + 1, self.state.step
+    def _when(self, wrong: list[str], last: int) -> str:
+        first = self._sound_step + 1
         when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
         names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
         are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
         return f"{names} {are}: it happened {when}"
 
     def reset_loss_sum(self) -> None:
-        """Starts a new mean."""
+        """Starts a new mean, after an evaluation: the other processes may be further by now."""
         self._loss_sum.zero_()
+        self._work = "an evaluation and a step"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
@@ -48,14 +49,15 @@ def validation_loss(
     compile: str = "off",
     threads: int = 1,
     most: int | None = None,
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Mean loss of predicting every token of a split but its first.
 
     Windows of block_size follow each other without overlap; the last may be shorter. With `most`
     there are no more whole ones than have so many tokens, spread evenly over the split. `compile`
-    is that of the training. Threads share the windows out; how many there are changes nothing in
-    the result. Raises AttnlmError when the split is too short for one window, or has ids that the
-    model lacks.
+    is that of the training. Processes and threads share the windows out; how many there are changes
+    nothing in the result. Raises AttnlmError when the split is too short for one window, or has ids
+    that the model lacks.
     """
     inputs, targets, rest = _windows(tokens, most, model)
     whole = len(inputs)
@@ -66,18 +68,23 @@ def validation_loss(
     ]
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
-    threads = min(threads, len(groups), MOST_SHARES) if device.name == "cpu" else 1
+    ours = groups[processes.rank :: processes.count]
+    threads = min(threads, len(ours), MOST_SHARES) if device.name == "cpu" else min(1, len(ours))
     jobs = [
-        functools.partial(_summed_losses, model, groups[i::threads], device, at_once, compile)
+        functools.partial(_summed_losses, model, ours[i::threads], device, at_once, compile)
         for i in range(threads)
     ]
+    sums = torch.zeros(len(groups), dtype=torch.float64)
     training = model.training
     model.eval()
     with threads_of_torch(1), new_pool(threads) as pool:
-        sums = compute_all(jobs, pool)
+        ours_N = sums[processes.rank :: processes.count]
+        for i, found in enumerate(compute_all(jobs, pool)):
+            ours_N[i::threads] = torch.tensor(found, dtype=torch.float64)
     model.train(training)
-    # In the order of the text, so that it is the same sum however many threads there are.
-    total = sum(sums[i % threads][i // threads] for i in range(len(groups)))
+    processes.add_up(sums, "an evaluation")
+    # In the order of the text, so that it is the same sum however they were shared out.
+    total = sum(sums.tolist())
     count = inputs.size + len(rest) - 1
     loss = total / count
     return Evaluation(loss, count, loss / math.log(2) / bytes_per_token)

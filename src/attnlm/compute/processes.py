@@ -1,0 +1,189 @@
+"""The processes that train one model together: torch.distributed, as torchrun starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from attnlm.base.errors import AttnlmError, SaidElsewhereError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.distributed_c10d import Store
+
+# A process that is stuck is given up after so many seconds, and so many times as long as it has
+# taken before at most. The first time compilers and files may take long.
+_PATIENCE, _TIMES, _FIRST = 20.0, 10.0, 1800.0  # seconds
+_COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
+
+
+WATCHED = "ATTNLM_WATCHED"
+"""Set where our own launcher watches, which says when a process is killed."""
+
+
+class LostProcessError(Exception):
+    """Another of the processes has ended, or doesn't answer."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        super().__init__()
+        self.is_silent = is_silent
+        """It is there, but doesn't answer."""
+
+
+class Processes:
+    """This process, number `rank` of `count`. Alone it has nobody to wait for."""
+
+    def __init__(self, rank: int = 0, count: int = 1, store: Store | None = None) -> None:
+        self.rank, self.count, self._store = rank, count, store
+        self._longest: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and reports."""
+        return self.rank == 0
+
+    def add_up(self, tensor: Tensor, after: str) -> None:
+        """Puts the sum of all processes' tensors in place of each: the same bytes everywhere.
+
+        Raises LostProcessError when another process has ended, or takes far longer than ever before
+        `after` such work as this.
+        """
+        if self.count > 1:
+            import torch.distributed as dist
+
+            self._wait(dist.all_reduce(tensor, async_op=True), after)
+
+    def copy_from_main(self, tensor: Tensor) -> None:
+        """Puts the main process' numbers in place. Raises LostProcessError."""
+        if self.count > 1:
+            import torch.distributed as dist
+
+            self._wait(dist.broadcast(tensor, 0, async_op=True))
+
+    def from_main(self, values: Any) -> Any:
+        """The JSON values that the main process gives here. Raises LostProcessError."""
+        if self.count == 1:
+            return values
+        import torch
+
+        text = json.dumps(values).encode() if self.is_main else b""
+        size = torch.tensor(len(text))
+        self.copy_from_main(size)
+        content = torch.zeros(int(size), dtype=torch.uint8)
+        if self.is_main:
+            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        self.copy_from_main(content)
+        return json.loads(bytes(content.tolist()))
+
+    def is_first_to_say(self) -> bool:
+        """Whether no other process has said yet why all of them end. True only once."""
+        if self._store is None:
+            return True
+        try:
+            return bool(self._store.add(f"attnlm/said/{restarts()}", 1) == 1)
+        except RuntimeError:  # whoever kept the store has ended
+            return self.rank <= 1
+
+    def remember(self, key: str, text: str) -> None:
+        """Keeps a text until the launcher ends, however often it starts its processes again."""
+        if self._store is not None:
+            self._store.set(f"attnlm/{key}", text)
+
+    def recalled(self, key: str) -> str | None:
+        """What was remembered before these processes were started again."""
+        if self._store is None or not restarts() or not self._store.check([f"attnlm/{key}"]):
+            return None
+        return self._store.get(f"attnlm/{key}").decode()
+
+    def _wait(self, work: Any, after: str | None = None) -> None:
+        seconds = _FIRST
+        if after in self._longest:
+            seconds = _PATIENCE + _TIMES * self._longest[after]
+        try:
+            work.wait(timedelta(seconds=seconds))
+        except RuntimeError as error:
+            raise LostProcessError(is_silent="imed out" in str(error)) from None
+        before, self._since = self._since, time.monotonic()
+        if after is not None:
+            self._longest[after] = max(self._longest.get(after, 0.0), self._since - before)
+
+    def wait_for_main(self) -> None:
+        """Until the main process has ended: the launcher stops all when the first one ends."""
+        with contextlib.suppress(LostProcessError):
+            self.from_main(None)
+
+
+ALONE = Processes()
+
+
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun has started this process."""
+    return _COUNT in os.environ and _RANK in os.environ
+
+
+def launched_count() -> int:
+    """How many processes the launcher has started; 1 without one."""
+    return int(os.environ[_COUNT]) if is_launched() else 1
+
+
+def is_main() -> bool:
+    """Whether this process is the one that reports; before torch is loaded."""
+    return not is_launched() or os.environ[_RANK] == "0"
+
+
+def restarts() -> int:
+    """How often the launcher has started these processes again."""
+    return int(os.environ.get(_RESTARTS, "0")) if is_launched() else 0
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Processes]:
+    """The processes that a launcher has started, or this one alone.
+
+    Of all that end with an error, one says it: in the others SaidElsewhereError is raised.
+    """
+    if launched_count() == 1:
+        yield ALONE
+        return
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=_FIRST))
+    except (RuntimeError, ValueError) as error:
+        raise AttnlmError(
+            f"the processes can't reach each other: {str(error).splitlines()[0]}",
+            "check MASTER_ADDR, MASTER_PORT and the network between the machines",
+        ) from None
+    store: Store = dist.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The launcher's, which outlives all processes.
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(*where, is_master=False)
+    processes = Processes(dist.get_rank(), dist.get_world_size(), store)
+    try:
+        yield processes
+    except LostProcessError as lost:
+        is_said = WATCHED in os.environ and not lost.is_silent
+        if is_said or not processes.is_first_to_say():
+            raise SaidElsewhereError from None
+        what = "doesn't answer" if lost.is_silent else "has ended"
+        raise AttnlmError(
+            f"another process of this training {what}", "resume the run from its last checkpoint"
+        ) from None
+    except Exception:
+        if not processes.is_first_to_say():
+            raise SaidElsewhereError from None
+        raise
+    dist.destroy_process_group()  # not where one failed: to end orderly, all have to

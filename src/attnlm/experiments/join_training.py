@@ -1,0 +1,83 @@
+"""Training by several processes: what the main one tells the others, and what these do then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from attnlm.base.errors import UsageError
+from attnlm.base.events import ignore
+from attnlm.base.settings import Setting
+from attnlm.compute.device import choose_device, use_precision
+from attnlm.compute.processes import Processes
+from attnlm.config.settings import TrainingConfig, resolve
+from attnlm.runs.open_run import open_dataset_of
+from attnlm.runs.run import Run
+from attnlm.training.loop import fit
+from attnlm.training.state import TrainingState, initial_state
+
+_FACTS = ("vocab_size", "parameters", "dataset")
+_RUN = "run"
+
+
+def with_processes(settings: Mapping[str, Setting], processes: Processes) -> dict[str, Setting]:
+    """The settings with the number of processes that were launched.
+
+    Raises UsageError where another number was asked for.
+    """
+    given = dict(settings)
+    if processes.count > 1 and given.setdefault("processes", processes.count) != processes.count:
+        raise UsageError(
+            f"`processes` {given['processes']} was asked for, and the launcher has started "
+            f"{processes.count}",
+            "leave `processes` out",
+        )
+    return given
+
+
+def check_launched(training: TrainingConfig, processes: Processes) -> None:
+    """Raises UsageError unless there are as many processes as the configuration says."""
+    if training.processes != processes.count:
+        raise UsageError(
+            f"`processes` {training.processes} need a launcher",
+            "let torchrun start the program so often, or give `processes` 1",
+        )
+
+
+def tell(run: Run, state: TrainingState, processes: Processes) -> None:
+    """Lets the others join the training of a run, from this state."""
+    if processes.count == 1:
+        return
+    processes.remember(_RUN, str(run.path.absolute()))
+    facts = {name: getattr(run, name) for name in _FACTS}
+    processes.from_main({"path": str(run.path), "settings": run.config.settings(), **facts})
+    state.copy_from_main(processes)
+
+
+def begun_before(processes: Processes) -> Path | None:
+    """The run that these processes were training when the launcher started them again."""
+    path = processes.recalled(_RUN)
+    return Path(path) if path is not None and Path(path).exists() else None
+
+
+def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
+    """Does a process' part of the training that the main process has begun.
+
+    Nothing is reported and nothing written. Raises AttnlmError as `fit` does, and where the data
+    set is not there, or is another one.
+    """
+    told = processes.from_main(None)
+    config = resolve({}, told["settings"])
+    run = Run(Path(told["path"]), config, **{name: told[name] for name in _FACTS})
+    dataset = open_dataset_of(run, data_dir, verify=verify)
+    device = choose_device(config.training.device, config.training.dtype)
+    use_precision(device)
+    state = initial_state(config, run.vocab_size, device)
+    state.copy_from_main(processes)
+    threads = torch.get_num_threads()
+    try:
+        return fit(run, dataset, state, ignore, processes=processes)
+    finally:
+        torch.set_num_threads(threads)

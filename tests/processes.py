@@ -1,0 +1,103 @@
+"""What each of several processes does for test_processes.py: `python -m tests.processes DATA OUT`.
+
+The numbers are compared with those of one process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlm.base.signals import Interruption
+from attnlm.compute.device import choose_device
+from attnlm.compute.processes import Processes, joined
+from attnlm.config.settings import Config, resolve
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.training.share import Share
+from attnlm.training.state import initial_state
+from attnlm.training.step import StepNotFiniteError, Stepper
+from attnlm.training.validation import validation_loss
+
+NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
+STEPS = 6
+
+
+def config_of(name: str, processes: int) -> Config:
+    settings: dict[str, Any] = {"batch_size": 12, "block_size": 12, "seed": 3, "steps": 20}
+    if name != "bigram":
+        settings["micro_batch_size"] = 4
+    settings["processes"] = processes
+    return resolve({**variant(name), **settings, "threads": 1})
+
+
+def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
+    """The gradient of the first step, the losses of some, and the loss over the validation split.
+
+    Every process says what it found: all must have the same bytes.
+    """
+    config, device = config_of(name, processes.count), choose_device("cpu")
+    state = initial_state(config, dataset.vocab_size, device)
+    stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
+    update, gradients = optimizer.step, []
+
+    def step(*arguments: Any) -> None:
+        gradients.append(optimizer.gradient.clone())
+        update(*arguments)
+
+    optimizer.step = step  # type: ignore[method-assign, assignment]
+    losses = [stepper.step(Interruption(deferred=True)).item() for _ in range(STEPS)]
+    evaluation = validation_loss(
+        state.model,
+        dataset.val[:100],  # fewer windows than there are processes at once
+        device,
+        bytes_per_token=1.0,
+        threads=2,
+        processes=processes,
+    )
+    values = torch.cat([p.detach().flatten() for p in state.model.parameters()])
+    return {
+        "gradient": gradients[0].numpy(),
+        "losses": losses,
+        "validation": evaluation.loss,
+        "values": values.numpy(),
+    }
+
+
+def failure(dataset: Dataset, processes: Processes) -> str:
+    """What all say when the last process' loss is NaN in the second step."""
+    config = config_of("bigram", processes.count)
+    state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
+    stepper, computed = Stepper(state, config, dataset, processes), Share.__call__
+
+    def wrong(share: Share, step: int, *arguments: Any) -> torch.Tensor:
+        loss = computed(share, step, *arguments)
+        is_last = processes.rank == processes.count - 1
+        return loss * float("nan") if step == 1 and is_last else loss
+
+    Share.__call__ = wrong  # type: ignore[method-assign, assignment]
+    try:
+        for _ in range(STEPS):
+            stepper.step(Interruption(deferred=True))
+    except StepNotFiniteError as error:
+        return str(error)
+    finally:
+        Share.__call__ = computed  # type: ignore[method-assign]
+    return "nothing"
+
+
+def main() -> None:
+    dataset, out = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
+    with joined() as processes:
+        found = {name: numbers(name, dataset, processes) for name in NAMES}
+        told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
+        content = found, failure(dataset, processes), told
+        (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Several processes train as one does: the same numbers, one that writes, and one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlm
+from attnlm.compute.processes import ALONE
+from attnlm.runs.open_run import open_run
+from tests.command import ATTNLM
+from tests.models import FRUITS
+from tests.processes import NAMES, numbers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+TRAIN = (
+    *("train", "fruits-char", "--model", "single-head", "--batch-size", "6", "--block-size", "8"),
+    *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
+    *("--steps", "3000", "--eval-every", "200"),
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "fruits.txt").write_text(FRUITS)
+    attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+    return folder
+
+
+def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    return stdout, stderr
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Path) -> None:
+    opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    common["MASTER_PORT"] = str(free_port())
+    program = sys.executable, "-m", "tests.processes", opened.path, tmp_path
+    root = Path(__file__).parent.parent
+    running = [
+        started(*program, cwd=root, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        for rank in range(count)
+    ]
+    for process in running:
+        ended(process, 0)
+    (first, failure, told), *others = (
+        pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(count)
+    )
+    assert failure == "loss is no longer a finite number: it happened between steps 1 and 2"
+    assert told == {"a": [1, None, "ü"]}
+    for name in NAMES:
+        for other, *rest in others:
+            assert rest == [failure, told]
+            assert other[name]["losses"] == first[name]["losses"]
+            assert other[name]["validation"] == first[name]["validation"]
+            assert np.array_equal(other[name]["values"], first[name]["values"])
+        alone = numbers(name, opened, ALONE)
+        np.testing.assert_allclose(first[name]["gradient"], alone["gradient"], 1e-4, 1e-6)
+        np.testing.assert_allclose(first[name]["losses"], alone["losses"], 1e-5)
+        assert first[name]["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    records = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    timed = ("seconds", "tokens_per_second", "crc32")
+    return [{k: v for k, v in record.items() if k not in timed} for record in records]
+
+
+@pytest.fixture(scope="module")
+def whole(project: Path) -> Path:
+    """A run of two processes that nobody disturbed."""
+    process = started(*ATTNLM, *TRAIN, "--name", "whole", cwd=project)
+    stdout, stderr = ended(process, 0)
+    assert stdout == "checkpoints/whole\n" and stderr.count("validation  ") == 1
+    return project / "checkpoints" / "whole"
+
+
+def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> None:
+    run = open_run(whole)
+    assert run.config.training.processes == 2
+    settings: dict[str, Any] = {**run.config.settings(), "processes": 1}
+    alone = attnlm.train(
+        project / "data" / "fruits-char", checkpoint_dir=project / "alone", **settings
+    )
+    assert len(timeless(alone.path)) == len(timeless(whole)) == 16
+    for one, other in zip(timeless(alone.path)[:2], timeless(whole), strict=False):
+        assert one["step"] == other["step"] and one["tokens"] == other["tokens"]
+        for loss in ("train_loss", "val_loss"):
+            assert one[loss] == pytest.approx(other[loss], abs=1e-4)
+    assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
+    with pytest.raises(attnlm.UsageError, match="`processes` 2 need a launcher"):
+        attnlm.train(resume=whole, steps=4000, data_dir=project / "data")
+
+
+def until_evaluated(path: Path, times: int) -> None:
+    for _ in range(600):
+        if (path / "metrics.jsonl").exists() and len(timeless(path)) >= times:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it does not train")
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """Which process has which rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    found = {}
+    for child in map(int, children):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = child
+    return found
+
+
+@pytest.fixture
+def training(project: Path) -> Iterator[subprocess.Popen[str]]:
+    """The same, some way before its end."""
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the ranks of processes are read from /proc")
+    name = f"long-{time.monotonic_ns()}"
+    process = started(*ATTNLM, *TRAIN, "--name", name, cwd=project)
+    process.path = project / "checkpoints" / name  # type: ignore[attr-defined]
+    until_evaluated(project / "checkpoints" / name, 3)
+    yield process
+    process.kill()
+
+
+def test_a_signal_to_one_process_saves_once_and_ends_all(
+    training: subprocess.Popen[str], whole: Path, project: Path
+) -> None:
+    """And to resume gives the bytes of the run that nobody disturbed."""
+    os.kill(ranks(training.pid)[1], signal.SIGINT)
+    _, stderr = ended(training, 130)
+    assert stderr.count("stopped; the last complete step is saved") == 1
+    assert "error: " not in stderr
+    path: Path = training.path  # type: ignore[attr-defined]
+    assert 200 <= attnlm.open_run(path).checkpoint("last").step < 3000
+    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
+    assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
+    assert timeless(path) == timeless(whole)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_process_is_killed_all_end(rank: int, training: subprocess.Popen[str]) -> None:
+    os.kill(ranks(training.pid)[rank], signal.SIGKILL)
+    _, stderr = ended(training, 1)
+    assert stderr.count("error: ") == 1
+    assert f"error: process {rank} of the training was killed (SIGKILL)" in stderr
+    assert attnlm.open_run(training.path).checkpoint("last").step > 0  # type: ignore[attr-defined]
+
+
+def test_an_error_of_all_is_said_once(project: Path) -> None:
+    (project / "data" / "gone").mkdir()
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    process = started(
+        *(*launcher, "--nproc-per-node", "2", "-m", "attnlm"), *TRAIN, "--name", "../x", cwd=project
+    )
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert stderr.count("error: ") == 1 and "../x" in stderr
