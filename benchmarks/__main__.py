@@ -1,9 +1,9 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy, sample,
-prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a
-checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet
-machine.
+Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy,
+processes, sample, prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where
+it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on
+a quiet machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import busy, growth, losses, preparation, sampling, training, transformer
+from benchmarks import (
+    busy,
+    growth,
+    losses,
+    preparation,
+    processes,
+    sampling,
+    training,
+    transformer,
+)
 
 PARTS = {
     "steps": training.steps,
@@ -30,6 +39,7 @@ PARTS = {
     "growth": growth.growth,
     "vocabulary": transformer.vocabulary,
     "busy": busy.busy,
+    "processes": processes.processes,
     "sample": sampling.sample,
     "prepare": preparation.prepare,
 }

@@ -153,25 +153,25 @@ def joined() -> Iterator[Processes]:
         return
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import PrefixStore
 
-    backend = "gloo"
+    backend, rank, count = "gloo", int(os.environ[_RANK]), launched_count()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=_FIRST))
-    except (RuntimeError, ValueError) as error:
+        store = _store(rank, count)
+        # Where processes are started again, what the earlier ones wrote is still there.
+        ours = PrefixStore(f"attnlm/{restarts()}", store)
+        dist.init_process_group(
+            backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FIRST)
+        )
+    except (KeyError, RuntimeError, ValueError) as error:
         raise AttnlmError(
-            f"the processes can't reach each other: {str(error).splitlines()[0]}",
+            f"the processes can't reach each other: {(str(error) or 'lost').splitlines()[0]}",
             "check MASTER_ADDR, MASTER_PORT and the network between the machines",
         ) from None
-    store: Store = dist.distributed_c10d._get_default_store()
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The launcher's, which outlives all processes.
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(*where, is_master=False)
-    processes = Processes(dist.get_rank(), dist.get_world_size(), store)
+    processes = Processes(rank, count, store)
     try:
         yield processes
     except LostProcessError as lost:
@@ -187,3 +187,12 @@ def joined() -> Iterator[Processes]:
             raise SaidElsewhereError from None
         raise
     dist.destroy_process_group()  # not where one failed: to end orderly, all have to
+
+
+def _store(rank: int, count: int) -> Store:
+    """The launcher's, which outlives the processes; else one that the main process keeps."""
+    from torch._C._distributed_c10d import TCPStore
+
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(*where, count, is_master=rank == 0 and not kept)
