@@ -31,7 +31,8 @@ _OTHER_NAMES = {
     "steps": "iters iterations max_iters max_steps n_steps num_steps train_steps updates epoch "
     "epochs n_epochs num_epochs",
     "budget": "time max_time minutes duration",
-    "batch_size": "batch bs micro_batch_size",
+    "batch_size": "batch bs",
+    "micro_batch_size": "gradient_accumulation_steps grad_accum accumulation microbatch",
     "learning_rate": "lr max_lr",
     "optimizer": "optim optimiser",
     "beta1": "momentum",
@@ -44,6 +45,7 @@ _OTHER_NAMES = {
     "seed": "random_seed",
     "dtype": "precision",
     "threads": "n_threads num_threads",
+    "processes": "num_processes nproc nproc_per_node world_size workers num_workers ranks",
     "recipe": "config preset",
     "name": "run_name",
     "resume": "continue",

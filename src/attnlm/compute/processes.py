@@ -124,12 +124,18 @@ ALONE = Processes()
 
 def is_launched() -> bool:
     """Whether a launcher such as torchrun has started this process."""
-    return _COUNT in os.environ and _RANK in os.environ
+    return all(os.environ.get(name, "").isdigit() for name in (_COUNT, _RANK))
 
 
 def launched_count() -> int:
     """How many processes the launcher has started; 1 without one."""
     return int(os.environ[_COUNT]) if is_launched() else 1
+
+
+def local_count() -> int:
+    """How many of them are on this machine, where the launcher tells."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if is_launched() and told.isdigit() else 1
 
 
 def is_main() -> bool:

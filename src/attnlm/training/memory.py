@@ -10,6 +10,7 @@ import torch
 from attnlm.base.errors import AttnlmError
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import Device
+from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
@@ -145,10 +146,11 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Bytes that a GPU has free, or the machine in all, where it tells."""
+    """Bytes that a GPU has free, or a process' share of the machine's, where it tells."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return there // max(1, local_count())
     except (AttributeError, ValueError, OSError):
         return None
