@@ -292,7 +292,7 @@ def _check_training(
             f"give `batch_size` {fewer + processes}" + (f" or {fewer}" if fewer else ""),
         )
     if processes > 1 and training.budget is not None:
-        raise UsageError("`budget` is for one process", "give `steps`, or leave out `processes`")
+        raise UsageError("`budget` is for one process", "leave `budget` out")
     if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.model}",
