@@ -173,8 +173,9 @@ def joined() -> Iterator[Processes]:
             backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FIRST)
         )
     except (KeyError, RuntimeError, ValueError) as error:
+        why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
-            f"the processes can't reach each other: {(str(error) or 'lost').splitlines()[0]}",
+            f"the processes can't reach each other: {why.splitlines()[0]}",
             "check MASTER_ADDR, MASTER_PORT and the network between the machines",
         ) from None
     processes = Processes(rank, count, store)

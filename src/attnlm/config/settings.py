@@ -287,9 +287,12 @@ def _check_training(
     processes, windows = training.processes, training.batch_size
     if windows % processes:
         fewer = windows // processes * processes
+        possible = max(n for n in range(1, min(processes, windows) + 1) if windows % n == 0)
         raise UsageError(
             f"{processes} processes can't share out a `batch_size` of {windows} evenly",
-            f"give `batch_size` {fewer + processes}" + (f" or {fewer}" if fewer else ""),
+            f"give `batch_size` {fewer + processes}"
+            + (f" or {fewer}" if fewer else "")
+            + f", or `processes` {possible}",
         )
     if processes > 1 and training.budget is not None:
         raise UsageError("`budget` is for one process", "leave `budget` out")
