@@ -467,7 +467,7 @@ MUTATIONS = (
     Mutation(
         "all processes say the same error",
         "compute/processes.py",
-        'return bool(self._store.add(f"attnlm/said/{restarts()}", 1) == 1)',
+        'return bool(self._store.add(f"said/{restarts()}", 1) == 1)',
         "return True",
         "test_processes.py",
     ),

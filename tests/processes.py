@@ -94,6 +94,7 @@ def main() -> None:
     dataset, out = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
     with joined() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
+    with joined() as processes:  # as in a program that trains twice
         told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
         content = found, failure(dataset, processes), told
         (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))

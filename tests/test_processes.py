@@ -123,7 +123,7 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
         for loss in ("train_loss", "val_loss"):
             assert one[loss] == pytest.approx(other[loss], abs=1e-4)
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
-    with pytest.raises(attnlm.UsageError, match="`processes` 2 need a launcher"):
+    with pytest.raises(attnlm.UsageError, match="`processes` is 2, and 1 started"):
         attnlm.train(resume=whole, steps=4000, data_dir=project / "data")
 
 

@@ -138,8 +138,8 @@ def test_a_batch_is_cut_into_equal_shares(
 @pytest.mark.parametrize(
     ("settings", "says", "hints"),
     [
-        ({"processes": 3}, "3 processes can't share out a `batch_size` of 8", "9 or 6"),
-        ({"processes": 9}, "9 processes can't share out", "give `batch_size` 9"),
+        ({"processes": 3}, "a `batch_size` of 8 can't be divided among 3 processes", "9 or 6"),
+        ({"processes": 9}, "divided among 9 processes", "give `batch_size` 9"),
         ({"processes": 2, "budget": 9.0}, "`budget` is for one process", "leave `budget` out"),
         ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import time
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 # A process that is stuck is given up after so many seconds, and so many times as long as it has
 # taken before at most. The first time compilers and files may take long.
 _PATIENCE, _TIMES, _FIRST = 20.0, 10.0, 1800.0  # seconds
+_trainings = itertools.count()
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -86,20 +89,20 @@ class Processes:
         if self._store is None:
             return True
         try:
-            return bool(self._store.add(f"attnlm/said/{restarts()}", 1) == 1)
+            return bool(self._store.add(f"said/{restarts()}", 1) == 1)
         except RuntimeError:  # whoever kept the store has ended
             return self.rank <= 1
 
     def remember(self, key: str, text: str) -> None:
         """Keeps a text until the launcher ends, however often it starts its processes again."""
         if self._store is not None:
-            self._store.set(f"attnlm/{key}", text)
+            self._store.set(key, text)
 
     def recalled(self, key: str) -> str | None:
         """What was remembered before these processes were started again."""
-        if self._store is None or not restarts() or not self._store.check([f"attnlm/{key}"]):
+        if self._store is None or not restarts() or not self._store.check([key]):
             return None
-        return self._store.get(f"attnlm/{key}").decode()
+        return self._store.get(key).decode()
 
     def _wait(self, work: Any, after: str | None = None) -> None:
         seconds = _FIRST
@@ -167,8 +170,10 @@ def joined() -> Iterator[Processes]:
         backend = "cpu:gloo,cuda:nccl"
     try:
         store = _store(rank, count)
-        # Where processes are started again, what the earlier ones wrote is still there.
-        ours = PrefixStore(f"attnlm/{restarts()}", store)
+        # A program may train several times; where processes are started again, what the earlier
+        # ones wrote is still there.
+        lasting = PrefixStore(f"attnlm/{next(_trainings)}", store)
+        ours = PrefixStore(str(restarts()), lasting)
         dist.init_process_group(
             backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FIRST)
         )
@@ -178,14 +183,14 @@ def joined() -> Iterator[Processes]:
             f"the processes can't reach each other: {why.splitlines()[0]}",
             "check MASTER_ADDR, MASTER_PORT and the network between the machines",
         ) from None
-    processes = Processes(rank, count, store)
+    processes = Processes(rank, count, lasting)
     try:
         yield processes
     except LostProcessError as lost:
         is_said = WATCHED in os.environ and not lost.is_silent
         if is_said or not processes.is_first_to_say():
             raise SaidElsewhereError from None
-        what = "doesn't answer" if lost.is_silent else "has ended"
+        what = "stopped responding" if lost.is_silent else "has ended"
         raise AttnlmError(
             f"another process of this training {what}", "resume the run from its last checkpoint"
         ) from None
@@ -196,6 +201,7 @@ def joined() -> Iterator[Processes]:
     dist.destroy_process_group()  # not where one failed: to end orderly, all have to
 
 
+@functools.cache
 def _store(rank: int, count: int) -> Store:
     """The launcher's, which outlives the processes; else one that the main process keeps."""
     from torch._C._distributed_c10d import TCPStore

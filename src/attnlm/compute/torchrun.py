@@ -72,8 +72,8 @@ def _meaning(failed: ChildFailedError) -> BaseException:
     name = signal.Signals(-failure.exitcode).name
     return AttnlmError(
         f"process {rank} of the training was killed ({name})",
-        "resume the run, whose last checkpoint is there; "
-        "if memory was short, give fewer `processes` or a smaller `micro_batch_size`",
+        "resume the run from its last checkpoint; "
+        "if memory ran out, lower `processes` or `micro_batch_size`",
     )
 
 

@@ -52,8 +52,8 @@ class TrainingConfig:
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
     micro_batch_size: int | None = setting(
-        "compute at most so many windows at once and add up their gradients; default: as many as "
-        "fit into memory",
+        "most windows to compute at once; their gradients are accumulated; default: as many as fit "
+        "into memory",
         at_least=1,
         at_most=_LARGEST,
     )
@@ -122,7 +122,7 @@ class TrainingConfig:
         "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
     )
     processes: int = setting(
-        "processes that share each batch out", default=1, at_least=1, at_most=2**16
+        "processes that divide each batch among them", default=1, at_least=1, at_most=2**16
     )
 
 
@@ -289,7 +289,7 @@ def _check_training(
         fewer = windows // processes * processes
         possible = max(n for n in range(1, min(processes, windows) + 1) if windows % n == 0)
         raise UsageError(
-            f"{processes} processes can't share out a `batch_size` of {windows} evenly",
+            f"a `batch_size` of {windows} can't be divided among {processes} processes",
             f"give `batch_size` {fewer + processes}"
             + (f" or {fewer}" if fewer else "")
             + f", or `processes` {possible}",

@@ -57,7 +57,7 @@ def evaluate(
         chosen,
         bytes_per_token=dataset.bytes_per_token,
         compile=training.compile,
-        threads=max(training.threads or 1, torch.get_num_threads()),
+        threads=max(training.threads or 1, torch.get_num_threads()),  # training leaves torch one
     )
     if not math.isfinite(evaluation.loss):
         raise NotFiniteError

@@ -23,13 +23,7 @@ from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.budget import Budget, planned
-from attnlm.experiments.join_training import (
-    begun_before,
-    check_launched,
-    join,
-    tell,
-    with_processes,
-)
+from attnlm.experiments.other_processes import begun_before, check_launched, join, tell
 from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.experiments.whole_split import measure_on_whole
@@ -78,7 +72,8 @@ def train(
     with joined() as processes:
         if not processes.is_main:
             return join(processes, Path(data_dir), verify)
-        settings = with_processes(settings, processes)
+        if processes.count > 1:
+            settings = {"processes": processes.count, **settings}
         if (before := begun_before(processes)) is not None:
             dataset = recipe = name = None
             resume, settings = before, {}

@@ -80,8 +80,8 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps:,}"
         if rung.run.config.training.stages is not None:
             yield (
-                f"{rung.model} was planned again as it trained, to keep the budget: its learning "
-                "rate fell otherwise than that of the rest, and than in a ladder of the same steps"
+                f"{rung.model} was planned again during training to keep the budget: its learning "
+                "rate fell differently from the others'"
             )
         if rung.last["val_loss"] > rung.best["val_loss"]:
             yield f"{rung.model} is shown at step {best:,}: its loss rose after that"

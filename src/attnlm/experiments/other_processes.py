@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from attnlm.base.errors import UsageError
 from attnlm.base.events import ignore
-from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes
 from attnlm.config.settings import TrainingConfig, resolve
@@ -22,27 +20,12 @@ _FACTS = ("vocab_size", "parameters", "dataset")
 _RUN = "run"
 
 
-def with_processes(settings: Mapping[str, Setting], processes: Processes) -> dict[str, Setting]:
-    """The settings with the number of processes that were launched.
-
-    Raises UsageError where another number was asked for.
-    """
-    given = dict(settings)
-    if processes.count > 1 and given.setdefault("processes", processes.count) != processes.count:
-        raise UsageError(
-            f"`processes` {given['processes']} was asked for, and the launcher has started "
-            f"{processes.count}",
-            "leave `processes` out",
-        )
-    return given
-
-
 def check_launched(training: TrainingConfig, processes: Processes) -> None:
     """Raises UsageError unless there are as many processes as the configuration says."""
     if training.processes != processes.count:
         raise UsageError(
-            f"`processes` {training.processes} need a launcher",
-            "let torchrun start the program so often, or give `processes` 1",
+            f"`processes` is {training.processes}, and {processes.count} started",
+            f"start as many with torchrun, or give `processes` {processes.count}",
         )
 
 
