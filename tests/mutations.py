@@ -432,7 +432,7 @@ MUTATIONS = (
     Mutation(
         "gradients of threads are added, not averaged",
         "training/optimizer.py",
-        "self.gradient.mul_(1 / count)",
+        "self.gradient.mul_(1 / pieces)",
         "pass",
         "test_share.py",
     ),
@@ -480,16 +480,16 @@ MUTATIONS = (
     ),
     Mutation(
         "norms decay",
-        "training/optimizer.py",
+        "training/update_rules.py",
         "decays = parameter.ndim > 1 or",
         "decays = parameter.ndim > 0 or",
         "test_optimizer.py",
     ),
     Mutation(
         "AdamW forgets which step it makes",
-        "training/optimizer.py",
-        "self._made.fill_(step + 1)",
-        "self._made.fill_(1)",
+        "training/update_rules.py",
+        "self._made[0].fill_(step + 1)",
+        "self._made[0].fill_(1)",
         "test_optimizer.py",
     ),
     Mutation(
@@ -501,7 +501,7 @@ MUTATIONS = (
     ),
     Mutation(
         "Muon's momentum is not Nesterov's",
-        "training/optimizer.py",
+        "training/update_rules.py",
         "direction = self._gradient.lerp(self._mean, self._momentum)",
         "direction = self._mean.clone()",
         "test_optimizer.py",

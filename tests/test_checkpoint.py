@@ -16,7 +16,7 @@ from attnlm.model.language_model import build_model
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.training.optimizer import Optimizer
+from attnlm.training.optimizer import FlatOptimizer
 
 V = 11
 
@@ -26,7 +26,7 @@ def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_pa
     muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
     config = resolve({"model": rung, "block_size": 6, **muon})
     model = build_model(config.model, V)
-    optimizer = Optimizer(model, config.training)
+    optimizer = FlatOptimizer(model, config.training)
     tokens_BT = torch.randint(V, (2, 6))
     for step in range(2):
         cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()
@@ -38,7 +38,7 @@ def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_pa
     assert facts == {"step": 2, "loss": 0.1}
     for ours, theirs in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    restored = Optimizer(loaded, config.training)
+    restored = FlatOptimizer(loaded, config.training)
     restored.load_state(tensors)
     assert any(tensor.any() for tensor in optimizer.state().values())
     for name, tensor in optimizer.state().items():

@@ -12,7 +12,8 @@ from attnlm.compute.workers import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
 from attnlm.training import optimizer as optimizers
-from attnlm.training.optimizer import Optimizer, orthogonalize
+from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.update_rules import orthogonalize
 from attnlm.training.schedule import learning_rate_factor
 
 
@@ -106,7 +107,7 @@ def test_updates_are_pytorchs(
             by_muon, weight_decay=0.3, momentum=beta1, adjust_lr_fn="match_rms_adamw"
         )
         references.append(muon)
-    updates = Optimizer(ours, config.training)
+    updates = FlatOptimizer(ours, config.training)
     for step in range(5):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -126,13 +127,13 @@ def test_updates_are_pytorchs(
 def test_an_optimizer_goes_on_from_its_state(optimizer: str) -> None:
     settings: dict[str, Setting] = {"model": "transformer", "layers": 2, "optimizer": optimizer}
     model, config = a_model_with_gradients(1, heads=2, **settings)
-    first = Optimizer(model, config.training)
+    first = FlatOptimizer(model, config.training)
     for step in range(3):
         give_gradients(model, step)
         first.step(step)
     copy, _ = a_model_with_gradients(2, heads=2, **settings)
     copy.load_state_dict(model.state_dict())
-    second = Optimizer(copy, config.training)
+    second = FlatOptimizer(copy, config.training)
     second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
     for trained, with_optimizer in ((model, first), (copy, second)):
         give_gradients(trained, 3)
@@ -151,7 +152,7 @@ def test_threads_share_an_update_and_change_nothing(
     results = []
     for threads in (1, 3):
         model, config = a_model_with_gradients(1, heads=2, **settings)
-        updates = Optimizer(model, config.training)
+        updates = FlatOptimizer(model, config.training)
         with new_pool(threads) as pool:
             for step in range(3):
                 give_gradients(model, step)
@@ -161,7 +162,7 @@ def test_threads_share_an_update_and_change_nothing(
     assert torch.equal(*results)
     monkeypatch.undo()
     whole, config = a_model_with_gradients(1, heads=2, **settings)
-    updates = Optimizer(whole, config.training)
+    updates = FlatOptimizer(whole, config.training)
     for step in range(3):
         give_gradients(whole, step)
         updates.step(step)

@@ -32,7 +32,7 @@ from attnlm.runs.run import Run
 from attnlm.training import loop as training
 from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
-from attnlm.training.optimizer import Optimizer
+from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import saved_state
 from tests.models import FRUITS
 
@@ -239,14 +239,14 @@ def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The best of a training that was stopped early may be of step 0, or not be there."""
-    original = Optimizer.step
+    original = FlatOptimizer.step
 
-    def step(self: Optimizer, number: int, *threads: Any) -> None:
+    def step(self: FlatOptimizer, number: int, *threads: Any) -> None:
         original(self, number, *threads)
         if number == stop - 1:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Optimizer, "step", step)
+    monkeypatch.setattr(FlatOptimizer, "step", step)
     with pytest.raises(Interrupted):
         trained(model="bigram", name="stopped", **settings)
     run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
@@ -272,16 +272,16 @@ def test_a_second_signal_within_a_step_saves_nothing(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained()
-    original = Optimizer.step
+    original = FlatOptimizer.step
 
-    def step(self: Optimizer, number: int, *threads: Any) -> None:
+    def step(self: FlatOptimizer, number: int, *threads: Any) -> None:
         if number == 7:
             signal.raise_signal(signal.SIGINT)
         original(self, number, *threads)
         if number == 7:  # the weights are new, and the step is not counted yet
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Optimizer, "step", step)
+    monkeypatch.setattr(FlatOptimizer, "step", step)
     with pytest.raises(Interrupted) as caught:
         trained(name="stopped")
     monkeypatch.undo()

@@ -22,7 +22,7 @@ from tests import command as commands
 from tests.trials.children import in_child, in_own_process
 from tests.trials.internals import (
     RUNGS,
-    Optimizer,
+    FlatOptimizer,
     build_model,
     checkpoint,
     count_parameters,
@@ -389,7 +389,7 @@ def _write(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=generator.choice((0.02, 1.0, 30.0)))
-    optimizer = Optimizer(model, config.training)
+    optimizer = FlatOptimizer(model, config.training)
     checkpoint.save_checkpoint(run / "best.safetensors", model, _FACTS)
     checkpoint.save_checkpoint(run / "last.safetensors", model, _FACTS, optimizer.state())
     content = files.read_json(run / "config.json")

@@ -20,7 +20,7 @@ from attnlm.runs.run import Run
 from attnlm.text import download
 from attnlm.training.events import Evaluated, Started, Stepped
 from attnlm.training.memory import FACTOR
-from attnlm.training.optimizer import Optimizer
+from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import saved_state
 from attnlm.training.step import Stepper
@@ -30,7 +30,7 @@ __all__ = [
     "RUNGS",
     "Evaluated",
     "Journal",
-    "Optimizer",
+    "FlatOptimizer",
     "Progress",
     "Run",
     "Started",

@@ -17,7 +17,7 @@ from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.run import Run
-from attnlm.training.optimizer import Optimizer
+from attnlm.training.optimizer import FlatOptimizer
 
 
 @dataclass
@@ -25,7 +25,7 @@ class TrainingState:
     """What changes from step to step: saved with the weights, all but the device."""
 
     model: LanguageModel
-    optimizer: Optimizer
+    optimizer: FlatOptimizer
     device: Device
     step: int = 0
     evaluated_step: int = -1
@@ -76,14 +76,14 @@ def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingSt
     with keeping_random_state(device):
         torch.manual_seed(config.training.seed)
         model = build_model(config.model, vocab_size).to(device.torch)
-    return TrainingState(model, Optimizer(model, config.training), device)
+    return TrainingState(model, FlatOptimizer(model, config.training), device)
 
 
 def saved_state(run: Run, device: Device) -> TrainingState:
     """The state that the run's last checkpoint holds. Raises AttnlmError as reading it does."""
     model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
     model.to(device.torch)
-    optimizer = Optimizer(model, run.config.training)
+    optimizer = FlatOptimizer(model, run.config.training)
     state = TrainingState(model, optimizer, device)
     known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
     if not known or not _fit_together(facts) or optimizer.state().keys() != tensors.keys():

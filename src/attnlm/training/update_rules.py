@@ -1,0 +1,126 @@
+"""AdamW and Muon: what becomes of weights, their gradient and what is remembered of it.
+
+Not torch.optim's: importing that loads PyTorch's compiler, which takes longer than a small run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnlm.config.settings import TrainingConfig
+
+
+class Place(NamedTuple):
+    """Which group a parameter belongs to, AdamW's first; groups lie in this order in memory."""
+
+    by_muon: bool
+    decays: bool
+    shape: tuple[int, int] | None
+    """Of the matrices that Muon takes together"""
+
+
+def place_of(name: str, parameter: Tensor, config: TrainingConfig) -> Place:
+    """Muon takes the matrices inside the model; embeddings, head, norms and biases are AdamW's."""
+    decays = parameter.ndim > 1 or config.weight_decay_on == "all"
+    outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
+    if config.optimizer != "muon" or outside or parameter.ndim < 2:
+        return Place(False, decays, None)
+    return Place(True, decays, (parameter.size(-2), parameter.size(-1)))
+
+
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), of tensors of any shapes."""
+
+    def __init__(
+        self,
+        values: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        weight_decay: float,
+        config: TrainingConfig,
+    ) -> None:
+        self._tensors = [list(tensors) for tensors in (values, gradients, means, squares)]
+        self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
+        self.work = 100.0 * sum(v.numel() for v in values)  # in products: it waits for memory
+        self._made = [torch.zeros((), device=values[0].device)] * len(values)
+
+    def update(self, rate: float, step: int) -> None:
+        """The update after step 0, 1, …"""
+        self._made[0].fill_(step + 1)
+        # What torch.optim.AdamW(fused=True) calls: one pass over all of it.
+        torch._fused_adamw_(
+            *self._tensors,
+            [],
+            self._made,
+            lr=rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class Muon:
+    """Momentum whose matrices are made orthogonal before the update (Jordan et al., 2024).
+
+    Of N matrices of one `shape`, (R, C), or of the rows of each that a process has; gradient and
+    mean are stacked, (N, rows, C). Updates are scaled by 0.2 √max(R, C), which gives them the size
+    of AdamW's, so that both take the same learning rate and weight decay (Liu et al., 2025, "Muon
+    is scalable for LLM training"). `orthogonalized` is for rows: it needs whole matrices.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[Tensor],
+        gradient: Tensor,
+        mean: Tensor,
+        weight_decay: float,
+        config: TrainingConfig,
+        shape: tuple[int, int],
+        orthogonalized: Callable[[Tensor, torch.dtype], Tensor] | None = None,
+    ) -> None:
+        self._values, self._gradient, self._mean = list(values), gradient, mean
+        self._weight_decay, self._momentum = weight_decay, config.beta1
+        self._scale = 0.2 * math.sqrt(max(shape))
+        self.work = 30.0 * gradient.numel() * min(shape)
+        self._orthogonalized = orthogonalized or orthogonalize
+        # On a CPU products in bfloat16 are mostly slow.
+        half = config.dtype == "bfloat16" and gradient.is_cuda
+        self._dtype = torch.bfloat16 if half else gradient.dtype
+
+    def update(self, rate: float, step: int) -> None:
+        """The update after step 0, 1, …"""
+        self._mean.lerp_(self._gradient, 1 - self._momentum)
+        # Nesterov: one step further along the momentum.
+        direction = self._gradient.lerp(self._mean, self._momentum)
+        changes = self._orthogonalized(direction, self._dtype).unbind()
+        if self._weight_decay:
+            torch._foreach_mul_(self._values, 1 - rate * self._weight_decay)
+        torch._foreach_add_(self._values, changes, alpha=-rate * self._scale)
+
+
+def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sets the singular values of N matrices to about 1 by Newton-Schulz iterations, (N, R, C).
+
+    In `dtype`. Coefficients are Jordan's: they trade exactness (values end between 0.7 and 1.2) for
+    few steps.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices_NRC.to(dtype)
+    tall = x.size(-2) > x.size(-1)
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return (x.mT if tall else x).to(matrices_NRC.dtype)
