@@ -516,8 +516,8 @@ MUTATIONS = (
     Mutation(
         "a signal saves nothing",
         "training/loop.py",
-        "state.loss_sum = stepper.read_loss_sum()\n                loop.save_last()",
-        "state.loss_sum = stepper.read_loss_sum()",
+        "self._save_last()\n        if self._checkpoints is not None:",
+        "if self._checkpoints is not None:",
         "test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step",
     ),
     Mutation(

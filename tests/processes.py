@@ -18,19 +18,23 @@ from attnlm.compute.processes import Processes, joined
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.training.sharding import whole_model
 from attnlm.training.share import Share
 from attnlm.training.state import initial_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
+SHARDED = ("bigram", "multi-head", "transformer:dropout=0.2", "gpt2:embed_dim=20")
 STEPS = 6
 
 
-def config_of(name: str, processes: int) -> Config:
+def config_of(name: str, processes: int, *, shard: bool = False) -> Config:
     settings: dict[str, Any] = {"batch_size": 12, "block_size": 12, "seed": 3, "steps": 20}
     if name != "bigram":
         settings["micro_batch_size"] = 4
+    if shard:
+        settings |= {"shard": True, "gradient_clip": 0.5, "recompute": name != "bigram"}
     settings["processes"] = processes
     return resolve({**variant(name), **settings, "threads": 1})
 
@@ -68,6 +72,31 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
     }
 
 
+def sharded_numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
+    """The losses of some steps, the loss over the validation split, and all weights."""
+    config, device = config_of(name, processes.count, shard=True), choose_device("cpu")
+    state = initial_state(config, dataset.vocab_size, device, processes)
+    stepper = Stepper(state, config, dataset, processes)
+    losses = [stepper.step(Interruption(deferred=True)).item() for _ in range(STEPS)]
+    evaluation = validation_loss(
+        state.model,
+        dataset.val[:100],
+        device,
+        bytes_per_token=1.0,
+        processes=processes,
+        is_sharded=config.training.is_sharded,
+    )
+    sharded = config.training.is_sharded
+    model = whole_model(state.model, processes) if sharded else state.model
+    parameters = [] if model is None else [p.detach().flatten() for p in model.parameters()]
+    return {
+        "losses": losses,
+        "validation": evaluation.loss,
+        "values": torch.cat(parameters).numpy() if parameters else None,
+        "share": sum(vector.numel() for vector in state.optimizer.state().values()),
+    }
+
+
 def failure(dataset: Dataset, processes: Processes) -> str:
     """What all say when the last process' loss is NaN in the second step."""
     config = config_of("bigram", processes.count)
@@ -94,9 +123,10 @@ def main() -> None:
     dataset, out = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
     with joined() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
+        sharded = {name: sharded_numbers(name, dataset, processes) for name in SHARDED}
     with joined() as processes:  # as in a program that trains twice
         told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
-        content = found, failure(dataset, processes), told
+        content = found, failure(dataset, processes), told, sharded
         (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))
 
 

@@ -13,8 +13,8 @@ from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
 from attnlm.training import optimizer as optimizers
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.update_rules import orthogonalize
 from attnlm.training.schedule import learning_rate_factor
+from attnlm.training.update_rules import orthogonalize
 
 
 def factors(**settings: Setting) -> list[float]:

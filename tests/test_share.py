@@ -43,7 +43,7 @@ def first_gradient(config: Config, dataset: Dataset) -> tuple[float, Tensor]:
     state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
     torch.manual_seed(1)
     with torch.no_grad():
-        state.optimizer._values.add_(torch.randn_like(state.optimizer._values) * 0.1)
+        state.optimizer._weights[0].add_(torch.randn_like(state.optimizer._weights[0]) * 0.1)
     found: list[Tensor] = []
     state.optimizer.step = lambda step, *_: found.append(state.optimizer.gradient.clone())  # type: ignore[method-assign]
     before = torch.get_num_threads()

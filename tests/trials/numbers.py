@@ -55,7 +55,7 @@ def _train(
         loss = original(self, interruption)
         if self.state.step == step:
             if kind == "weights":
-                _spoil(self.state.optimizer._values, value, place)
+                _spoil(self.state.optimizer._weights[0], value, place)
             if stops:
                 signal.raise_signal(signal.SIGINT)
         return loss

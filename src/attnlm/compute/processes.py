@@ -16,11 +16,15 @@ from attnlm.base.errors import AttnlmError, SaidElsewhereError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
 
 # A process that is stuck is given up after so many seconds, and so many times as long as it has
 # taken before at most. The first time compilers and files may take long.
 _PATIENCE, _TIMES, _FIRST = 20.0, 10.0, 1800.0  # seconds
+# Between two blocks of a sharded model all take about as long.
+_WITHIN_A_STEP = 20.0
 _trainings = itertools.count()
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 
@@ -45,6 +49,7 @@ class Processes:
         self.rank, self.count, self._store = rank, count, store
         self._longest: dict[str, float] = {}
         self._since = time.monotonic()
+        self._meshes: dict[str, DeviceMesh] = {}
 
     @property
     def is_main(self) -> bool:
@@ -83,6 +88,21 @@ class Processes:
             content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         self.copy_from_main(content)
         return json.loads(bytes(content.tolist()))
+
+    def mesh(self, device: str) -> DeviceMesh:
+        """All processes in a row, as sharding takes them; all have to ask for it."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if device not in self._meshes:
+            self._meshes[device] = DeviceMesh.from_group(self.new_group(_WITHIN_A_STEP), device)
+        return self._meshes[device]
+
+    def new_group(self, patience: float = _FIRST, backend: str | None = None) -> ProcessGroup:
+        """For collectives that others start, and that wait so many seconds; all have to ask."""
+        import torch.distributed as dist
+
+        group: ProcessGroup = dist.new_group(timeout=timedelta(seconds=patience), backend=backend)
+        return group
 
     def is_first_to_say(self) -> bool:
         """Whether no other process has said yet why all of them end. True only once."""
@@ -123,6 +143,19 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+@contextlib.contextmanager
+def noticing_lost() -> Iterator[None]:
+    """Raises LostProcessError where PyTorch's own collectives fail: its sharding has many."""
+    try:
+        yield
+    except RuntimeError as error:
+        import torch.distributed as dist
+
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise LostProcessError(is_silent="imed out" in str(error)) from None
 
 
 def is_launched() -> bool:

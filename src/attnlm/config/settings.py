@@ -124,6 +124,17 @@ class TrainingConfig:
     processes: int = setting(
         "processes that divide each batch among them", default=1, at_least=1, at_most=2**16
     )
+    shard: bool = setting(
+        "divide weights and the optimizer's state among the processes too", default=False
+    )
+    recompute: bool = setting(
+        "compute activations again on the way back: less memory, more time", default=False
+    )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has a part of the weights only."""
+        return self.shard and self.processes > 1
 
 
 @dataclass(frozen=True)
@@ -296,6 +307,15 @@ def _check_training(
         )
     if processes > 1 and training.budget is not None:
         raise UsageError("`budget` is for one process", "leave `budget` out")
+    if training.shard and training.compile == "on":
+        raise UsageError(
+            "`compile` on is for models that are not sharded", "leave out `compile` or `shard`"
+        )
+    if training.recompute and model.embed_dim is None:
+        raise UsageError(
+            f"`recompute` is for the blocks of a model, and {model.model} has none",
+            "leave `recompute` out",
+        )
     if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.model}",

@@ -14,7 +14,7 @@ from attnlm.config.settings import TrainingConfig, resolve
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
 from attnlm.training.loop import fit
-from attnlm.training.state import TrainingState, initial_state
+from attnlm.training.state import begun_state
 
 _FACTS = ("vocab_size", "parameters", "dataset")
 _RUN = "run"
@@ -29,14 +29,14 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
         )
 
 
-def tell(run: Run, state: TrainingState, processes: Processes) -> None:
-    """Lets the others join the training of a run, from this state."""
+def tell(run: Run, fresh: bool, processes: Processes) -> None:
+    """Lets the others join the training of a run, which begins or is resumed."""
     if processes.count == 1:
         return
     processes.remember(_RUN, str(run.path.absolute()))
     facts = {name: getattr(run, name) for name in _FACTS}
-    processes.from_main({"path": str(run.path), "settings": run.config.settings(), **facts})
-    state.copy_from_main(processes)
+    about = {"path": str(run.path), "settings": run.config.settings(), "fresh": fresh}
+    processes.from_main({**about, **facts})
 
 
 def begun_before(processes: Processes) -> Path | None:
@@ -57,10 +57,9 @@ def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     dataset = open_dataset_of(run, data_dir, verify=verify)
     device = choose_device(config.training.device, config.training.dtype)
     use_precision(device)
-    state = initial_state(config, run.vocab_size, device)
-    state.copy_from_main(processes)
     threads = torch.get_num_threads()
     try:
+        state = begun_state(run, device, told["fresh"], processes)
         return fit(run, dataset, state, ignore, processes=processes)
     finally:
         torch.set_num_threads(threads)

@@ -63,7 +63,8 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
             "`compile` on needs a C++ compiler, and none was found",
             "install g++ or clang++, or give `compile` off",
         )
-    if asked == "auto" and device.name == "cuda" and _is_long(config, dataset):
+    on_gpu, shard = device.name == "cuda", config.training.shard
+    if asked == "auto" and on_gpu and not shard and _is_long(config, dataset):
         asked = "on"
     if asked == "on" and sys.platform != "win32" and not os.environ.get(_TORCH_CACHE_DIR):
         os.environ[_TORCH_CACHE_DIR] = str(code_folder())
@@ -104,10 +105,10 @@ def _work(config: Config, dataset: Dataset) -> float:
 
 def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
     """As many as make a step fastest, by a trial whose weights are thrown away."""
-    if device.name != "cpu" or config.training.compile == "on":
-        return torch.get_num_threads()
-    trial = replace(config, training=with_steps(config.training, 2**30))
     training = config.training
+    if device.name != "cpu" or training.compile == "on" or training.is_sharded:
+        return torch.get_num_threads()
+    trial = replace(config, training=with_steps(training, 2**30))
     about = [
         *(asdict(config.model), dataset.vocab_size),
         *(training.batch_size, training.optimizer, training.compile),

@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
-from attnlm.compute.device import choose_device
+from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, Processes, joined, restarts
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, described_settings, resolve
@@ -27,6 +27,7 @@ from attnlm.experiments.other_processes import begun_before, check_launched, joi
 from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.experiments.whole_split import measure_on_whole
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
@@ -36,9 +37,9 @@ from attnlm.training.deadline import Deadline
 from attnlm.training.loop import fit
 from attnlm.training.memory import check_memory
 from attnlm.training.price import affordable_sample, affordable_tokens
-from attnlm.training.state import TrainingState, initial_state, saved_state
+from attnlm.training.state import begun_state, saved_facts
 
-_ROUNDING = ("device", "threads", "compile", "processes", "micro_batch_size")
+_ROUNDING = ("device", "threads", "compile", "processes", "micro_batch_size", "recompute")
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 
@@ -106,9 +107,11 @@ def begin_run(
     """Trains a new run: for a budget, for the steps of its configuration, or with these to a
     deadline, which may change them."""
     with _training(on_event) as listener:
-        run, state, deadline = _begin(config, dataset, name, Path(checkpoint_dir), within, listener)
+        run, device, deadline = _begin(
+            config, dataset, name, Path(checkpoint_dir), within, listener
+        )
         with run.alone():
-            return _fitted(run, dataset, state, listener, deadline, processes)
+            return _fitted(run, dataset, device, True, listener, deadline, processes)
 
 
 @contextlib.contextmanager
@@ -125,12 +128,14 @@ def _training(on_event: OnEvent | None) -> Iterator[OnEvent]:
 def _fitted(
     run: Run,
     dataset: Dataset,
-    state: TrainingState,
+    device: Device,
+    fresh: bool,
     on_event: OnEvent,
     deadline: Deadline | None = None,
     processes: Processes = ALONE,
 ) -> Run:
-    tell(run, state, processes)
+    tell(run, fresh, processes)
+    state = begun_state(run, device, fresh, processes)
     tokens = affordable_sample(run.config, run.vocab_size)
     taking = functools.partial(_snapshot, dataset, tokens)
     run = fit(run, dataset, state, on_event, taking, deadline, processes)
@@ -153,8 +158,8 @@ def _begin(
     checkpoint_dir: Path,
     within: Budget | Deadline | None,
     on_event: OnEvent,
-) -> tuple[Run, TrainingState, Deadline | None]:
-    """A new run's folder, its state before the first step, and by when it is to end."""
+) -> tuple[Run, Device, Deadline | None]:
+    """A new run's folder, where it is trained, and by when it is to end."""
     for key in config.dropped:
         on_event(
             Note(f"ignoring the recipe's {key}: it does not apply to this {config.model.model}")
@@ -177,10 +182,9 @@ def _begin(
     elif config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = replace(config, training=replace(config.training, eval_tokens=affordable))
-    state = initial_state(config, dataset.vocab_size, device)
     with explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
         run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
-    return run, state, deadline
+    return run, device, deadline
 
 
 def _check_beside_resume(
@@ -200,8 +204,8 @@ def _check_beside_resume(
 
 def _resume(
     run: Run, data_dir: Path, verify: bool, settings: Mapping[str, Setting], on_event: OnEvent
-) -> tuple[Run, Dataset, TrainingState]:
-    """A run as it was saved last, with its data set."""
+) -> tuple[Run, Dataset, Device, bool]:
+    """A run as it was saved last, its data set, where it is trained, and whether it begins anew."""
     recorded = run.config.settings()
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
     for key in sorted(changed.keys() & set(_ROUNDING)):
@@ -215,21 +219,24 @@ def _resume(
     config = settle(config, device, dataset)
     run = replace(run, config=config)
     fresh = not run.last.exists() and restarts() > 0  # it ended before it was saved
-    state = initial_state(config, run.vocab_size, device) if fresh else saved_state(run, device)
-    more = f"give `steps` {2 * state.step}, or any total above {state.step}"
-    if state.step > (config.training.steps or 0):
-        raise AttnlmError(f"{run.name} has made {state.step} steps already", more)
-    if state.step == state.evaluated_step == config.training.steps:
+    saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
+    step, evaluated_step = saved["step"], saved["evaluated_step"]
+    more = f"give `steps` {2 * step}, or any total above {step}"
+    if step > (config.training.steps or 0):
+        raise AttnlmError(f"{run.name} has made {step} steps already", more)
+    if step == evaluated_step == config.training.steps:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)
     with explaining(run.path, f"free some space, then: {again}"):
-        run.keep_until(state.evaluated_step)
+        run.keep_until(evaluated_step)
         if changed:
             run.save_config()
-    return run, dataset, state
+    return run, dataset, device, fresh
 
 
-def _snapshot(dataset: Dataset, tokens: int, state: TrainingState) -> tuple[Snapshot, list[str]]:
+def _snapshot(
+    dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
+) -> tuple[Snapshot, list[str]]:
     """A snapshot of the model, and the tokens that its maps are of."""
-    snapshot = take_snapshot(state.step, state.model, dataset, state.device, tokens)
-    return snapshot, passage_texts(state.model, dataset)
+    snapshot = take_snapshot(step, model, dataset, device, tokens)
+    return snapshot, passage_texts(model, dataset)

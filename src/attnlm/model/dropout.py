@@ -28,6 +28,11 @@ def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
         _source.generators = before
 
 
+def generators() -> Sequence[torch.Generator]:
+    """Those that this thread draws from."""
+    return _source.generators
+
+
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zeros with probability p, the rest divided by 1 − p (Srivastava et al., 2014): (B, ...)."""
     if not _source.generators:

@@ -21,6 +21,7 @@ from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.heads import Rotation, rotary_angles
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
+from attnlm.model.recomputation import recomputed
 from attnlm.model.recorder import Recorder
 
 
@@ -62,7 +63,12 @@ class Transformer(nn.Module):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, architecture: Architecture, vocab_size: int) -> None:
+    recompute = False
+    """In training, to compute what is inside a block again on the way back, not to keep it."""
+
+    def __init__(
+        self, architecture: Architecture, vocab_size: int, placed: Callable[[Block], Block]
+    ) -> None:
         super().__init__()
         a = architecture
         assert a.embed_dim is not None
@@ -77,7 +83,7 @@ class Transformer(nn.Module):
             self.position_embedding = nn.Embedding(a.block_size, a.embed_dim)
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
-        self.blocks = nn.ModuleList(Block(a) for _ in range(a.layers))
+        self.blocks = nn.ModuleList(placed(Block(a)) for _ in range(a.layers))
         self.norm = norm_of(a, a.body_dim)
         self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
         # Equal logits to begin with: the first loss is ln V.
@@ -127,7 +133,10 @@ class Transformer(nn.Module):
         if self.architecture.positions == "rotary":
             rotation = self.cosines[start:end], self.sines[start:end]
         for layer, block in enumerate(self.blocks):
-            x_BTC = block(x_BTC, rotation, caches[layer] if caches else None, recorder)
+            if self.recompute and self.training:
+                x_BTC = recomputed(block, x_BTC, rotation)
+            else:
+                x_BTC = block(x_BTC, rotation, caches[layer] if caches else None, recorder)
         return x_BTC
 
     def new_caches(self) -> list[LayerCache]:
@@ -243,8 +252,15 @@ class MLP(nn.Module):
 LanguageModel = Bigram | Transformer
 
 
-def build_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
-    """A model, initialised from torch's global random state."""
+def build_model(
+    architecture: Architecture,
+    vocab_size: int,
+    placed: Callable[[Block], Block] = lambda block: block,
+) -> LanguageModel:
+    """A model, initialised from torch's global random state.
+
+    Each block goes through `placed` before the next is made: all may be too large for one place.
+    """
     if architecture.embed_dim is None:
         return Bigram(architecture, vocab_size)
-    return Transformer(architecture, vocab_size)
+    return Transformer(architecture, vocab_size, placed)

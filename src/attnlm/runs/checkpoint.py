@@ -1,4 +1,7 @@
-"""Tensors and what they belong to in one safetensors file: complete or absent, checked on load."""
+"""Tensors and what they belong to: complete or absent, checked on load.
+
+One safetensors file; a sharded run's are a folder of them (sharded_checkpoint.py).
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, model_skeleton
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.older_files import Shape, from_older, older_shapes
+from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -40,10 +44,8 @@ def save_checkpoint(
     The file replaces an older one in one step, and the same content is the same bytes. A digest of
     all that it holds is part of it.
     """
-    tensors = {_MODEL + name: p.detach() for name, p in model.named_parameters()}
-    if optimizer is not None:
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = named_tensors(dict(model.named_parameters()), optimizer or {})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = json.dumps(facts, sort_keys=True)
     content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
     end = 8 + int.from_bytes(content[:8], "little")
@@ -64,17 +66,32 @@ def load_checkpoint(
     for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
     tensors are compared before any is read, and before the model takes memory.
     """
-    facts, tensors = _read(path, architecture, vocab_size)
-    shapes = _shapes(architecture, vocab_size)
-    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    if not shapes.keys() <= weights.keys():
-        weights, state = from_older(weights, shapes), from_older(state, shapes)
-    check_finite(*weights.values())
+    facts, weights, state = load_rows(path, architecture, vocab_size)
     model = build_model(architecture, vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     return model, facts, state
+
+
+def load_rows(
+    path: Path, architecture: Architecture, vocab_size: int, rank: int = 0, count: int = 1
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """A checkpoint's facts, weights and optimizer's state: of all tensors, where `count` processes
+    share them out, the rows of one (`rows_of`). Raises as `load_checkpoint` does."""
+    facts, tensors = _read(path, architecture, vocab_size, rank, count)
+    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
+    shapes = _shapes(architecture, vocab_size)
+    if not shapes.keys() <= weights.keys():
+        weights, state = from_older(weights, shapes), from_older(state, shapes)
+    check_finite(*weights.values())
+    return facts, weights, state
+
+
+def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights and an optimizer's state by their names in a checkpoint."""
+    named = {_MODEL + name: tensor for name, tensor in weights.items()}
+    return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
 
 def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[str, Any]:
@@ -86,7 +103,13 @@ def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[
 
 
 def _read(
-    path: Path, architecture: Architecture, vocab_size: int, *, numbers: bool = True
+    path: Path,
+    architecture: Architecture,
+    vocab_size: int,
+    rank: int = 0,
+    count: int = 1,
+    *,
+    numbers: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
@@ -94,39 +117,50 @@ def _read(
             "the run stopped before it was written; train it again",
         )
     # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
-    return files.unless_replaced(path, lambda: _read_once(path, architecture, vocab_size, numbers))
-
-
-def _read_once(
-    path: Path, architecture: Architecture, vocab_size: int, numbers: bool
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes = _shapes(architecture, vocab_size)
-    try:
-        with (
-            _opened(path, shapes) as opened,
-            safe_open(_name_of(path, opened), framework="pt") as file,
-        ):
-            metadata = file.metadata() or {}
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            layouts = shapes, older_shapes(shapes)
-            if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
-                raise AttnlmError(
-                    f"{path} does not hold the model that its run describes",
-                    "copy the run's folder again from where it came",
-                )
-            tensors = {name: file.get_tensor(name) for name in slices if numbers}
-        described = metadata.get("facts", "")
-        if numbers and metadata.get("digest") != _digest(described, tensors):
-            raise _damaged(path)
-        facts = json.loads(described)
-        if not isinstance(facts, dict):
-            raise _damaged(path)
-    except OSError as error:
-        raise AttnlmError(
-            f"can't read {path}: {error.strerror or error}", "check that it may be read"
-        ) from None
-    except (SafetensorError, ValueError, RecursionError):
-        raise _damaged(path) from None
+
+    def read() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        try:
+            if path.suffix:
+                found = _read_file(path, shapes, numbers)
+            else:
+                found = read_folder(path, _named(shapes), rank, count, numbers)
+        except OSError as error:
+            raise AttnlmError(
+                f"can't read {path}: {error.strerror or error}", "check that it may be read"
+            ) from None
+        except (SafetensorError, ValueError, RecursionError):
+            raise _damaged(path) from None
+        if found is None:
+            raise AttnlmError(
+                f"{path} does not hold the model that its run describes",
+                "copy the run's folder again from where it came",
+            )
+        return found
+
+    return files.unless_replaced(path, read)
+
+
+def _read_file(
+    path: Path, shapes: Mapping[str, Shape], numbers: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """None where it is another model's."""
+    with (
+        _opened(path, shapes) as opened,
+        safe_open(_name_of(path, opened), framework="pt") as file,
+    ):
+        metadata = file.metadata() or {}
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        layouts = shapes, older_shapes(shapes)
+        if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
+            return None
+        tensors = {name: file.get_tensor(name) for name in slices if numbers}
+    described = metadata.get("facts", "")
+    if numbers and metadata.get("digest") != _digest(described, tensors):
+        raise ValueError("another digest")
+    facts = json.loads(described)
+    if not isinstance(facts, dict):
+        raise ValueError("no facts")
     return facts, tensors
 
 
@@ -165,10 +199,8 @@ def _name_of(path: Path, file: IO[bytes]) -> str:
 def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> bool:
     """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
     for name, found in slices.items():
-        of = name
-        if name.startswith(_OPTIMIZER):
-            of = _MODEL + name.removeprefix(_OPTIMIZER).rpartition("/")[0]
-        if found.get_dtype() != "F32" or tuple(found.get_shape()) != expected.get(of):
+        whole = whole_shape(name, expected)
+        if found.get_dtype() != "F32" or tuple(found.get_shape()) != whole:
             return False
     return expected.keys() <= slices.keys()
 

@@ -64,11 +64,15 @@ class Run:
 
     @property
     def best(self) -> Path:
-        return self.path / "best.safetensors"
+        return self._checkpoint("best")
 
     @property
     def last(self) -> Path:
-        return self.path / "last.safetensors"
+        return self._checkpoint("last")
+
+    def _checkpoint(self, which: str) -> Path:
+        """A file, or a folder that several processes write."""
+        return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
     def evaluated_part(self) -> str:
@@ -213,6 +217,7 @@ class Run:
         """
         with trained_alone(self.path, "wait until that ends, or stop it; or train another run"):
             files.remove_leftovers(self.path)
+            remove_leftovers(self.path)
             remove_leftovers(self.path.parent)
             yield
 

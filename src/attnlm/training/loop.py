@@ -14,23 +14,27 @@ from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.signals import Interrupted, Interruption
+from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.run import Run
+from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
 from attnlm.runs.ticker import Snapshot
 from attnlm.training.deadline import Deadline
 from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.schedule import learning_rate
+from attnlm.training.sharding import whole_model
 from attnlm.training.state import TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 
-TakeSnapshot = Callable[[TrainingState], tuple[Snapshot, list[str]]]
-"""Gives a snapshot of the model, and the tokens that its maps are of."""
+TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
+"""Gives a snapshot of the model at a step, and the tokens that its maps are of."""
 
 
 def fit(
@@ -65,14 +69,10 @@ def fit(
             interruption.answered = True
             if stop.at_once:
                 raise
+            with _explaining(run, state):
+                loop.save_stopped()
             if not processes.is_main:
                 processes.wait_for_main()
-                raise
-            state.seconds = loop.seconds()
-            with _explaining(run, state):
-                state.loss_sum = stepper.read_loss_sum()
-                loop.save_last()
-                replace(loop.run, stopped_after=round(state.seconds, 3)).save_config()
             raise
     return loop.run
 
@@ -121,6 +121,9 @@ class _Loop:
         self._on_event, self._interruption = on_event, interruption
         self._take_snapshot = take_snapshot
         self._is_main = stepper.processes.is_main
+        self._checkpoints: ShardedCheckpoints | None = None
+        if run.config.training.shard:
+            self._checkpoints = ShardedCheckpoints(stepper.processes)
         self._state, self._config = stepper.state, run.config.training
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
@@ -132,11 +135,39 @@ class _Loop:
         """Wall time of the run so far."""
         return time.perf_counter() - self._began
 
-    def save_last(self) -> None:
-        """Writes the last checkpoint."""
+    def save_stopped(self) -> None:
+        """Saves the last complete step, for a training that ends before its end."""
         state = self._state
-        save_checkpoint(self.run.last, state.model, state.facts(), state.optimizer.state())
-        state.saved_step = state.step
+        if not self._is_main and self._checkpoints is None:
+            return
+        state.seconds = self.seconds()
+        state.loss_sum = self._stepper.read_loss_sum(together=True)
+        self._save_last()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+        if self._is_main:
+            replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
+
+    def _save_best(self, loss: float) -> None:
+        state, facts = self._state, {"step": self._state.step, "val_loss": loss}
+        if self._checkpoints is None:
+            save_checkpoint(self.run.best, state.model, facts)
+        else:
+            copies = state.copies(self._stepper.processes, weights_only=True)
+            self._checkpoints.save(self.run.best, copies, facts)
+
+    def _save_last(self) -> None:
+        state, step = self._state, self._state.step
+
+        def saved() -> None:
+            state.saved_step = step
+
+        if self._checkpoints is None:
+            save_checkpoint(self.run.last, state.model, state.facts(), state.optimizer.state())
+            saved()
+        else:
+            copies = state.copies(self._stepper.processes)
+            self._checkpoints.save(self.run.last, copies, state.facts(), saved)
 
     def steps_and_evaluations(self) -> None:
         """Trains to the last step, or until patience runs out."""
@@ -157,6 +188,8 @@ class _Loop:
             assert config.steps is not None
             out_of_patience = config.patience is not None and state.stale >= config.patience
             if state.step >= config.steps or out_of_patience:
+                if self._checkpoints is not None:
+                    self._checkpoints.finish()
                 self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
             loss = self._stepper.step(self._interruption)
@@ -212,10 +245,22 @@ class _Loop:
         self._on_event(event)
         self._began += time.perf_counter() - began
 
+    def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
+        """None where it is another process that takes it."""
+        state, model, device = self._state, self._state.model, self._state.device
+        if self._config.is_sharded:
+            whole = whole_model(model, self._stepper.processes)
+            if whole is None:
+                return None
+            model, device = whole, Device("cpu", "float32", "gathered")
+        if self._take_snapshot is None:
+            return None
+        return self._take_snapshot(state.step, model, device)
+
     def _evaluate_and_save(self) -> Evaluated:
         """Evaluates, then writes metrics, ticker, best and last before a signal can interrupt."""
         state, run = self._state, self.run
-        loss_sum = self._stepper.read_loss_sum()  # a GPU may lag behind
+        loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
         tokens_per_second = self._tokens_per_second()
         evaluation = validation_loss(
             state.model,
@@ -226,12 +271,13 @@ class _Loop:
             threads=self._config.threads or 1,
             most=self._config.eval_tokens,
             processes=self._stepper.processes,
+            is_sharded=self._config.is_sharded,
         )
         if not math.isfinite(evaluation.loss):
             raise StepNotFiniteError(
                 f"validation loss is no longer a finite number, at step {state.step}"
             )
-        taken = None if self._take_snapshot is None else self._take_snapshot(state)
+        taken = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
         with self._interruption.shield():
@@ -251,8 +297,8 @@ class _Loop:
             }
             if taken is not None:
                 run.append_evaluation(record, *taken)
+            if taken is not None or self._checkpoints is not None:
                 if improved:
-                    facts = {"step": state.step, "val_loss": evaluation.loss}
-                    save_checkpoint(run.best, state.model, facts)
-                self.save_last()
+                    self._save_best(evaluation.loss)
+                self._save_last()
         return Evaluated(record, improved, taken and taken[0])

@@ -150,6 +150,10 @@ class Optimizer(ABC):
             if not all(bool(tensor.isfinite().all()) for tensor in tensors)
         ]
 
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters that it updates."""
+        return {span.name: span.values for span in self._spans}
+
     def state(self) -> dict[str, Tensor]:
         """Views of what it remembers from step to step, named `<parameter>/<what>`."""
         views = {}
@@ -160,6 +164,11 @@ class Optimizer(ABC):
             for kind, vector in kinds.items():
                 views[f"{span.name}/{kind}"] = vector[span.part].view(span.values.shape)
         return views
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `state` gave. Raises KeyError when a tensor is missing."""
+        for name, view in self.state().items():
+            view.copy_(tensors[name])
 
 
 class FlatOptimizer(Optimizer):
@@ -177,8 +186,8 @@ class FlatOptimizer(Optimizer):
         for place, _, part in self._places():
             vectors = [v[part] for v in (self._values, self.gradient, self._mean)]
             if place.shape is None:
-                for pieces in _cut([*vectors, self._square[part]], _ADAMW_AT_ONCE):
-                    group = AdamW(*([piece] for piece in pieces), self._decay(place), config)
+                for v, g, m, s in _cut([*vectors, self._square[part]], _ADAMW_AT_ONCE):
+                    group = AdamW([v], [g], [m], [s], self._decay(place), config)
                     self._groups.append(group)
                 continue
             stacks = [v.view(-1, *place.shape) for v in vectors]
@@ -208,16 +217,12 @@ class FlatOptimizer(Optimizer):
             self.gradient.mul_(1 / pieces)
 
     def _norm(self) -> Tensor:
-        return self.gradient.norm()
+        norm: Tensor = torch.linalg.vector_norm(self.gradient)
+        return norm
 
     def vectors(self) -> list[Tensor]:
         """All that an update changes: weights, and what is remembered of gradients."""
         return [self._values, self._mean, self._square]
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `state` gave. Raises KeyError when a tensor is missing."""
-        for name, view in self.state().items():
-            view.copy_(tensors[name])
 
 
 def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:

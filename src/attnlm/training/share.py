@@ -16,6 +16,7 @@ from attnlm.model.dropout import drawing_from
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import compiled_parts
 from attnlm.training.one_layer import one_layer_form
+from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
 
 # Each share has gradients of its own, which are added up by one thread.
@@ -59,7 +60,7 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
     at_once = rows // rounds
     possible = range(min(threads, at_once, MOST_SHARES), 0, -1)
     shares = next(n for n in possible if threads % n == 0 and at_once % n == 0)
-    if training.compile == "on":
+    if training.compile == "on" or training.is_sharded:
         shares = 1
     return Cut(processes, rounds, shares, at_once // shares)
 
@@ -72,10 +73,11 @@ class Share:
         self._device, self._seed, self._windows = state.device, training.seed or 0, windows
         self._model, self.gradient = state.model, state.optimizer.gradient
         if not first:
+            assert isinstance(state.optimizer, FlatOptimizer)
             self._model, self.gradient = state.optimizer.replica(state.model)
         self._parts = training.compile == "parts"
         self._form = None
-        if training.compile != "on":
+        if training.compile != "on" and not training.is_sharded:
             self._form = one_layer_form(self._model, self._windows, state.device, training.compile)
         self._loss = torch.compile(_loss) if training.compile == "on" else _loss
         self._generators: list[torch.Generator] = []
@@ -95,13 +97,11 @@ class Share:
         inputs_BT, targets_BT = (_on(self._device, ids) for ids in (inputs, targets))
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
-        with (
-            compiled_parts(self._parts),
-            drawing_from(self._generators),
-            self._device.autocast(),
-        ):
-            loss = self._loss(self._model, inputs_BT, targets_BT)
-        loss.backward()
+        # The way back may compute a block again.
+        with compiled_parts(self._parts), drawing_from(self._generators):
+            with self._device.autocast():
+                loss = self._loss(self._model, inputs_BT, targets_BT)
+            loss.backward()
         return loss.detach()
 
     def _seed_dropout(self, step: int, first: int) -> None:

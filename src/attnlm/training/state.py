@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
-from attnlm.compute.processes import Processes
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
-from attnlm.model.language_model import LanguageModel, build_model
-from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.runs.checkpoint import load_facts, load_rows, named_tensors
 from attnlm.runs.run import Run
-from attnlm.training.optimizer import FlatOptimizer
+from attnlm.runs.sharded_checkpoint import parameter_of
+from attnlm.training.optimizer import FlatOptimizer, Optimizer
+from attnlm.training.sharded_optimizer import ShardedOptimizer
+from attnlm.training.sharding import part_of_whole, sharded_model
 
 
 @dataclass
@@ -25,7 +29,7 @@ class TrainingState:
     """What changes from step to step: saved with the weights, all but the device."""
 
     model: LanguageModel
-    optimizer: FlatOptimizer
+    optimizer: Optimizer
     device: Device
     step: int = 0
     evaluated_step: int = -1
@@ -54,8 +58,22 @@ class TrainingState:
         """Makes it the main process' state."""
         for name, value in processes.from_main(self.facts()).items():
             setattr(self, name, value)
-        for vector in self.optimizer.vectors():
-            processes.copy_from_main(vector)
+        if isinstance(self.optimizer, FlatOptimizer):
+            for vector in self.optimizer.vectors():
+                processes.copy_from_main(vector)
+
+    def copies(self, processes: Processes, *, weights_only: bool = False) -> dict[str, Tensor]:
+        """Of what a sharded checkpoint holds, by its names there: of each this process' rows."""
+        parts = self.optimizer.weights()
+        named = named_tensors(parts, {} if weights_only else self.optimizer.state())
+        copies = {name: part.detach().cpu().clone() for name, part in named.items()}
+        if not isinstance(self.optimizer, ShardedOptimizer):
+            return copies
+        shapes = self.optimizer.shapes
+        return {
+            name: part_of_whole(part, shapes[parameter_of(name)], processes.mesh("cpu"))
+            for name, part in copies.items()
+        }
 
     def facts(self) -> dict[str, Any]:
         """What is saved beside the tensors. Batches and dropout follow from seed and step."""
@@ -70,33 +88,88 @@ def keeping_random_state(device: Device) -> contextlib.AbstractContextManager[No
     return torch.random.fork_rng([device.torch] if device.name == "cuda" else [])
 
 
-def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingState:
-    """The state before the first step; the weights follow from the seed."""
-    assert config.training.seed is not None
+def initial_state(
+    config: Config, vocab_size: int, device: Device, processes: Processes = ALONE
+) -> TrainingState:
+    """The state before the first step; the weights follow from the seed.
+
+    With `shard` each of several processes makes its part of them only, and all have to call it.
+    """
+    training = config.training
+    assert training.seed is not None
     with keeping_random_state(device):
-        torch.manual_seed(config.training.seed)
-        model = build_model(config.model, vocab_size).to(device.torch)
-    return TrainingState(model, FlatOptimizer(model, config.training), device)
+        torch.manual_seed(training.seed)
+        if training.is_sharded:
+            model = sharded_model(config.model, vocab_size, device, processes)
+        else:
+            model = build_model(config.model, vocab_size).to(device.torch)
+    if isinstance(model, Transformer):
+        model.recompute = training.recompute
+    optimizer: Optimizer
+    if training.is_sharded:
+        optimizer = ShardedOptimizer(model, training, processes)
+    else:
+        optimizer = FlatOptimizer(model, training)
+    return TrainingState(model, optimizer, device)
 
 
-def saved_state(run: Run, device: Device) -> TrainingState:
-    """The state that the run's last checkpoint holds. Raises AttnlmError as reading it does."""
-    model, facts, tensors = load_checkpoint(run.last, run.config.model, run.vocab_size)
-    model.to(device.torch)
-    optimizer = FlatOptimizer(model, run.config.training)
-    state = TrainingState(model, optimizer, device)
-    known = all(type(facts.get(name)) is type(getattr(state, name)) for name in _FACTS)
-    if not known or not _fit_together(facts) or optimizer.state().keys() != tensors.keys():
-        raise AttnlmError(
-            f"{run.last} does not hold the state that its run describes",
-            "copy the run's folder again from where it came",
-        )
+def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> TrainingState:
+    """The state that the run's last checkpoint holds, or this process' part of it.
+
+    Raises AttnlmError as reading it does.
+    """
+    config = run.config
+    part = (processes.rank, processes.count) if config.training.is_sharded else (0, 1)
+    facts, weights, tensors = load_rows(run.last, config.model, run.vocab_size, *part)
+    state = initial_state(config, run.vocab_size, device, processes)
+    optimizer = state.optimizer
+    if optimizer.state().keys() != tensors.keys():
+        raise _not_of(run)
     optimizer.load_state(tensors)
-    saved = {name: facts[name] for name in _FACTS}
+    for name, values in optimizer.weights().items():
+        values.copy_(weights[name])
+    saved = _checked(facts, run)
     records = run.metrics_until(facts["evaluated_step"])
     older = facts.get("seconds", 0.0)  # which is where older versions kept them
     seconds = max([older, run.stopped_after, *(record["seconds"] for record in records)])
     return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
+
+
+def begun_state(
+    run: Run, device: Device, fresh: bool, processes: Processes = ALONE
+) -> TrainingState:
+    """The same state in all processes: of a `fresh` run the first, else the one that was saved.
+
+    Where each has all of it, the main process reads it. Raises as `saved_state` does.
+    """
+    if fresh or not (processes.is_main or run.config.training.is_sharded):
+        state = initial_state(run.config, run.vocab_size, device, processes)
+    else:
+        state = saved_state(run, device, processes)
+    if processes.count > 1:
+        state.copy_from_main(processes)
+    return state
+
+
+def saved_facts(run: Run) -> dict[str, Any]:
+    """What the run's last checkpoint says of its state, without the tensors. Raises AttnlmError."""
+    return _checked(load_facts(run.last, run.config.model, run.vocab_size), run)
+
+
+def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    known = {field.name: field.default for field in fields(TrainingState)}
+    if any(type(facts.get(name)) is not type(known[name]) for name in _FACTS):
+        raise _not_of(run)
+    if not _fit_together(facts):
+        raise _not_of(run)
+    return {name: facts[name] for name in _FACTS}
+
+
+def _not_of(run: Run) -> AttnlmError:
+    return AttnlmError(
+        f"{run.last} does not hold the state that its run describes",
+        "copy the run's folder again from where it came",
+    )
 
 
 def _fit_together(facts: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.signals import Interruption, signals
-from attnlm.compute.processes import ALONE, Processes
+from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
@@ -19,6 +19,8 @@ from attnlm.training.state import TrainingState
 
 # On a GPU, which is far behind the processor.
 _STEPS_BETWEEN_LOOKS = 16
+_KINDS = ("loss", "gradient", "weights")
+_STEP = "a step"
 
 
 def training_batches(config: Config, dataset: Dataset, rows: slice = slice(None)) -> Batches:
@@ -66,20 +68,27 @@ class Stepper:
         self._work = "the beginning"
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
+        self._is_sharded = config.training.is_sharded
 
     def step(self, interruption: Interruption) -> Tensor:
         """Makes the next step and returns its loss, a tensor () still on the device."""
         state = self.state
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        losses = [loss for group in range(self._cut.rounds) for loss in self._round(group)]
+        if self._is_sharded and self._work != _STEP:
+            # PyTorch's collectives within a step have less patience.
+            self.processes.add_up(torch.zeros(()), self._work)
+            self._work = _STEP
+        with noticing_lost():
+            losses = [loss for group in range(self._cut.rounds) for loss in self._round(group)]
         with interruption.shield():
             state.optimizer.add_up([share.gradient for share in self._shares[1:]])
             loss = torch.stack(losses).mean()
             if self.processes.count > 1:
                 loss = self._add_up_processes(loss, interruption)
             state.optimizer.average(self._cut.pieces)
-            state.optimizer.step(state.step, self._pool, self._cut.shares)
+            with noticing_lost():
+                state.optimizer.step(state.step, self._pool, self._cut.shares)
             self._loss_sum += loss
             state.step += 1
         interruption.raise_agreed()
@@ -108,7 +117,7 @@ class Stepper:
         for i, signum in enumerate(signals(), 1):
             rest[i] = signum == interruption.pending
         self.processes.add_up(gradient, self._work)
-        self._work = "a step"
+        self._work = _STEP
         # To read numbers of a GPU takes until it has done all before.
         if self.state.device.name != "cuda" or self.state.step % _STEPS_BETWEEN_LOOKS == 0:
             mean, *asked = (rest / self.processes.count).tolist()
@@ -120,14 +129,20 @@ class Stepper:
                     interruption.agree(signum)
         return rest[0] / self.processes.count
 
-    def read_loss_sum(self) -> float:
+    def read_loss_sum(self, *, together: bool = False) -> float:
         """The sum of losses since the newest evaluation.
 
-        Raises StepNotFiniteError unless it, the weights and the optimizer's state are finite.
+        Raises StepNotFiniteError unless it, the weights and the optimizer's state are finite; of a
+        sharded model each process sees its part only, unless all call it `together`.
         """
         total = self._loss_sum.item()
         wrong = [] if math.isfinite(total) else ["loss"]
-        if wrong := wrong + self.state.optimizer.not_finite():
+        wrong += self.state.optimizer.not_finite()
+        if together and self._is_sharded:
+            found = torch.tensor([float(kind in wrong) for kind in _KINDS])
+            self.processes.add_up(found, _STEP)
+            wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]
+        if wrong:
             raise StepNotFiniteError(self._when(wrong, self.state.step))
         self._sound_step = self.state.step
         return total

@@ -45,7 +45,8 @@ class AdamW:
         weight_decay: float,
         config: TrainingConfig,
     ) -> None:
-        self._tensors = [list(tensors) for tensors in (values, gradients, means, squares)]
+        self._values, self._gradients = list(values), list(gradients)
+        self._means, self._squares = list(means), list(squares)
         self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
         self.work = 100.0 * sum(v.numel() for v in values)  # in products: it waits for memory
         self._made = [torch.zeros((), device=values[0].device)] * len(values)
@@ -55,7 +56,10 @@ class AdamW:
         self._made[0].fill_(step + 1)
         # What torch.optim.AdamW(fused=True) calls: one pass over all of it.
         torch._fused_adamw_(
-            *self._tensors,
+            self._values,
+            self._gradients,
+            self._means,
+            self._squares,
             [],
             self._made,
             lr=rate,

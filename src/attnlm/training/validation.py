@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.compute.processes import ALONE, Processes
+from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
@@ -50,6 +50,7 @@ def validation_loss(
     threads: int = 1,
     most: int | None = None,
     processes: Processes = ALONE,
+    is_sharded: bool = False,
 ) -> Evaluation:
     """Mean loss of predicting every token of a split but its first.
 
@@ -69,19 +70,18 @@ def validation_loss(
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
     ours = groups[processes.rank :: processes.count]
-    threads = min(threads, len(ours), MOST_SHARES) if device.name == "cpu" else min(1, len(ours))
-    jobs = [
-        functools.partial(_summed_losses, model, ours[i::threads], device, at_once, compile)
-        for i in range(threads)
-    ]
-    sums = torch.zeros(len(groups), dtype=torch.float64)
     training = model.training
     model.eval()
-    with threads_of_torch(1), new_pool(threads) as pool:
-        ours_N = sums[processes.rank :: processes.count]
-        for i, found in enumerate(compute_all(jobs, pool)):
-            ours_N[i::threads] = torch.tensor(found, dtype=torch.float64)
+    if is_sharded:
+        # For each group all gather the weights, also those who have no more.
+        more = groups[:1] * (-(-len(groups) // processes.count) - len(ours))
+        with noticing_lost(), torch.no_grad():
+            losses = _summed_losses(model, [*ours, *more], device, None, compile)[: len(ours)]
+    else:
+        losses = _by_threads(model, ours, device, at_once, compile, threads)
     model.train(training)
+    sums = torch.zeros(len(groups), dtype=torch.float64)
+    sums[processes.rank :: processes.count] = torch.tensor(losses, dtype=torch.float64)
     processes.add_up(sums, "an evaluation")
     # In the order of the text, so that it is the same sum however they were shared out.
     total = sum(sums.tolist())
@@ -107,16 +107,38 @@ def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, 
     return windows[:, :-1], windows[:, 1:], windows[-1, -1:]
 
 
-@torch.inference_mode()
-def _summed_losses(
+def _by_threads(
     model: LanguageModel,
     groups: Sequence[tuple[Ids, Ids]],
     device: Device,
     at_once: int,
     compile: str,
+    threads: int,
 ) -> list[float]:
-    """The summed loss of each group of windows."""
-    form = one_layer_form(model, at_once, device, compile) if len(groups[0][0]) == at_once else None
+    threads = max(1, min(threads, len(groups), MOST_SHARES)) if device.name == "cpu" else 1
+    sums = [0.0] * len(groups)
+
+    def share(first: int) -> None:
+        with torch.inference_mode():
+            found = _summed_losses(model, groups[first::threads], device, at_once, compile)
+        sums[first::threads] = found
+
+    with threads_of_torch(1), new_pool(threads) as pool:
+        compute_all([functools.partial(share, i) for i in range(threads)], pool)
+    return sums
+
+
+def _summed_losses(
+    model: LanguageModel,
+    groups: Sequence[tuple[Ids, Ids]],
+    device: Device,
+    at_once: int | None,
+    compile: str,
+) -> list[float]:
+    """The summed loss of each group of windows; those of `at_once` may have a faster form."""
+    form = None
+    if at_once is not None and groups and len(groups[0][0]) == at_once:
+        form = one_layer_form(model, at_once, device, compile)
     sums = []
     with compiled_parts(compile == "parts"), device.autocast():
         for inputs, targets in groups:
