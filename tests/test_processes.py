@@ -22,7 +22,7 @@ from attnlm.compute.processes import ALONE
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
 from tests.models import FRUITS
-from tests.processes import NAMES, numbers
+from tests.processes import NAMES, SHARDED, numbers, sharded_numbers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 TRAIN = (
@@ -78,13 +78,13 @@ def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Pa
     ]
     for process in running:
         ended(process, 0)
-    (first, failure, told), *others = (
+    (first, failure, told, sharded), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(count)
     )
     assert failure == "loss is no longer a finite number: it happened between steps 1 and 2"
     assert told == {"a": [1, None, "ü"]}
     for name in NAMES:
-        for other, *rest in others:
+        for other, *rest, _ in others:
             assert rest == [failure, told]
             assert other[name]["losses"] == first[name]["losses"]
             assert other[name]["validation"] == first[name]["validation"]
@@ -93,6 +93,17 @@ def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Pa
         np.testing.assert_allclose(first[name]["gradient"], alone["gradient"], 1e-4, 1e-6)
         np.testing.assert_allclose(first[name]["losses"], alone["losses"], 1e-5)
         assert first[name]["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+
+    for name in SHARDED:
+        parts = [sharded[name], *(other[-1][name] for other in others)]
+        alone = sharded_numbers(name, opened, ALONE)
+        np.testing.assert_allclose(parts[0]["losses"], alone["losses"], 1e-5)
+        np.testing.assert_allclose(parts[0]["values"], alone["values"], 1e-3, 1e-3)
+        for part in parts:
+            assert part["losses"] == parts[0]["losses"]
+            assert part["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+            assert part["share"] <= 0.4 * alone["share"] if count == 3 else 0.6 * alone["share"]
+        assert sum(part["share"] for part in parts) == alone["share"]
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,9 @@ class ShardedCheckpoints:
                 new = str(stack.enter_context(workspace(path.parent)) / path.name)
             new = self._processes.from_main(new)
             writer = _writer(Path(new), path, tensors, facts)
-            with noticing_lost(), _quiet():
+            # That there is one process only is no news.
+            warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
+            with noticing_lost():
                 under_way = async_save(
                     dict(tensors),
                     storage_writer=writer,
@@ -76,14 +78,18 @@ class ShardedCheckpoints:
                 )
             assert isinstance(under_way, Future)
             lasting = stack.pop_all()
+        # A future's callbacks may come after those who wait for it have gone on.
+        self._under_way[path] = finished = Future[None]()
 
         def done(saved: Future[Any]) -> None:
             lasting.close()
-            if saved.exception() is None:
+            if failure := saved.exception():
+                finished.set_exception(failure)
+            else:
                 when_saved()
+                finished.set_result(None)
 
         under_way.add_done_callback(done)
-        self._under_way[path] = under_way
 
     def finish(self) -> None:
         """Waits until all is written. Raises as `save` does."""
@@ -95,21 +101,13 @@ class ShardedCheckpoints:
 
         if path in self._under_way:
             try:
-                with noticing_lost(), _quiet():
+                with noticing_lost():
                     self._under_way.pop(path).result()
             except CheckpointException as failed:
                 causes = [cause for cause, _ in failed.failures.values()]
                 why = next((c for c in causes if isinstance(c, OSError)), causes[0])
                 with noticing_lost():
                     raise why from None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without PyTorch's remark that there is one process only."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.distributed is (disabled|unavailable)")
-        yield
 
 
 def _writer(
@@ -198,6 +196,17 @@ def _check_size(begin: bytes, size: int) -> None:
         raise ValueError("too large a header")
 
 
+def _place(places: Any, name: str) -> list[int]:
+    """Where rows of a tensor begin, in each direction."""
+    try:
+        place = list(places[name]["saved_offsets"])
+    except (KeyError, TypeError):
+        raise ValueError("no place") from None
+    if not place or not all(type(offset) is int for offset in place):
+        raise ValueError("no place")
+    return place
+
+
 class _Parts:
     """Rows of tensors, gathered from files."""
 
@@ -214,7 +223,7 @@ class _Parts:
             for name in file.keys():  # noqa: SIM118
                 part, whole = file.get_slice(name), whole_shape(name, self._weights)
                 rows, *rest = part.get_shape()
-                first, *others = places[name]["saved_offsets"]
+                first, *others = _place(places, name)
                 if whole is None or part.get_dtype() != "F32" or tuple(rest) != whole[1:]:
                     return False
                 if any(others) or not 0 <= first <= first + rows <= whole[0]:

@@ -1,0 +1,329 @@
+"""Weights divided among processes: the same numbers, and checkpoints that any number reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import attnlm
+from attnlm.base import files
+from attnlm.base.rows import rows_of
+from attnlm.compute.processes import ALONE
+from attnlm.config.settings import resolve
+from attnlm.model.language_model import build_model
+from attnlm.runs.checkpoint import load_checkpoint, load_rows, named_tensors
+from attnlm.runs.run import Run
+from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
+from tests.command import ATTNLM
+from tests.models import FRUITS
+from tests.test_processes import ended, ranks, started, timeless, until_evaluated
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+TRAIN = (
+    *("train", "fruits-char", "--model", "multi-head", "--batch-size", "6", "--block-size", "8"),
+    *("--seed", "1", "--shard", "--steps", "400", "--eval-every", "50", "--gradient-clip", "1"),
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "fruits.txt").write_text(FRUITS)
+    attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+    return folder
+
+
+def trained(project: Path, name: str, processes: int, *more: str) -> Run:
+    arguments = (*TRAIN, "--processes", str(processes), "--name", name, *more)
+    ended(started(*ATTNLM, *arguments, cwd=project), 0)
+    return attnlm.open_run(project / "checkpoints" / name)
+
+
+@pytest.fixture(scope="module")
+def whole(project: Path) -> Run:
+    """A run of two processes that nobody disturbed."""
+    return trained(project, "whole", 2)
+
+
+def tensors(run: Run, which: str = "last") -> dict[str, Tensor]:
+    _, weights, state = load_rows(run.path / which, run.config.model, run.vocab_size)
+    return named_tensors(weights, state)
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_sharded_run_is_one_that_is_not(whole: Run, project: Path) -> None:
+    settings: dict[str, Any] = {**whole.config.settings(), "processes": 1, "shard": False}
+    alone = attnlm.train(
+        project / "data" / "fruits-char", checkpoint_dir=project / "alone", **settings
+    )
+    for one, other in zip(timeless(alone.path)[:3], timeless(whole.path), strict=False):
+        assert one["step"] == other["step"]
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-4)
+    names = {path.name for path in whole.path.iterdir()}
+    assert names == {
+        *("best", "last", "config.json", "metrics.jsonl"),
+        *("ticker.jsonl", "tokenizer.json", "curve.png"),
+    }
+    assert {path.suffix for path in whole.last.iterdir()} == {".json", ".safetensors"}
+    assert len(list(whole.last.iterdir())) == 5 and len(list(whole.best.iterdir())) == 3
+
+
+def test_every_command_reads_it(whole: Run, project: Path) -> None:
+    model, _ = attnlm.load_model(whole)
+    evaluation = attnlm.evaluate(whole, data_dir=project / "data")
+    best = min(float(record["val_loss"]) for record in timeless(whole.path))
+    assert evaluation.loss == pytest.approx(best, rel=1e-5)
+    assert sum(p.numel() for p in model.parameters()) == whole.parameters
+    assert len(attnlm.samples(whole, num_samples=1, tokens=20, seed=1)[0]) > 10
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_any_number_of_processes_reads_its_rows(count: int, whole: Run) -> None:
+    expected = tensors(whole)
+    parts = []
+    for rank in range(count):
+        about = whole.config.model, whole.vocab_size, rank, count
+        _, weights, state = load_rows(whole.last, *about)
+        parts.append(named_tensors(weights, state))
+    for name, tensor in expected.items():
+        for rank, part in enumerate(parts):
+            assert torch.equal(part[name], tensor[rows_of(len(tensor), rank, count)])
+
+
+def test_pytorchs_own_reader_reads_it(whole: Run) -> None:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    expected = tensors(whole)
+    found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    with pytest.warns(UserWarning, match="single process"):
+        load(found, storage_reader=HuggingFaceStorageReader(str(whole.last)), no_dist=True)
+    assert_equal(found, expected)
+
+
+@pytest.fixture
+def training(project: Path) -> Iterator[subprocess.Popen[str]]:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the ranks of processes are read from /proc")
+    name = f"stopped-{time.monotonic_ns()}"
+    process = started(*ATTNLM, *TRAIN, "--processes", "2", "--name", name, cwd=project)
+    process.path = project / "checkpoints" / name  # type: ignore[attr-defined]
+    until_evaluated(project / "checkpoints" / name, 3)
+    yield process
+    process.kill()
+
+
+def test_a_run_that_was_stopped_goes_on_with_any_number(
+    training: subprocess.Popen[str], whole: Run, project: Path
+) -> None:
+    os.kill(ranks(training.pid)[1], signal.SIGTERM)
+    _, stderr = ended(training, 143)
+    assert stderr.count("stopped; the last complete step is saved") == 1
+    path: Path = training.path  # type: ignore[attr-defined]
+    stopped = attnlm.open_run(path)
+    assert 100 <= stopped.checkpoint("last").step < 400
+    other = shutil.copytree(path, path.with_name(f"{path.name}-copy"))
+    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
+    assert_equal(tensors(stopped), tensors(whole))
+    assert_equal(tensors(stopped, "best"), tensors(whole, "best"))
+    assert timeless(path) == timeless(whole.path)
+    alone = attnlm.train(resume=other, processes=1, data_dir=project / "data")
+    assert alone.config.training.processes == 1 and alone.config.training.shard
+    for one, two in zip(timeless(other), timeless(whole.path), strict=True):
+        assert one["val_loss"] == pytest.approx(two["val_loss"], abs=2e-3)
+
+
+def test_where_one_process_is_killed_the_last_checkpoint_stands(
+    training: subprocess.Popen[str], project: Path
+) -> None:
+    os.kill(ranks(training.pid)[0], signal.SIGKILL)
+    _, stderr = ended(training, 1)
+    assert stderr.count("error: ") == 1
+    path: Path = training.path  # type: ignore[attr-defined]
+    run = attnlm.open_run(path)
+    step = run.checkpoint("last").step
+    assert step > 0 and tensors(run)
+    attnlm.train(
+        resume=path, processes=1, steps=step + 1, eval_every=step + 1, data_dir=project / "data"
+    )
+    assert not list(path.glob(".*")), "what the killed process left is removed"
+
+
+def small_checkpoint(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    config = resolve({"model": "multi-head", "block_size": 4, "embed_dim": 8, "heads": 2}).model
+    named = named_tensors(dict(build_model(config, 5).named_parameters()), {})
+    copies = {name: p.detach().clone() for name, p in named.items()}
+    checkpoints = ShardedCheckpoints(ALONE)
+    saved = []
+    checkpoints.save(path, copies, {"step": 1}, lambda: saved.append(1))
+    checkpoints.finish()
+    assert saved == [1]
+    return config, copies
+
+
+def test_a_checkpoint_replaces_an_older_one_in_one_step(tmp_path: Path) -> None:
+    config, first = small_checkpoint(tmp_path / "last")
+    again, second = small_checkpoint(tmp_path / "last")
+    assert again == config
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    loaded, facts, state = load_checkpoint(tmp_path / "last", config, 5)
+    assert facts == {"step": 1} and not state
+    assert_equal(named_tensors(dict(loaded.named_parameters()), {}), second)
+    assert [p.name for p in tmp_path.iterdir()] == ["last"]
+
+
+def sealed(path: Path) -> None:
+    """Makes the hashes fit the files again, as somebody who forges a checkpoint would."""
+    facts = files.read_json(path / "facts.json")
+    facts["files"] = {
+        name: files.file_hash(path / name) for name in facts["files"] if (path / name).exists()
+    }
+    files.write_json(path / "facts.json", facts)
+
+
+def rewritten(path: Path, change: Any) -> None:
+    """Changes the tensors and the places of a checkpoint's one file."""
+    (file,) = path.glob("*.safetensors")
+    found = load_file(file)
+    places = {name: {"saved_offsets": [0] * tensor.ndim} for name, tensor in found.items()}
+    change(found, places)
+    save_file(found, file, {"DCP_SHARDING_INFO": json.dumps(places), "format": "pt"})
+    sealed(path)
+
+
+def _cut(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    found["model.head.weight"] = found["model.head.weight"][:-1].clone()
+
+
+def _move(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    places["model.head.weight"]["saved_offsets"][0] = 2
+
+
+def _back(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    places["model.head.weight"]["saved_offsets"][0] = -1
+
+
+def _aside(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    places["model.head.weight"]["saved_offsets"] = [0, 1]
+
+
+def _unplaced(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    del places["model.head.weight"]
+
+
+def _words(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    places["model.head.weight"]["saved_offsets"] = ["a", None]
+
+
+def _halves(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    found["model.head.weight"] = found["model.head.weight"].half()
+
+
+def _narrow(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    found["model.head.weight"] = found["model.head.weight"][:, :-1].clone()
+
+
+def _less(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    del found["model.head.weight"]
+
+
+def _more(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+    found["model.foot"] = torch.zeros(3)
+    places["model.foot"] = {"saved_offsets": [0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *((change, "is damaged") for change in (_cut, _move, _back, _aside, _unplaced, _words)),
+        *((change, "does not hold the model") for change in (_halves, _narrow, _less, _more)),
+    ],
+)
+def test_a_forged_checkpoint_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "last"
+    config, _ = small_checkpoint(path)
+    rewritten(path, lambda found, places: None)
+    load_checkpoint(path, config, 5)
+    rewritten(path, change)
+    with pytest.raises(attnlm.AttnlmError, match=message):
+        load_checkpoint(path, config, 5)
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "last"
+    config, _ = small_checkpoint(path)
+    (file,) = path.glob("*.safetensors")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(attnlm.AttnlmError, match="is damaged"):
+        load_checkpoint(path, config, 5)
+    file.write_bytes(b"\xff" * 9)
+    sealed(path)
+    with pytest.raises(attnlm.AttnlmError, match="is damaged"):
+        load_checkpoint(path, config, 5)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(attnlm.AttnlmError, match="can't read"):
+        load_checkpoint(path, config, 5)
+    shutil.rmtree(path)
+    path.write_text("a file")
+    with pytest.raises(attnlm.AttnlmError, match="can't read"):
+        load_checkpoint(path, config, 5)
+
+
+def test_names_of_files_do_not_lead_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "last"
+    config, _ = small_checkpoint(path)
+    (file,) = path.glob("*.safetensors")
+    file.rename(tmp_path / file.name)
+    facts = files.read_json(path / "facts.json")
+    facts["files"] = {f"../{file.name}": facts["files"][file.name]}
+    files.write_json(path / "facts.json", facts)
+    with pytest.raises(attnlm.AttnlmError, match="is damaged"):
+        load_checkpoint(path, config, 5)
+
+
+def test_what_can_not_be_sharded_or_recomputed_is_refused() -> None:
+    with pytest.raises(attnlm.UsageError, match="`compile` on is for models that are not sharded"):
+        attnlm.train(shard=True, compile="on")
+    with pytest.raises(attnlm.UsageError, match="bigram has none"):
+        attnlm.train(model="bigram", recompute=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recomputed_gradients_are_the_same(dropout: float, project: Path) -> None:
+    common: dict[str, Any] = {"model": "transformer", "block_size": 8, "batch_size": 6, "seed": 1}
+    runs = [
+        attnlm.train(
+            project / "data" / "fruits-char",
+            checkpoint_dir=project / f"recomputed-{dropout}",
+            recompute=recompute,
+            dropout=dropout,
+            steps=5,
+            threads=2,
+            **common,
+        )
+        for recompute in (False, True)
+    ]
+    first, second = (
+        dict(attnlm.load_model(run, checkpoint="last")[0].named_parameters()) for run in runs
+    )
+    for name, values in first.items():
+        assert torch.equal(values, second[name])
