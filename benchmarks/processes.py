@@ -1,4 +1,5 @@
-"""Two processes of one thread each beside one process of two threads, with the same batches."""
+"""Two processes of one thread each beside one process of two threads, with the same batches; and
+two processes that divide the weights beside two that have all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnlm.data.dataset import Dataset
@@ -21,6 +23,17 @@ SHAPES = {
         *("--block-size", "256", "--batch-size", "16", "--steps", "40"),
     ],
 }
+BIG = [
+    *("--model", "transformer", "--layers", "8", "--embed-dim", "1024", "--heads", "8"),
+    *("--block-size", "64", "--batch-size", "2", "--steps", "6", "--eval-every", "3"),
+    *("--optimizer", "adamw", "--learning-rate", "0.0001"),
+]
+FORMS = {"whole": [], "--shard": ["--shard"], "--shard --recompute": ["--shard", "--recompute"]}
+_MEASURED = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def processes(dataset: Dataset, text: Path) -> list[Row]:
@@ -42,13 +55,38 @@ def processes(dataset: Dataset, text: Path) -> list[Row]:
     return rows
 
 
+def sharding(dataset: Dataset, text: Path) -> list[Row]:
+    """Speed, and the peak memory of a process less that of one with hardly a model."""
+    _, tiny = _run(dataset, [*BIG, "--embed-dim", "64", "--layers", "1"], 2, 1)
+    results = {name: _run(dataset, [*BIG, *more], 2, 1) for name, more in FORMS.items()}
+    whole_speed, whole_peak = results["whole"]
+    return [
+        Row(
+            f"100 million parameters, AdamW, 2 processes: {name}",
+            f"{speed:,.0f} tokens/s, {peak - tiny:,} MB each",
+            f"whole {whole_speed:,.0f} tokens/s, {whole_peak - tiny:,} MB each",
+            f"{speed / whole_speed:.2f}, {(peak - tiny) / (whole_peak - tiny):.2f}",
+        )
+        for name, (speed, peak) in results.items()
+        if name != "whole"
+    ]
+
+
 def _speed(dataset: Dataset, shape: list[str], count: int, threads: int) -> float:
+    return _run(dataset, shape, count, threads)[0]
+
+
+def _run(dataset: Dataset, shape: Sequence[str], count: int, threads: int) -> tuple[float, int]:
+    """Tokens per second of the last tenth of a training, and the largest process' peak in MB."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "attnlm", "train", str(dataset.path), *shape, "--quiet"),
             *("--processes", str(count), "--threads", str(threads), "--seed", "1"),
-            *("--eval-tokens", "1000", "--checkpoint-dir", folder, "--name", "run"),
+            *("--eval-tokens", "500", "--checkpoint-dir", folder, "--name", "run"),
         ]
-        subprocess.run(command, check=True, capture_output=True)
+        measured = subprocess.run(
+            [sys.executable, "-c", _MEASURED, *command], check=True, capture_output=True, text=True
+        )
         lines = Path(folder, "run", "metrics.jsonl").read_text().splitlines()
-        return float(json.loads(lines[-1])["tokens_per_second"])
+        speed = float(json.loads(lines[-1])["tokens_per_second"])
+        return speed, int(measured.stdout.split()[-1]) // 1024

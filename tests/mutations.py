@@ -516,7 +516,7 @@ MUTATIONS = (
     Mutation(
         "a signal saves nothing",
         "training/loop.py",
-        "self._save_last()\n        if self._checkpoints is not None:",
+        "self._save()\n        if self._checkpoints is not None:",
         "if self._checkpoints is not None:",
         "test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step",
     ),

@@ -142,32 +142,30 @@ class _Loop:
             return
         state.seconds = self.seconds()
         state.loss_sum = self._stepper.read_loss_sum(together=True)
-        self._save_last()
+        self._save()
         if self._checkpoints is not None:
             self._checkpoints.finish()
         if self._is_main:
             replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
 
-    def _save_best(self, loss: float) -> None:
-        state, facts = self._state, {"step": self._state.step, "val_loss": loss}
-        if self._checkpoints is None:
-            save_checkpoint(self.run.best, state.model, facts)
-        else:
-            copies = state.copies(self._stepper.processes, weights_only=True)
-            self._checkpoints.save(self.run.best, copies, facts)
-
-    def _save_last(self) -> None:
-        state, step = self._state, self._state.step
+    def _save(self, best_loss: float | None = None) -> None:
+        """Writes the last checkpoint; before it the best one, where this is it."""
+        state, step, run = self._state, self._state.step, self.run
+        about_best = {"step": step, "val_loss": best_loss}
 
         def saved() -> None:
             state.saved_step = step
 
         if self._checkpoints is None:
-            save_checkpoint(self.run.last, state.model, state.facts(), state.optimizer.state())
+            if best_loss is not None:
+                save_checkpoint(run.best, state.model, about_best)
+            save_checkpoint(run.last, state.model, state.facts(), state.optimizer.state())
             saved()
         else:
-            copies = state.copies(self._stepper.processes)
-            self._checkpoints.save(self.run.last, copies, state.facts(), saved)
+            weights, remembered = state.copies(self._stepper.processes)
+            if best_loss is not None:
+                self._checkpoints.save(run.best, weights, about_best)
+            self._checkpoints.save(run.last, weights | remembered, state.facts(), saved)
 
     def steps_and_evaluations(self) -> None:
         """Trains to the last step, or until patience runs out."""
@@ -298,7 +296,5 @@ class _Loop:
             if taken is not None:
                 run.append_evaluation(record, *taken)
             if taken is not None or self._checkpoints is not None:
-                if improved:
-                    self._save_best(evaluation.loss)
-                self._save_last()
+                self._save(evaluation.loss if improved else None)
         return Evaluated(record, improved, taken and taken[0])

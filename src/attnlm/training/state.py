@@ -62,18 +62,23 @@ class TrainingState:
             for vector in self.optimizer.vectors():
                 processes.copy_from_main(vector)
 
-    def copies(self, processes: Processes, *, weights_only: bool = False) -> dict[str, Tensor]:
-        """Of what a sharded checkpoint holds, by its names there: of each this process' rows."""
-        parts = self.optimizer.weights()
-        named = named_tensors(parts, {} if weights_only else self.optimizer.state())
-        copies = {name: part.detach().cpu().clone() for name, part in named.items()}
-        if not isinstance(self.optimizer, ShardedOptimizer):
-            return copies
-        shapes = self.optimizer.shapes
-        return {
-            name: part_of_whole(part, shapes[parameter_of(name)], processes.mesh("cpu"))
-            for name, part in copies.items()
-        }
+    def copies(self, processes: Processes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Of weights and of the optimizer's state, by their names in a checkpoint; of a sharded
+        model this process' rows of each."""
+        optimizer = self.optimizer
+
+        def copied(named: dict[str, Tensor]) -> dict[str, Tensor]:
+            copies = {name: part.detach().cpu().clone() for name, part in named.items()}
+            if not isinstance(optimizer, ShardedOptimizer):
+                return copies
+            mesh, shapes = processes.mesh("cpu"), optimizer.shapes
+            return {
+                name: part_of_whole(part, shapes[parameter_of(name)], mesh)
+                for name, part in copies.items()
+            }
+
+        weights, state = optimizer.weights(), optimizer.state()
+        return copied(named_tensors(weights, {})), copied(named_tensors({}, state))
 
     def facts(self) -> dict[str, Any]:
         """What is saved beside the tensors. Batches and dropout follow from seed and step."""
