@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import warnings
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageWriter
 
 _FACTS, _NAME = "facts.json", re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
-_LARGEST_FACTS = 2**24  # bytes
+_LARGEST_FACTS, _LARGEST_HEADER = 2**24, 2**26  # bytes
 
 
 class ShardedCheckpoints:
@@ -176,24 +177,29 @@ def read_folder(
     facts, hashes = content.get("facts"), content.get("files")
     if not isinstance(facts, dict) or not isinstance(hashes, dict):
         raise ValueError("no facts")
+    if not all(map(_NAME.fullmatch, hashes)):
+        raise ValueError("not a name of ours")
+    if sum(_checked_size(path / name) for name in hashes) < 4 * sum(
+        map(math.prod, weights.values())
+    ):
+        raise ValueError("too small for such a model")
     parts = _Parts(weights, rank, count, numbers)
     for i, (name, digest) in enumerate(hashes.items()):
-        if not _NAME.fullmatch(name):
-            raise ValueError("not a name of ours")
         if numbers and i % count == rank and files.file_hash(path / name) != digest:
             raise ValueError("wrong hash")
-        with files.open_regular(path / name) as file:
-            _check_size(file.read(8), os.fstat(file.fileno()).st_size)
         if not parts.take(path / name):
             return None
     parts.check_complete()
     return (facts, parts.tensors) if weights.keys() <= parts.tensors.keys() else None
 
 
-def _check_size(begin: bytes, size: int) -> None:
-    header = int.from_bytes(begin, "little")
-    if header > min(size, 2**26):
+def _checked_size(path: Path) -> int:
+    """Bytes of a file, the header of which is no larger than a checkpoint's."""
+    with files.open_regular(path) as file:
+        header, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    if header > min(size, _LARGEST_HEADER):
         raise ValueError("too large a header")
+    return size
 
 
 def _place(places: Any, name: str) -> list[int]:
