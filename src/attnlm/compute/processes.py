@@ -205,8 +205,8 @@ def joined() -> Iterator[Processes]:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
             f"the processes can't reach each other: {why.splitlines()[0]}",
-            "check MASTER_ADDR, MASTER_PORT and the network between the machines; name its interface "
-            "in GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME on GPUs)",
+            "check MASTER_ADDR, MASTER_PORT and the network between the machines; its interface is "
+            "named in GLOO_SOCKET_IFNAME, on GPUs in NCCL_SOCKET_IFNAME too",
         ) from None
     processes = Processes(rank, count, lasting)
     try:
