@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm.compute.processes import ALONE
+from attnlm.compute import processes as module
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
 from tests.models import FRUITS
@@ -206,3 +209,83 @@ def test_an_error_of_all_is_said_once(project: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert stderr.count("error: ") == 1 and "../x" in stderr
+
+
+def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import HashStore
+
+    store, said = HashStore(), []
+    for rank, machine in enumerate("0011"):
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("GROUP_RANK", machine)
+        said.append(Processes(rank, 4, store).is_first_to_say())
+    assert said == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("rank", "local", "says"), [(0, 0, True), (5, 1, False), (4, 0, True)])
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a link that is cut: the first process of the machine says it."""
+    cut = threading.Event()
+
+    class Store:
+        def add(self, *_: object) -> int:
+            cut.wait()
+            return 1
+
+    monkeypatch.setattr(module, "_ANSWER", 0.05)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    assert Processes(rank, 8, Store()).is_first_to_say() == says  # type: ignore[arg-type]
+    cut.set()
+
+
+def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as long as such work took, here or there; at first some minutes more."""
+    now = 0.0
+    waited: list[float] = []
+
+    class Work:
+        def __init__(self, theirs: float) -> None:
+            self.theirs = theirs
+
+        def wait(self, timeout: timedelta) -> None:
+            nonlocal now
+            waited.append(timeout.total_seconds())
+            now += self.theirs
+            if self.theirs > waited[-1]:
+                raise RuntimeError("Timed out waiting 20000ms")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    main, other = Processes(0, 2), Processes(1, 2)
+
+    def meet(processes: Processes, ours: float, theirs: float, after: str) -> None:
+        nonlocal now
+        now += ours
+        processes._wait(Work(theirs), after)
+
+    meet(main, 30.0, 2.0, "an evaluation")
+    meet(main, 1.0, 0.0, "an evaluation")
+    meet(main, 1.0, 0.0, "a step")
+    meet(main, 50.0, 0.0, "a step")
+    assert waited == [300 + 300, 20 + 320, 300 + 10, 20 + 500]
+    now = other._since
+    meet(other, 1.0, 0.0, "a step")
+    assert waited[-1] == 1800 + 10
+    with pytest.raises(LostProcessError) as lost:
+        meet(other, 1.0, 99.0, "a step")
+    assert lost.value.is_silent and waited[-1] == 20 + 10
+
+
+def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(attnlm.AttnlmError, match="process group already"), joined():
+            pass
+    finally:
+        dist.destroy_process_group()

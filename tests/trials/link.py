@@ -22,6 +22,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 DEVICE = "lan"
 _TUN, _SET_TUN, _FLAGS = "/dev/net/tun", 0x400454CA, 0x1001  # IFF_TUN | IFF_NO_PI
 _PACKET = 65536  # bytes, at most
+_numbers = itertools.count()
 
 
 def why_no_machines() -> str | None:
@@ -107,11 +108,12 @@ def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine, Link]]:
     with contextlib.ExitStack() as stack:
         machines = []
         for number, address in enumerate(ADDRESSES):
-            name = f"attnlm-{os.getpid()}-{number}"
+            end = f"{os.getpid()}-{next(_numbers)}"
+            name = f"attnlm-{end}"
             stack.enter_context(_namespace(name))
-            link.ends.append(_tun(f"at{os.getpid()}-{number}"))
+            link.ends.append(_tun(f"at{end}"))
             stack.callback(os.close, link.ends[-1])
-            _ip("link", "set", f"at{os.getpid()}-{number}", "netns", name, "name", DEVICE)
+            _ip("link", "set", f"at{end}", "netns", name, "name", DEVICE)
             _ip("-n", name, "address", "add", f"{address}/24", "dev", DEVICE)
             for device in ("lo", DEVICE):
                 _ip("-n", name, "link", "set", device, "up")
