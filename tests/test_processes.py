@@ -212,7 +212,7 @@ def test_an_error_of_all_is_said_once(project: Path) -> None:
 
 
 def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed import HashStore
+    from torch._C._distributed_c10d import HashStore
 
     store, said = HashStore(), []
     for rank, machine in enumerate("0011"):
@@ -280,10 +280,11 @@ def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(attnlm.AttnlmError, match="process group already"), joined():
             pass
