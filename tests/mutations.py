@@ -467,9 +467,16 @@ MUTATIONS = (
     Mutation(
         "all processes say the same error",
         "compute/processes.py",
-        'return bool(self._store.add(f"said/{restarts()}", 1) == 1)',
+        "return answers[0] == 1",
         "return True",
-        "test_processes.py",
+        "test_processes.py::test_each_machine_says_once_why_all_end",
+    ),
+    Mutation(
+        "what others are waited for does not depend on our own share",
+        "compute/processes.py",
+        "max(longest, self._longest[after])",
+        "self._longest[after]",
+        "test_processes.py::test_how_long_others_are_waited_for",
     ),
     Mutation(
         "a loss in pieces keeps the gradient of the last one alone",

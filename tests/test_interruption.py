@@ -44,7 +44,7 @@ def test_a_signal_whose_exception_was_lost_still_stops_and_saves(
     def listen(event: object) -> None:
         if isinstance(event, Evaluated) and event.record["step"] == 5:
             lose()
-            time.sleep(10)  # as it takes to compile
+            time.sleep(2)  # as it takes to compile
             went_on.append(True)
 
     with pytest.raises(Interrupted) as caught:

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm.compute.processes import ALONE
+from attnlm.compute import processes as module
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
 from tests.models import FRUITS
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signal
 TRAIN = (
     *("train", "fruits-char", "--model", "single-head", "--batch-size", "6", "--block-size", "8"),
     *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
-    *("--steps", "3000", "--eval-every", "200"),
+    *("--steps", "1000", "--eval-every", "100"),
 )
 
 
@@ -128,21 +131,21 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
     alone = attnlm.train(
         project / "data" / "fruits-char", checkpoint_dir=project / "alone", **settings
     )
-    assert len(timeless(alone.path)) == len(timeless(whole)) == 16
+    assert len(timeless(alone.path)) == len(timeless(whole)) == 11
     for one, other in zip(timeless(alone.path)[:2], timeless(whole), strict=False):
         assert one["step"] == other["step"] and one["tokens"] == other["tokens"]
         for loss in ("train_loss", "val_loss"):
             assert one[loss] == pytest.approx(other[loss], abs=1e-4)
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
     with pytest.raises(attnlm.UsageError, match="`processes` is 2, and 1 started"):
-        attnlm.train(resume=whole, steps=4000, data_dir=project / "data")
+        attnlm.train(resume=whole, steps=2000, data_dir=project / "data")
 
 
 def until_evaluated(path: Path, times: int) -> None:
-    for _ in range(600):
+    for _ in range(6000):
         if (path / "metrics.jsonl").exists() and len(timeless(path)) >= times:
             return
-        time.sleep(0.05)
+        time.sleep(0.005)
     raise AssertionError("it does not train")
 
 
@@ -178,7 +181,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
     assert stderr.count("stopped; the last complete step is saved") == 1
     assert "error: " not in stderr
     path: Path = training.path  # type: ignore[attr-defined]
-    assert 200 <= attnlm.open_run(path).checkpoint("last").step < 3000
+    assert 200 <= attnlm.open_run(path).checkpoint("last").step < 1000
     ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
     assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
     assert timeless(path) == timeless(whole)
@@ -217,3 +220,84 @@ def test_an_error_of_all_is_said_once(project: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert stderr.count("error: ") == 1 and "../x" in stderr
+
+
+def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._C._distributed_c10d import HashStore
+
+    store, said = HashStore(), []
+    for rank, machine in enumerate("0011"):
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("GROUP_RANK", machine)
+        said.append(Processes(rank, 4, store).is_first_to_say())
+    assert said == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("rank", "local", "says"), [(0, 0, True), (5, 1, False), (4, 0, True)])
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a link that is cut: the first process of the machine says it."""
+    cut = threading.Event()
+
+    class Store:
+        def add(self, *_: object) -> int:
+            cut.wait()
+            return 1
+
+    monkeypatch.setattr(module, "_ANSWER", 0.05)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    assert Processes(rank, 8, Store()).is_first_to_say() == says  # type: ignore[arg-type]
+    cut.set()
+
+
+def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as long as such work took, here or there; at first some minutes more."""
+    now = 0.0
+    waited: list[float] = []
+
+    class Work:
+        def __init__(self, theirs: float) -> None:
+            self.theirs = theirs
+
+        def wait(self, timeout: timedelta) -> None:
+            nonlocal now
+            waited.append(timeout.total_seconds())
+            now += self.theirs
+            if self.theirs > waited[-1]:
+                raise RuntimeError("Timed out waiting 20000ms")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    main, other = Processes(0, 2), Processes(1, 2)
+
+    def meet(processes: Processes, ours: float, theirs: float, after: str) -> None:
+        nonlocal now
+        now += ours
+        processes._wait(Work(theirs), after)
+
+    meet(main, 30.0, 2.0, "an evaluation")
+    meet(main, 1.0, 0.0, "an evaluation")
+    meet(main, 1.0, 0.0, "a step")
+    meet(main, 50.0, 0.0, "a step")
+    assert waited == [300 + 300, 20 + 320, 300 + 10, 20 + 500]
+    now = other._since
+    meet(other, 1.0, 0.0, "a step")
+    assert waited[-1] == 1800 + 10
+    with pytest.raises(LostProcessError) as lost:
+        meet(other, 1.0, 99.0, "a step")
+    assert lost.value.is_silent and waited[-1] == 20 + 10
+
+
+def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(attnlm.AttnlmError, match="process group already"), joined():
+            pass
+    finally:
+        dist.destroy_process_group()

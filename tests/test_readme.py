@@ -62,7 +62,10 @@ def test_every_prompt_can_be_read_by_a_model_of_any_data(tmp_path: Path) -> None
     assert all(tokenizer.encode(prompt) for prompt in prompts)
 
 
-TORCHRUNS = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--max-restarts"}
+TORCHRUNS = {
+    *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
+    "--max-restarts",
+}
 
 
 def test_every_flag_that_it_names_exists() -> None:

@@ -586,6 +586,7 @@ def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
     assert len(losses) == best + 4 < 50
 
 
+@pytest.mark.slow  # half a minute in the C++ compiler
 # torch's own imports warn of each other.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_equal_eager_ones(trained: Any) -> None:

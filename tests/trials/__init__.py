@@ -15,6 +15,7 @@ from tests.trials import (
     hostile,
     input,
     kill,
+    machines,
     memory,
     network,
     numbers,
@@ -43,6 +44,7 @@ _ALL: list[Trial] = [
     places.TRIAL,
     input.TRIAL,
     network.TRIAL,
+    machines.TRIAL,
 ]
 
 TRIALS = {trial.name: trial for trial in _ALL}

@@ -71,7 +71,7 @@ def _not_told(outcome: Outcome) -> str | None:
 TRIAL = Trial(
     name="disk",
     promise="a disk that fails at any write: one line of error, the last checkpoint loads",
-    short=30,
+    short=20,
     full=500,
     run=in_own_process(_run),
     skip=lambda: None if sys.platform == "linux" else "it counts what Linux does",
@@ -172,7 +172,7 @@ def _why_not() -> str | None:
 FULL = Trial(
     name="full-disk",
     promise="a disk that is full or read-only: one line of error, the last checkpoint loads",
-    short=16,
+    short=10,
     full=160,
     run=in_own_process(_run_full),
     skip=_why_not,

@@ -69,7 +69,7 @@ class Trial:
     """One promise, and how it is tried.
 
     `run(tally, folder)` tries the cases that `tally` wants, in the empty `folder`, and counts them.
-    `short` cases are part of `make test`, `full` ones of `make trials`.
+    `short` cases, if any, are part of `make test`, `full` ones of `make trials`.
     """
 
     name: str

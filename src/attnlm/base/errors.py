@@ -30,8 +30,9 @@ class NotFiniteError(AttnlmError):
 class SaidElsewhereError(AttnlmError):
     """What is wrong is reported by another of the processes that train together."""
 
-    def __init__(self) -> None:
+    def __init__(self, exit_code: int = 1) -> None:
         super().__init__("another process has failed", "see what it reports")
+        self.exit_code = exit_code
 
 
 class UsageError(AttnlmError):

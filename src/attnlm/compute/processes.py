@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,17 +21,22 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
 
-# A process that is stuck is given up after so many seconds, and so many times as long as it has
-# taken before at most. The first time compilers and files may take long.
-_PATIENCE, _TIMES, _FIRST = 20.0, 10.0, 1800.0  # seconds
+# A process that is stuck is given up after so many seconds, and so many times as long as such work
+# has taken at most, here or there. The first time compilers and caches may differ between machines;
+# the main process also plans, draws samples and writes, on which the others wait.
+_PATIENCE, _AT_FIRST, _FOR_MAIN, _TIMES = 20.0, 300.0, 1800.0, 10.0  # seconds, seconds, seconds, –
+_ANSWER = 5.0  # seconds, from the one who keeps the store
 # Between two blocks of a sharded model all take about as long.
 _WITHIN_A_STEP = 20.0
 _trainings = itertools.count()
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
+_MACHINE, _LOCAL_RANK = "GROUP_RANK", "LOCAL_RANK"
 
 
 WATCHED = "ATTNLM_WATCHED"
 """Set where our own launcher watches, which says when a process is killed."""
+LEFT_TO_LAUNCHER = 75
+"""The exit code of those who say nothing, since it does."""
 
 
 class LostProcessError(Exception):
@@ -97,7 +103,7 @@ class Processes:
             self._meshes[device] = DeviceMesh.from_group(self.new_group(_WITHIN_A_STEP), device)
         return self._meshes[device]
 
-    def new_group(self, patience: float = _FIRST, backend: str | None = None) -> ProcessGroup:
+    def new_group(self, patience: float = _FOR_MAIN, backend: str | None = None) -> ProcessGroup:
         """For collectives that others start, and that wait so many seconds; all have to ask."""
         import torch.distributed as dist
 
@@ -105,13 +111,23 @@ class Processes:
         return group
 
     def is_first_to_say(self) -> bool:
-        """Whether no other process has said yet why all of them end. True only once."""
-        if self._store is None:
+        """Whether no other process of this machine has said yet why all end. True only once."""
+        if (store := self._store) is None:
             return True
-        try:
-            return bool(self._store.add(f"said/{restarts()}", 1) == 1)
-        except RuntimeError:  # whoever kept the store has ended
-            return self.rank <= 1
+        answers: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):  # whoever kept the store has ended
+                machine = os.environ.get(_MACHINE, "")
+                answers.append(store.add(f"said/{restarts()}/{machine}", 1))
+
+        # Over a link that is broken `add` waits without end.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_ANSWER)
+        if not answers:
+            return self.rank == 1 or int(os.environ.get(_LOCAL_RANK, self.rank)) == 0
+        return answers[0] == 1
 
     def remember(self, key: str, text: str) -> None:
         """Keeps a text until the launcher ends, however often it starts its processes again."""
@@ -125,9 +141,12 @@ class Processes:
         return self._store.get(key).decode()
 
     def _wait(self, work: Any, after: str | None = None) -> None:
-        seconds = _FIRST
+        longest = time.monotonic() - self._since  # our own share, such as the others'
         if after in self._longest:
-            seconds = _PATIENCE + _TIMES * self._longest[after]
+            seconds, longest = _PATIENCE, max(longest, self._longest[after])
+        else:
+            seconds = _AT_FIRST if self.is_main else _FOR_MAIN
+        seconds += _TIMES * longest
         try:
             work.wait(timedelta(seconds=seconds))
         except RuntimeError as error:
@@ -188,7 +207,8 @@ def restarts() -> int:
 def joined() -> Iterator[Processes]:
     """The processes that a launcher has started, or this one alone.
 
-    Of all that end with an error, one says it: in the others SaidElsewhereError is raised.
+    Of all that end with an error, one says it on each machine: in the others SaidElsewhereError is
+    raised.
     """
     if launched_count() == 1:
         yield ALONE
@@ -197,9 +217,15 @@ def joined() -> Iterator[Processes]:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
+    if dist.is_initialized():
+        raise AttnlmError(
+            "this program has a torch.distributed process group already",
+            "train before `init_process_group`, or after `destroy_process_group`",
+        )
+
     backend, rank, count = "gloo", int(os.environ[_RANK]), launched_count()
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ.get(_LOCAL_RANK, "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     try:
         store = _store(rank, count)
@@ -208,25 +234,28 @@ def joined() -> Iterator[Processes]:
         lasting = PrefixStore(f"attnlm/{next(_trainings)}", store)
         ours = PrefixStore(str(restarts()), lasting)
         dist.init_process_group(
-            backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FIRST)
+            backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FOR_MAIN)
         )
     except (KeyError, RuntimeError, ValueError) as error:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
             f"the processes can't reach each other: {why.splitlines()[0]}",
-            "check MASTER_ADDR, MASTER_PORT and the network between the machines",
+            "check MASTER_ADDR, MASTER_PORT and the network between the machines; its interface is "
+            "named in GLOO_SOCKET_IFNAME, on GPUs in NCCL_SOCKET_IFNAME too",
         ) from None
     processes = Processes(rank, count, lasting)
     try:
         yield processes
     except LostProcessError as lost:
-        is_said = WATCHED in os.environ and not lost.is_silent
-        if is_said or not processes.is_first_to_say():
+        if WATCHED in os.environ and not lost.is_silent:
+            raise SaidElsewhereError(LEFT_TO_LAUNCHER) from None
+        if not processes.is_first_to_say():
             raise SaidElsewhereError from None
         what = "stopped responding" if lost.is_silent else "has ended"
-        raise AttnlmError(
-            f"another process of this training {what}", "resume the run from its last checkpoint"
-        ) from None
+        hint = "resume the run from its last checkpoint"
+        if local_count() < count:
+            hint = f"see what the other machines report, and the network between them; {hint}"
+        raise AttnlmError(f"another process of this training {what}", hint) from None
     except Exception:
         if not processes.is_first_to_say():
             raise SaidElsewhereError from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnlm.base.errors import AttnlmError, SaidElsewhereError
 from attnlm.base.signals import Interrupted
-from attnlm.compute.processes import WATCHED
+from attnlm.compute.processes import LEFT_TO_LAUNCHER, WATCHED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -61,12 +61,12 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
 
 
 def _meaning(failed: ChildFailedError) -> BaseException:
-    rank, failure = failed.get_first_failure()
-    for other, one in failed.failures.items():
-        if one.exitcode < 0:  # the others may have noticed before the launcher
-            rank, failure = other, one
-    if failure.exitcode > 128:  # stopped by a signal, having saved
-        return Interrupted(failure.exitcode - 128)
+    codes = {one.exitcode for one in failed.failures.values()}
+    if saved := [code for code in codes if code > 128]:  # stopped by a signal
+        return Interrupted(saved[0] - 128)
+    if codes - {LEFT_TO_LAUNCHER} - set(range(-64, 0)):  # the others were ended after that
+        return SaidElsewhereError()
+    rank, failure = min(failed.failures.items(), key=lambda found: int(found[1].exitcode))
     if failure.exitcode >= 0:
         return SaidElsewhereError()
     name = signal.Signals(-failure.exitcode).name
