@@ -9,13 +9,22 @@ from __future__ import annotations
 from attnlm.model.architecture import Architecture
 
 
+def block_shapes(a: Architecture) -> list[tuple[int, int]]:
+    """Outputs and inputs of the matrices of one block."""
+    width = a.embed_dim or 0
+    shapes: list[tuple[int, int]] = []
+    if a.attention == "softmax":
+        heads, kv_heads = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
+        shapes += [(heads, width), (kv_heads, width), (kv_heads, width)]
+        shapes += [(width, heads)] if a.projection else []
+    if a.mlp != "none":
+        shapes += [(a.mlp_dim, width)] * (2 if a.mlp == "swiglu" else 1) + [(width, a.mlp_dim)]
+    return shapes
+
+
 def block_matrices(a: Architecture) -> int:
     """Numbers in the matrices of one block."""
-    if a.embed_dim is None:
-        return 0
-    heads, kv_heads = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
-    maps = heads + 2 * kv_heads + heads * a.projection if a.attention == "softmax" else 0
-    return a.embed_dim * (maps + {"none": 0, "swiglu": 3}.get(a.mlp, 2) * a.mlp_dim)
+    return sum(rows * columns for rows, columns in block_shapes(a))
 
 
 def mixed_width(a: Architecture) -> int:

@@ -38,7 +38,8 @@ _FLOAT = 4  # bytes
 _PROCESS = {"cpu": 65 * 10**6, "mps": 65 * 10**6, "cuda": 10**9}
 # Serialised before it is written: each tensor by itself, then all of them.
 _CHECKPOINT_COPIES = 2
-# Blocks whose weights are gathered: the one that computes, and the next one.
+# Blocks whose weights are gathered: the one that computes, and the next one. Embeddings and head
+# are gathered all the time.
 _GATHERED = 2
 
 # Of an evaluation: enough tokens for products to run at full speed; on a CPU, few enough to stay in
@@ -83,6 +84,7 @@ class _Step:
     width: int
     compiled: bool
     one_layer: bool
+    sharded: bool
     recompute: bool
 
 
@@ -104,12 +106,13 @@ def estimate_memory(
     a, training = config.model, config.training
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     cut = cut_batch(training, threads)
-    form = _form(config, vocab_size, cut, device, recompute)
+    form = _form(config, vocab_size, cut, device, shards > 1, recompute)
 
     own = _FLOAT * parameters // shards
-    in_block = _FLOAT * block_matrices(a)
-    gathered = min(_GATHERED, a.layers) * in_block if shards > 1 else 0
-    by_muon = a.layers * in_block // shards if training.optimizer == "muon" else 0
+    blocks = a.layers * block_matrices(a)
+    gathered = parameters - blocks + min(_GATHERED, a.layers) * block_matrices(a)
+    gathered *= form.sharded
+    by_muon = _FLOAT * blocks // shards if training.optimizer == "muon" else 0
     optimizer = 2 * own - by_muon
 
     tokens = cut.windows * a.block_size
@@ -119,8 +122,8 @@ def estimate_memory(
     if device == "cuda":  # its memory is used again
         evaluation = max(0, evaluation - activations - logits)
     return MemoryEstimate(
-        weights=own + gathered + cut.shares * form.width * _copied(a, vocab_size, form),
-        gradients=cut.shares * own + gathered,
+        weights=own + form.width * (gathered + cut.shares * _copied(a, vocab_size, form)),
+        gradients=cut.shares * own + _FLOAT * gathered,
         optimizer=optimizer,
         activations=activations,
         logits=logits,
@@ -130,7 +133,9 @@ def estimate_memory(
     )
 
 
-def _form(config: Config, vocab_size: int, cut: Cut, device: str, recompute: bool) -> _Step:
+def _form(
+    config: Config, vocab_size: int, cut: Cut, device: str, sharded: bool, recompute: bool
+) -> _Step:
     a, training = config.model, config.training
     sizes = a, vocab_size, training.batch_size * a.block_size
     half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
@@ -139,8 +144,10 @@ def _form(config: Config, vocab_size: int, cut: Cut, device: str, recompute: boo
         width=2 if half else _FLOAT,
         compiled=on_cpu and training.compile in ("auto", "parts") and has_parts(*sizes),
         one_layer=on_cpu
+        and not sharded
         and training.compile != "on"
         and is_one_layer(a, vocab_size, cut.windows * a.block_size),
+        sharded=sharded,
         recompute=recompute,
     )
 
@@ -163,7 +170,7 @@ def _copied(a: Architecture, vocab_size: int, form: _Step) -> int:
     """Numbers in the copies of weights that a step holds."""
     if form.one_layer:
         return 0
-    if form.width < _FLOAT:
+    if form.width < _FLOAT and not form.sharded:
         return a.layers * block_matrices(a) + vocab_size * a.body_dim
     return (1 if form.recompute else a.layers) * joined_matrices(a)
 
