@@ -1,10 +1,13 @@
-"""`python -m benchmarks.measured_training DATASET SETTINGS`: a training whose memory is measured.
+"""`python -m benchmarks.measured_training …`: `attnlm train …`, whose memory is measured.
 
-Started by itself or by torchrun. SETTINGS is a JSON object.
+Started by itself or by torchrun. Prints one JSON object: the bytes at the peak, in addition to
+PyTorch, of the main process, and the tokens per second since the evaluation before the last.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 import tempfile
@@ -14,18 +17,19 @@ import torch  # noqa: F401  # before memory is measured
 
 
 def main() -> None:
-    """Trains; prints the bytes at the peak, in addition to PyTorch, and the tokens per second."""
+    """Trains, and prints what it took."""
     before = _memory("VmRSS")
-    import attnlm
+    from attnlm.cli.app import run_command
     from attnlm.compute.processes import is_main
 
-    dataset, settings = sys.argv[1], json.loads(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        run = attnlm.train(dataset, checkpoint_dir=folder, device="cpu", seed=1, **settings)
-        if is_main():
-            speed = run.metrics()[-1]["tokens_per_second"]
-            measured = {"bytes": _memory("VmHWM") - before, "tokens_per_second": speed}
-            print(json.dumps(measured))
+        sys.argv = ["attnlm", "train", *sys.argv[1:], "--checkpoint-dir", folder, "--json"]
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            run_command()
+    if is_main():
+        speed = json.loads(said.getvalue())["tokens_per_second"]
+        print(json.dumps({"bytes": _memory("VmHWM") - before, "tokens_per_second": speed}))
 
 
 def _memory(key: str) -> int:

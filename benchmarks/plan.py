@@ -19,63 +19,45 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import build_model
 from benchmarks.table import Row, attnlm
 
-CONFIGURATIONS: list[dict[str, Any]] = [
-    {"model": "multi-head", "steps": 2000},
-    {"model": "wide-head", "embed_dim": 256, "steps": 60},
-    {"model": "transformer", "steps": 200},
-    {"model": "gpt2", "layers": 4, "steps": 150},
-    {
-        **{"model": "transformer", "layers": 4, "embed_dim": 256, "heads": 8},
-        **{"block_size": 256, "batch_size": 16, "steps": 20},
-    },
-    {
-        **{"model": "transformer", "layers": 6, "embed_dim": 384, "heads": 6},
-        **{"block_size": 256, "batch_size": 8, "steps": 12, "optimizer": "adamw"},
-    },
-    {
-        **{"model": "llama", "layers": 8, "embed_dim": 256, "heads": 8, "kv_heads": 2},
-        **{"block_size": 512, "batch_size": 8, "micro_batch_size": 4, "steps": 12},
-    },
-    {
-        **{"model": "gpt2", "layers": 4, "embed_dim": 256, "heads": 4, "dropout": 0.1},
-        **{"block_size": 256, "batch_size": 16, "steps": 20},
-    },
-    {
-        **{"model": "transformer", "layers": 2, "embed_dim": 768, "heads": 12},
-        **{"block_size": 128, "batch_size": 8, "steps": 20},
-    },
-    {
-        **{"model": "gpt2", "layers": 4, "embed_dim": 256, "heads": 4, "vocabulary": "gpt2"},
-        **{"block_size": 256, "batch_size": 4, "steps": 20, "optimizer": "adamw"},
-    },
-    {
-        **{"model": "transformer", "layers": 4, "embed_dim": 256, "heads": 8, "processes": 2},
-        **{"block_size": 256, "batch_size": 16, "steps": 20},
-    },
-]
+_BYTE_PAIRS = "--block-size 256 --batch-size 4 --optimizer adamw"
+CONFIGURATIONS = {
+    "--model multi-head": 2000,
+    "--model wide-head --embed-dim 256": 60,
+    "--model transformer": 200,
+    "--model gpt2 --layers 4": 150,
+    "--model transformer --layers 4 --embed-dim 256 --heads 8 --block-size 256": 20,
+    "--model transformer --layers 6 --embed-dim 384 --heads 6 --block-size 256 --batch-size 8 "
+    "--optimizer adamw": 12,
+    "--model llama --layers 8 --embed-dim 256 --heads 8 --kv-heads 2 --block-size 512 "
+    "--batch-size 8 --micro-batch-size 4": 12,
+    "--model gpt2 --layers 4 --embed-dim 256 --block-size 256 --dropout 0.1": 20,
+    "--model transformer --embed-dim 768 --heads 12 --batch-size 8": 20,
+    f"--model gpt2 --layers 4 --embed-dim 256 {_BYTE_PAIRS}": 20,
+    "--model transformer --layers 4 --embed-dim 256 --heads 8 --block-size 256 --processes 2": 20,
+}
+"""Options, and how many steps are made. GPT-2's vocabulary is for `_BYTE_PAIRS`."""
 
 
 def plan(dataset: Dataset, text: Path) -> list[Row]:
     """A row for each configuration: predicted, measured, and by how much they differ."""
     rows = []
     byte_pairs: Dataset | None = None
-    for configuration in CONFIGURATIONS:
-        settings = dict(configuration)
-        data = dataset
-        if settings.pop("vocabulary", None) == "gpt2":
+    for words, steps in CONFIGURATIONS.items():
+        data, options = dataset, words.split()
+        if words.endswith(_BYTE_PAIRS):
             folder = dataset.path.parent
             data = byte_pairs = byte_pairs or prepare(text, tokenizer="gpt2", data_dir=folder)
-        planned = _planned(data, settings)
-        measured = _measured(data, settings)
-        tokens = planned["tokens"]
+        options = [str(data.path), "--device", "cpu", *options, "--steps", str(steps)]
+        planned = _output(attnlm("plan", *options, "--json"))
+        measured = _measured(options, planned["settings"]["processes"], steps)
         pairs = [
             (planned["memory"] / 1e6, measured["bytes"] / 1e6, "MB"),
             (planned["training_flops_per_token"] / 1e6, _counted(planned), "MFLOP/token"),
-            (planned["seconds"], tokens / measured["tokens_per_second"], "s"),
+            (planned["seconds"], planned["tokens"] / measured["tokens_per_second"], "s"),
         ]
         rows.append(
             Row(
-                f"plan, {_in_words(configuration)}",
+                f"plan, {words}",
                 ", ".join(f"{ours:.3g} {unit}" for ours, _, unit in pairs),
                 "measured " + ", ".join(f"{theirs:.3g} {unit}" for _, theirs, unit in pairs),
                 ", ".join(f"{ours / theirs - 1:+.0%}" for ours, theirs, _ in pairs),
@@ -84,29 +66,28 @@ def plan(dataset: Dataset, text: Path) -> list[Row]:
     return rows
 
 
-def _planned(data: Dataset, settings: dict[str, Any]) -> dict[str, Any]:
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    command = attnlm("plan", str(data.path), "--device", "cpu", "--json", *options)
-    done = subprocess.run(command, check=True, capture_output=True, encoding="utf-8")
-    planned: dict[str, Any] = json.loads(done.stdout)
-    return planned
-
-
-def _measured(data: Dataset, settings: dict[str, Any]) -> dict[str, float]:
+def _measured(options: list[str], count: int, steps: int) -> dict[str, Any]:
     """Of the steps alone; one evaluation in the end, of a part of the split."""
-    count = settings.get("processes", 1)
-    command = [sys.executable, "-m", "benchmarks.measured_training"]
+    python, module = [sys.executable, "-m"], "benchmarks.measured_training"
+    command = [*python, module]
     if count > 1:
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        command = [*command[:2], *torchrun, "-m", "benchmarks.measured_training"]
-    settings = {**settings, "eval_every": settings["steps"], "eval_tokens": 8192}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
+        command = [*python, *torchrun, "-m", module]
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    more = ["--eval-every", str(steps), "--eval-tokens", "8192", "--seed", "1"]
+    return _output([*command, *options, *more], OMP_NUM_THREADS=threads)
+
+
+def _output(command: list[str], **variables: str) -> dict[str, Any]:
     done = subprocess.run(
-        [*command, str(data.path), json.dumps(settings)],
-        **{"check": True, "stdout": subprocess.PIPE, "encoding": "utf-8", "env": environment},
+        command,
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, **variables},
     )
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def _counted(planned: dict[str, Any]) -> float:
@@ -119,8 +100,4 @@ def _counted(planned: dict[str, Any]) -> float:
     ids = torch.zeros((1, model.architecture.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(ids, ids).backward()
-    return counter.get_total_flops() / ids.numel() / 1e6
-
-
-def _in_words(configuration: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {v}" for k, v in configuration.items() if k != "steps")
+    return float(counter.get_total_flops()) / ids.numel() / 1e6
