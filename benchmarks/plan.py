@@ -67,14 +67,14 @@ def plan(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _measured(options: list[str], count: int, steps: int) -> dict[str, Any]:
-    """Of the steps alone; one evaluation in the end, of a part of the split."""
+    """Of steps alone, in the second half; with three evaluations of a part of the split."""
     python, module = [sys.executable, "-m"], "benchmarks.measured_training"
     command = [*python, module]
     if count > 1:
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         command = [*python, *torchrun, "-m", module]
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    more = ["--eval-every", str(steps), "--eval-tokens", "8192", "--seed", "1"]
+    more = ["--eval-every", str(steps // 2), "--eval-tokens", "8192", "--seed", "1"]
     return _output([*command, *options, *more], OMP_NUM_THREADS=threads)
 
 

@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import Setting
 from attnlm.base.signals import Interruption
-from attnlm.compute.device import choose_device, use_precision
+from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, TrainingConfig, resolve, with_steps
@@ -300,7 +300,7 @@ def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
 ) -> tuple[str, Config, float]:
     """The device, the configuration as it is trained there, and the seconds of a step."""
-    device = choose_device(config.training.device, config.training.dtype)
+    device = _device_here(config.training)
     config = within_memory(config, data, device)
     if isinstance(data, Dataset):
         check_fits(config, data, device)
@@ -327,6 +327,16 @@ def _measured(
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+
+
+def _device_here(training: TrainingConfig) -> Device:
+    try:
+        return choose_device(training.device, training.dtype)
+    except UsageError:
+        raise
+    except AttnlmError as error:
+        hint = f"{error.hint}; for one that is elsewhere, give its `peak`"
+        raise AttnlmError(error.message, hint) from None
 
 
 def _step_seconds(stepper: Stepper) -> float:
