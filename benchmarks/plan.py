@@ -13,9 +13,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import build_model
 from benchmarks.table import Row, attnlm
 
@@ -92,11 +92,7 @@ def _output(command: list[str], **variables: str) -> dict[str, Any]:
 
 def _counted(planned: dict[str, Any]) -> float:
     """Millions of operations that PyTorch counts in the plain form, for each token."""
-    names = Architecture.__dataclass_fields__
-    model = build_model(
-        Architecture(**{k: v for k, v in planned["settings"].items() if k in names}),
-        planned["vocab_size"],
-    )
+    model = build_model(resolve({}, planned["settings"]).model, planned["vocab_size"])
     ids = torch.zeros((1, model.architecture.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(ids, ids).backward()
