@@ -20,7 +20,7 @@ from attnlm.cli.app import root_command
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.plan import Plan, plan
+from attnlm.experiments.plan import plan
 from attnlm.model.architecture import MODELS
 from attnlm.model.dropout import drawing_from
 from attnlm.model.inspection import count_parameters, model_skeleton
@@ -30,6 +30,7 @@ from attnlm.model.sizes import forward_flops, training_flops
 from attnlm.training.activations import joined_matrices, kept_by_block, kept_outside
 from attnlm.training.memory import estimate_memory
 from attnlm.training.optimizer import Optimizer
+from attnlm.training.plan import Plan
 from tests.command import alone, attnlm, fails
 from tests.models import SIZES, VARIANTS, needs_compiler
 

@@ -54,7 +54,7 @@ def started(script: str, folder: Path) -> list[str]:
     return done.stdout.rstrip("\0").split("\0")
 
 
-def torchruns(command: list[str]) -> tuple[dict[str, str], list[str]]:
+def torchruns(command: list[str]) -> tuple[dict[str, Any], list[str]]:
     """What torchrun is told, by its own parser, and the arguments of `attnlm`."""
     from torch.distributed.run import parse_args
 
@@ -100,7 +100,8 @@ def test_the_skypilot_task_starts_the_same_training(tmp_path: Path) -> None:
     (prepare,) = re.findall(r"^attnlm (prepare .*)$", task["setup"], re.MULTILINE)
     command = root_command().commands["prepare"]
     context = command.make_context("prepare", shlex.split(prepare)[1:])
-    assert context.params["name"] == arguments[1] and context.params["source"] == ["$SOURCE"]
+    assert context.params["name"] == arguments[1]
+    assert list(context.params["source"]) == ["$SOURCE"]
 
 
 def test_the_plan_on_the_page_is_what_the_command_says(tmp_path: Path) -> None:

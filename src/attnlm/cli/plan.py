@@ -24,7 +24,7 @@ from attnlm.config.settings import resolve, setting_names
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
-    from attnlm.experiments.plan import Plan
+    from attnlm.training.plan import Plan
 
 _TRAINING = ("batch_size", "micro_batch_size", "optimizer", "recipe", "vocab_size", "data_dir")
 _WHERE = (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,19 +22,15 @@ from attnlm.config.settings import Config, TrainingConfig, resolve, with_steps
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import check_fits, settle, within_memory
-from attnlm.model.architecture import Architecture, settings_of
 from attnlm.model.inspection import count_parameters, model_skeleton
-from attnlm.model.sizes import block_shapes, forward_flops, training_flops
-from attnlm.training.memory import MemoryEstimate, check_memory, estimate_memory
+from attnlm.training.memory import check_memory
+from attnlm.training.plan import Plan
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
-TOKENS_PER_PARAMETER = 20
-"""About as many as make the best of a number of operations (Hoffmann et al., 2022)."""
 USUAL_SHARE = 0.4
 """Of a GPU's peak: large trainings have reached 0.38 to 0.46 (Chowdhery et al., 2022; Grattafiori
 et al., 2024)."""
-_PF_DAY = 86_400 * 10**15
 
 # A measurement: steps that are not counted, and those that are; more where they take no second
 # together, fewer where they take a minute.
@@ -45,152 +39,6 @@ _SHORTEST, _LONGEST = 1.0, 60.0
 # Where there is no data set: long enough for every evaluation.
 _VAL_TOKENS = 2**20
 _MADE_UP_WINDOWS = 64
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a configuration costs on a device, in so many processes."""
-
-    config: Config
-    vocab_size: int
-    val_tokens: int
-    device: str
-    is_sharded: bool
-    recomputes: bool
-    budget: int | None
-    """Tokens to train on; None for so many per parameter."""
-    step_seconds: float
-    peak: float | None = None
-    """FLOP/s that each process' device is said to reach; None where steps were measured."""
-    share: float | None = None
-    """How much of it the model's operations are said to use."""
-
-    @functools.cached_property
-    def parameters(self) -> int:
-        return count_parameters(model_skeleton(self.config.model, self.vocab_size))
-
-    @property
-    def parameters_without_embeddings(self) -> int:
-        """Without those of tokens and positions."""
-        named = model_skeleton(self.config.model, self.vocab_size).named_parameters()
-        return sum(p.numel() for name, p in named if "_embedding." not in name)
-
-    @functools.cached_property
-    def memory(self) -> MemoryEstimate:
-        """Of each process."""
-        return estimate_memory(
-            self.config,
-            self.vocab_size,
-            self.parameters,
-            self.val_tokens,
-            self.device,
-            shards=self.config.training.processes if self.is_sharded else 1,
-            recompute=self.recomputes,
-        )
-
-    @property
-    def forward_flops(self) -> int:
-        """Of one token."""
-        return forward_flops(self.config.model, self.vocab_size)
-
-    @property
-    def training_flops(self) -> int:
-        """Of one token, forward and backward."""
-        return training_flops(self.config.model, self.vocab_size)
-
-    @property
-    def update_flops(self) -> int:
-        """Of the optimizer in each step: Muon's products; AdamW has none."""
-        model = self.config.model
-        if self.config.training.optimizer != "muon":
-            return 0
-        return model.layers * sum(_muon_flops(*shape) for shape in block_shapes(model))
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Of all processes together."""
-        return self.config.training.batch_size * self.config.model.block_size
-
-    @property
-    def step_flops(self) -> int:
-        """Of one process in one step; each makes the whole update, or its part where sharded."""
-        processes = self.config.training.processes
-        shared = self.training_flops * self.tokens_per_step // processes
-        return shared + self.update_flops // (processes if self.is_sharded else 1)
-
-    @property
-    def flops_per_second(self) -> float:
-        """Of each process."""
-        return self.step_flops / self.step_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens_per_step / self.step_seconds
-
-    @property
-    def tokens(self) -> int:
-        return self.budget or TOKENS_PER_PARAMETER * self.parameters
-
-    @property
-    def steps(self) -> int:
-        return math.ceil(self.tokens / self.tokens_per_step)
-
-    @property
-    def seconds(self) -> float:
-        """Of the steps alone."""
-        return self.steps * self.step_seconds
-
-    @property
-    def flops(self) -> int:
-        """Of the model, which is what compute is compared by."""
-        return self.steps * self.tokens_per_step * self.training_flops
-
-    @property
-    def pf_days(self) -> float:
-        """In days of 10¹⁵ FLOP/s."""
-        return self.flops / _PF_DAY
-
-    @property
-    def device_hours(self) -> float:
-        return self.seconds * self.config.training.processes / 3600
-
-    def grown(self) -> Iterator[tuple[str, Plan]]:
-        """The same with one size doubled, in which products are as fast."""
-        for name, config in _doubled(self.config):
-            grown = replace(self, config=config)
-            yield name, replace(grown, step_seconds=self.step_seconds * _times(grown, self))
-
-    def facts(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "settings": self.config.settings(),
-            "vocab_size": self.vocab_size,
-            "device": self.device,
-            **self._figures(),
-            "parameters_without_embeddings": self.parameters_without_embeddings,
-            "forward_flops_per_token": self.forward_flops,
-            "update_flops_per_step": self.update_flops,
-            "memory_by_part": asdict(self.memory),
-            "peak": self.peak,
-            "share": self.share,
-            "growth": {name: grown._figures() for name, grown in self.grown()},
-        }
-
-    def _figures(self) -> dict[str, Any]:
-        return {
-            "parameters": self.parameters,
-            "training_flops_per_token": self.training_flops,
-            "memory": self.memory.total,
-            "step_seconds": self.step_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "flops_per_second": self.flops_per_second,
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "flops": self.flops,
-            "pf_days": self.pf_days,
-            "device_hours": self.device_hours,
-        }
 
 
 def plan(
@@ -352,52 +200,3 @@ def _step_seconds(stepper: Stepper) -> float:
         loss = stepper.step(Interruption())
     loss.item()
     return (time.perf_counter() - began) / count
-
-
-def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
-    a, training = config.model, config.training
-    for name, change in (
-        ("width × 2", _wider),
-        ("depth × 2", _deeper),
-        ("context × 2", lambda a: {"block_size": 2 * a.block_size}),
-    ):
-        try:
-            changed = change(a)
-            if changed:
-                yield name, replace(config, model=replace(a, **changed))
-        except UsageError:  # larger than anything is meant to be
-            continue
-    name, twice = "processes × 2", 2 * training.processes
-    doubled: TrainingConfig = replace(training, processes=twice)
-    if training.batch_size % twice:
-        name, doubled = f"{name}, batch × 2", replace(doubled, batch_size=2 * training.batch_size)
-    yield name, replace(config, training=doubled)
-
-
-def _wider(a: Architecture) -> dict[str, Any]:
-    """Twice as many heads of their size, or twice as large a head where there is one."""
-    if a.embed_dim is None:
-        return {}
-    names = ["embed_dim", "mlp_width"]
-    names += ["heads", "kv_heads"] if a.heads > 1 and not a.wide_heads else ["head_size"]
-    sizes = {name: getattr(a, name) for name in names}
-    return {name: 2 * size for name, size in sizes.items() if size is not None}
-
-
-def _deeper(a: Architecture) -> dict[str, Any]:
-    return {"layers": 2 * a.layers} if "layers" in settings_of(a.model) else {}
-
-
-def _muon_flops(rows: int, columns: int) -> int:
-    """Of one matrix: x xᵀ, its square and a product with x, in each of five iterations."""
-    small, large = min(rows, columns), max(rows, columns)
-    return 5 * (4 * small * small * large + 2 * small**3)
-
-
-def _times(grown: Plan, base: Plan) -> float:
-    """How many times as long a step takes, by its products; without any, by its tokens."""
-    sizes = [
-        plan.step_flops or plan.tokens_per_step // plan.config.training.processes
-        for plan in (grown, base)
-    ]
-    return sizes[0] / sizes[1]
