@@ -1,9 +1,9 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
 Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy,
-processes, sharding, sample, prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt;
-NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's
-vocabulary. Run it on a quiet machine.
+processes, sharding, plan, sample, prepare. ATTNLM_TEST_DATA names a folder with
+tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
+folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks import (
     busy,
     growth,
     losses,
+    plan,
     preparation,
     processes,
     sampling,
@@ -41,6 +42,7 @@ PARTS = {
     "busy": busy.busy,
     "processes": processes.processes,
     "sharding": processes.sharding,
+    "plan": plan.plan,
     "sample": sampling.sample,
     "prepare": preparation.prepare,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnlm.base.readable import byte_size, duration
+from attnlm.base.readable import byte_size, duration, quantity
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,8 @@ from attnlm.base.readable import byte_size, duration
         (300.0, 3, "5 min"),
         (852.0, 2, "14 min"),
         (7384.0, 3, "2.05 h"),
-        (3.6e9, 3, "1,000,000 h"),
+        (259_199.0, 3, "72 h"),
+        (3.6e9, 3, "41,700 days"),
     ],
 )
 def test_a_time_has_few_digits_and_no_exponent(seconds: float, digits: int, shown: str) -> None:
@@ -32,3 +33,19 @@ def test_a_time_has_few_digits_and_no_exponent(seconds: float, digits: int, show
 )
 def test_a_size_is_in_megabytes_or_gigabytes(count: int, text: str) -> None:
     assert byte_size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "text"),
+    [
+        (0, "FLOP", "0 FLOP"),
+        (0.25, "", "0.25"),
+        (999.6, "", "1 k"),
+        (1.2345e9, "FLOP/s", "1.23 GFLOP/s"),
+        (690_460, "", "690 k"),
+        (1.6e20, "FLOP", "160 EFLOP"),
+        (1e36, "FLOP", "1e+06 QFLOP"),
+    ],
+)
+def test_a_quantity_has_a_prefix(count: float, unit: str, text: str) -> None:
+    assert quantity(count, unit) == text

@@ -73,6 +73,7 @@ def test_every_flag_that_it_names_exists() -> None:
         "",
         "prepare",
         "train",
+        "plan",
         "sample",
         "eval",
         "ladder",

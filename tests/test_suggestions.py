@@ -35,7 +35,7 @@ def told(command: str) -> list[str]:
         ("train --max-length 1", "did you mean --block-size?"),
         ("train --data text", "DATASET is given without a flag: attnlm train DATASET"),
         ("train --temp 1", "--temperature is an option of attnlm sample"),
-        ("train --tokens 1", "--tokens is an option of attnlm ladder, sample"),
+        ("train --tokens 1", "--tokens is an option of attnlm plan, ladder, sample"),
         ("train -n 1", "see attnlm train --help"),
         ("sample --temp 1", "did you mean --temperature?"),
         ("sample --max-length 1", "did you mean --tokens?"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-_UNITS = (("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0))
+_UNITS = (
+    *(("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0)),
+    *(("h", 3600.0, 72 * 3600.0), ("days", 86_400.0, float("inf"))),
+)
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
 
 
 def duration(seconds: float, digits: int = 3) -> str:
-    """`4.45 s`, `120 ms`, `14.2 min`, `2.5 h`: to so many significant digits."""
-    unit, length = next(
-        ((unit, length) for unit, length, end in _UNITS if seconds < end), ("h", 3600.0)
-    )
+    """`4.45 s`, `120 ms`, `14.2 min`, `2.5 h`, `32 days`: to so many significant digits."""
+    unit, length = next(((unit, length) for unit, length, end in _UNITS if seconds < end))
     amount = round(float(f"{seconds / length:.{digits}g}"), 3)
     return f"{amount:,.10g} {unit}"
 
@@ -17,3 +19,12 @@ def duration(seconds: float, digits: int = 3) -> str:
 def byte_size(count: int) -> str:
     """`1 MB`, `512 MB`, `1.5 GB`."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
+
+
+def quantity(count: float, unit: str = "") -> str:
+    """`1.24 GFLOP`, `650 k`, `0`: to three digits, with a prefix of the SI."""
+    rounded = float(f"{count:.3g}")
+    power = 0
+    while rounded >= 1000 and power < len(_PREFIXES) - 1:
+        rounded, power = rounded / 1000, power + 1
+    return f"{rounded:.3g} {_PREFIXES[power]}{unit}".rstrip()

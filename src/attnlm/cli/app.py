@@ -14,6 +14,7 @@ from attnlm.cli import console
 from attnlm.cli.evaluate import evaluate
 from attnlm.cli.help import Command
 from attnlm.cli.ladder import ladder
+from attnlm.cli.plan import PlanCommand, plan
 from attnlm.cli.prepare import prepare
 from attnlm.cli.sample import sample
 from attnlm.cli.see import attend, heads, report, trace
@@ -31,6 +32,7 @@ _app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "train": train,
+    "plan": plan,
     "ladder": ladder,
     "sample": sample,
     "eval": evaluate,
@@ -39,8 +41,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "heads": heads,
     "report": report,
 }
+_WITH_SECTIONS = {"train": TrainCommand, "plan": PlanCommand}
 for _name, _command in _COMMANDS.items():
-    _app.command(_name, cls=TrainCommand if _command is train else Command)(_command)
+    _app.command(_name, cls=_WITH_SECTIONS.get(_name, Command))(_command)
 
 
 def _show_version(wanted: bool) -> None:

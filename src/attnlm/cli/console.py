@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -99,17 +99,23 @@ def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(*header, box=SIMPLE)
-        for column in table.columns[1:]:
+        drawn = Table(*header, box=SIMPLE)
+        for column in drawn.columns[1:]:
             column.justify = "right"
         for row in rows:
-            table.add_row(*row)
-        Console(stderr=True, highlight=False).print(table)
+            drawn.add_row(*row)
+        Console(stderr=True, highlight=False).print(drawn)
         return
+    for line in table(header, rows):
+        say(line)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, its first column to the left and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for first, *rest in (header, *rows):
         cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        say("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
+        yield "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip()
 
 
 def say_next(command: str) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import fields_of, type_of
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import help_of
+from attnlm.config.settings import TrainingConfig, help_of
+from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
     from attnlm.runs.run import Run
@@ -25,6 +29,13 @@ DatasetArgument = Annotated[
     typer.Argument(metavar="DATASET", help="name or path; default: the one prepared last"),
 ]
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="what the model reads")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="take settings from a recipe by name, a TOML file or a run's config.json; "
+        "options override them"
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and results only")]
 DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
@@ -41,6 +52,7 @@ Verify = Annotated[
 DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
 Ablate = Annotated[bool, typer.Option("--ablate", help="measure the loss with each head silenced")]
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
 _TIME = re.compile(
     rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
@@ -51,6 +63,32 @@ _TIME = re.compile(
 def setting_option(name: str) -> Any:
     """The option of a setting."""
     return typer.Option(help=help_with_default(name))
+
+
+def with_settings(*names: str) -> Callable[[_Command], _Command]:
+    """Gives a command an option for each of these settings, in place of its `**settings`."""
+    annotated: Any = Annotated
+
+    def option_of(name: str) -> inspect.Parameter:
+        record = Architecture if name in fields_of(Architecture) else TrainingConfig
+        option = setting_option(name)
+        if name == "budget":
+            option = budget_option("time to train for, in place of steps: 90s|5min|1h30m")
+        kind = annotated[type_of(record, name) | None, option]
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
+        )
+
+    def given(command: _Command) -> _Command:
+        signature = inspect.signature(command, eval_str=True)
+        first, *others, _ = signature.parameters.values()
+        parameters = [first, *map(option_of, names), *others]
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters
+        )
+        return command
+
+    return given
 
 
 def budget_option(help: str) -> Any:

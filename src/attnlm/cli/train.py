@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -15,7 +14,7 @@ from attnlm.base.commands import command_for
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import duration
-from attnlm.base.settings import fields_of, type_of
+from attnlm.base.settings import fields_of
 from attnlm.cli import console
 from attnlm.cli.displays import TrainingDisplay, reference_losses
 from attnlm.cli.help import Command
@@ -25,10 +24,10 @@ from attnlm.cli.options import (
     DatasetArgument,
     JsonOption,
     QuietOption,
+    Recipe,
     Verify,
-    budget_option,
     opened_run,
-    setting_option,
+    with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.recipes import load_recipe, to_toml
@@ -56,42 +55,11 @@ class TrainCommand(Command):
     }
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command an option for every setting, in place of its `**settings`."""
-    annotated: Any = Annotated
-    options = []
-    for name in setting_names():
-        record = Architecture if name in fields_of(Architecture) else TrainingConfig
-        option = setting_option(name)
-        if name == "budget":
-            option = budget_option("time to train for, in place of steps: 90s|5min|1h30m")
-        options.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=annotated[type_of(record, name) | None, option],
-            )
-        )
-    signature = inspect.signature(command, eval_str=True)
-    first, *others, _ = signature.parameters.values()
-    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[first, *options, *others]
-    )
-    return command
-
-
-@_with_settings
+@with_settings(*setting_names())
 def train(
     dataset: DatasetArgument = None,
     *,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="take settings from a recipe by name, a TOML file or a run's config.json; "
-            "options override them"
-        ),
-    ] = None,
+    recipe: Recipe = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the settings as a recipe, and exit")
     ] = False,

@@ -25,7 +25,7 @@ from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import initial_state, keeping_random_state
-from attnlm.training.step import Stepper
+from attnlm.training.step import Stepper, TrainingData
 
 # Where PyTorch's compiler keeps what it makes, and loads it again: by itself, in a folder of the
 # temporary one that anybody could have made.
@@ -35,7 +35,7 @@ _TORCH_CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
 _LONG = 1e17
 
 
-def settle(config: Config, device: Device, dataset: Dataset) -> Config:
+def settle(config: Config, device: Device, dataset: TrainingData) -> Config:
     """Settles what was left open, so that the saved configuration is complete."""
     training = config.training
     decided = replace(
@@ -51,7 +51,7 @@ def settle(config: Config, device: Device, dataset: Dataset) -> Config:
     return replace(config, training=replace(decided, threads=threads))
 
 
-def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
+def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
     """What is compiled: "on" all of a step, "parts" of it, or "off" nothing.
 
     Raises AttnlmError where that is asked for and there is no compiler, no folder for what it
@@ -90,20 +90,20 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     return "parts"
 
 
-def _is_long(config: Config, dataset: Dataset) -> bool:
+def _is_long(config: Config, dataset: TrainingData) -> bool:
     """Whether compiling, of about a minute, can be made good on a GPU that has a compiler."""
     if config.training.steps is None or importlib.util.find_spec("triton") is None:
         return False
     return _work(config, dataset) * config.training.steps > _LONG
 
 
-def _work(config: Config, dataset: Dataset) -> float:
+def _work(config: Config, dataset: TrainingData) -> float:
     """About how many floating-point operations a step takes."""
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     return 6.0 * parameters * config.training.batch_size * config.model.block_size
 
 
-def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
+def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
     """As many as make a step fastest, by a trial whose weights are thrown away."""
     training = config.training
     if device.name != "cpu" or training.compile == "on" or training.is_sharded:
@@ -127,7 +127,7 @@ def _has_compiler() -> bool:
     return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
 
 
-def within_memory(config: Config, dataset: Dataset, device: Device) -> Config:
+def within_memory(config: Config, dataset: TrainingData, device: Device) -> Config:
     """With a `micro_batch_size`, where none was given and all at once would not fit."""
     if config.training.micro_batch_size is not None:
         return config

@@ -79,6 +79,8 @@ class SelfAttention(nn.Module):
     (Henry et al., 2020) and turned by their positions, as in Qwen3.
     """
 
+    joins_weights = True
+
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         assert a.embed_dim is not None
@@ -109,7 +111,8 @@ class SelfAttention(nn.Module):
         recorder: Recorder | None = None,
     ) -> Tensor:
         """(B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
-        packed_BTN = joined_linear(x_BTC, (self.query, self.key, self.value))
+        maps = self.query, self.key, self.value
+        packed_BTN = joined_linear(x_BTC, maps, joins_weights=self.joins_weights)
         gains = None
         if self.query_norm is not None and self.key_norm is not None:
             epsilon = self.query_norm.epsilon

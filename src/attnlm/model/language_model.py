@@ -221,6 +221,8 @@ class MLP(nn.Module):
     SwiGLU (Shazeer, 2020) multiplies instead: down(silu(gate(x)) · up(x)).
     """
 
+    joins_weights = True
+
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         assert a.embed_dim is not None
@@ -240,7 +242,8 @@ class MLP(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """(B, T, C) → (B, T, C)."""
         if self.gate is not None:
-            hidden_BTF = swiglu(joined_linear(x_BTC, (self.gate, self.up)))
+            maps = self.gate, self.up
+            hidden_BTF = swiglu(joined_linear(x_BTC, maps, joins_weights=self.joins_weights))
         elif self.kind == "gelu":
             hidden_BTF = gelu(self.up(x_BTC))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -13,9 +13,19 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
-from attnlm.model.ops.loss import LOGITS_AT_ONCE
-from attnlm.training.one_layer import LONGEST_CONTEXT
-from attnlm.training.share import MOST_SHARES, cut_batch
+from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
+from attnlm.model.sizes import block_matrices
+from attnlm.training.activations import (
+    joined_matrices,
+    kept_by_block,
+    kept_outside,
+    one_layer_numbers,
+    widest_backward,
+    widest_forward,
+)
+from attnlm.training.one_layer import is_one_layer
+from attnlm.training.parts import has_parts
+from attnlm.training.share import MOST_SHARES, Cut, cut_batch
 
 FACTOR = 2.0
 """By how much what is measured may differ from the estimate, either way."""
@@ -23,11 +33,16 @@ FACTOR = 2.0
 # Of the memory there is, what a training takes by itself: the estimate may be too low.
 _SHARE = 0.7
 
-_FLOAT = 4
-# Weights, gradient and two moments stay; a checkpoint is built in memory before it is written.
-_FLOATS_PER_PARAMETER = 4 + 4
-# Whatever the run: the batches drawn ahead, the validation split's ids, kernels' own memory.
-_ALWAYS = 2**25
+_FLOAT = 4  # bytes
+# Whatever the run: the package and its libraries, the batches drawn ahead, kernels' own memory.
+_PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
+# What pieces of memory take that have been freed and not been taken again: measured.
+_FRAGMENTS = {"cpu": 1.15, "mps": 1.0, "cuda": 1.0}
+# Serialised before it is written: each tensor by itself, then all of them.
+_CHECKPOINT_COPIES = 2
+# Blocks whose weights are gathered: the one that computes, and the next one. Embeddings and head
+# are gathered all the time.
+_GATHERED = 2
 
 # Of an evaluation: enough tokens for products to run at full speed; on a CPU, few enough to stay in
 # its caches.
@@ -38,73 +53,163 @@ _BYTES_PER_TOKEN = 2**16
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the device that trains, in addition to PyTorch itself."""
+    """Bytes of one process on the device that trains, in addition to PyTorch itself.
 
-    parameters: int
-    """Weights, gradients, the optimizer's state, and the checkpoint on its way to the disk."""
+    They add up: what is freed on a CPU mostly stays with the process.
+    """
+
+    weights: int
+    """In float32, and copies of them: joined, gathered, in lower precision."""
+    gradients: int
+    """A set for each thread."""
+    optimizer: int
     activations: int
-    """What a step computes from its batch."""
+    """What a step keeps for the way back, and what that takes at its widest place."""
+    logits: int
+    """Those that are held at once, their softmax and its gradient."""
     evaluation: int
     """What an evaluation computes from the windows that it takes at once."""
+    checkpoint: int
+    """On its way to the disk."""
+    process: int
+    """Libraries, batches, kernels."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.activations + self.evaluation + _ALWAYS
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What decides how much a step holds at once: bytes of a product's number, and which forms."""
+
+    width: int
+    compiled: bool
+    one_layer: bool
+    sharded: bool
+    recompute: bool
 
 
 def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
-    """From the sizes alone, for a run in float32; lower precision takes less."""
-    model, training = config.model, config.training
+    """From the sizes alone, of each process."""
+    a, training = config.model, config.training
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     cut = cut_batch(training, threads)
-    count, tokens = cut.shares, cut.at_once * model.block_size
-    kept = tokens * _floats_per_token(model)
-    at_once = min(windows_at_once(model, vocab_size, device) * model.block_size, val_tokens)
-    # Nothing is kept for a way back: only one layer, and no dropout, takes memory.
-    one_layer = replace(model, layers=1, dropout=0.0)
-    evaluated = at_once * _floats_per_token(one_layer)
-    evaluated += _logits(model, vocab_size, at_once, device)
+    form = _form(config, vocab_size, cut, device)
+    shards = training.processes if training.is_sharded else 1
+
+    own = _FLOAT * parameters // shards
+    blocks = a.layers * block_matrices(a)
+    gathered = parameters - blocks + min(_GATHERED, a.layers) * block_matrices(a)
+    gathered *= form.sharded
+    by_muon = _FLOAT * blocks // shards if training.optimizer == "muon" else 0
+    optimizer = 2 * own - by_muon
+
+    tokens = cut.windows * a.block_size
+    activations = int(cut.shares * tokens * _bytes_per_token(a, form) * _FRAGMENTS[device])
+    logits = cut.shares * _FLOAT * _logits(a, vocab_size, tokens, device, form)
+    evaluation = _evaluation(a, vocab_size, val_tokens, device, form, threads)
+    if device == "cuda":  # its memory is used again
+        evaluation = max(0, evaluation - activations - logits)
     return MemoryEstimate(
-        parameters=_FLOAT * (_FLOATS_PER_PARAMETER + count - 1) * parameters,
-        activations=_FLOAT * (kept + count * _logits(model, vocab_size, tokens // count, device)),
-        evaluation=_FLOAT * evaluated * min(threads, -(-val_tokens // at_once), MOST_SHARES),
+        weights=own + form.width * (gathered + cut.shares * _copied(a, vocab_size, form)),
+        gradients=cut.shares * own + _FLOAT * gathered,
+        optimizer=optimizer,
+        activations=activations,
+        logits=logits,
+        evaluation=evaluation,
+        checkpoint=_checkpoint(own, optimizer, parameters, form) if device == "cpu" else 0,
+        process=_PROCESS[device],
     )
 
 
-def _logits(a: Architecture, vocab_size: int, tokens: int, device: str) -> int:
-    """Numbers in the logits that are held at once, their softmax and its gradient."""
+def _checkpoint(weights: int, optimizer: int, parameters: int, form: _Step) -> int:
+    """Bytes of copies; the main process gathers all of a sharded model, to sample from it."""
+    return _CHECKPOINT_COPIES * (weights + optimizer) + form.sharded * _FLOAT * parameters
+
+
+def _form(config: Config, vocab_size: int, cut: Cut, device: str) -> _Step:
+    a, training = config.model, config.training
+    sizes = a, vocab_size, training.batch_size * a.block_size
+    half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
+    on_cpu = device == "cpu" and not half
+    return _Step(
+        width=2 if half else _FLOAT,
+        compiled=on_cpu and training.compile in ("auto", "parts") and has_parts(*sizes),
+        one_layer=on_cpu
+        and not training.is_sharded
+        and training.compile != "on"
+        and is_one_layer(a, vocab_size, cut.windows * a.block_size),
+        sharded=training.is_sharded,
+        recompute=training.recompute,
+    )
+
+
+def _bytes_per_token(a: Architecture, form: _Step) -> int:
+    """Of a step's activations."""
+    if a.embed_dim is None:
+        return 0
+    if form.one_layer:
+        return _FLOAT * one_layer_numbers(a, compiled=form.compiled)
+    block = kept_by_block(a, compiled=form.compiled).bytes(form.width)
+    blocks = a.layers * block
+    if form.recompute:
+        blocks = block + a.layers * _FLOAT * a.embed_dim
+    outside = kept_outside(a, compiled=form.compiled).bytes(form.width)
+    return blocks + outside + form.width * widest_backward(a)
+
+
+def _copied(a: Architecture, vocab_size: int, form: _Step) -> int:
+    """Numbers in the copies of weights that a step holds."""
+    if form.one_layer:
+        return 0
+    if form.width < _FLOAT and not form.sharded:
+        return a.layers * block_matrices(a) + vocab_size * a.body_dim
+    if form.sharded:
+        return 0
+    return (1 if form.recompute else a.layers) * joined_matrices(a)
+
+
+def _logits(a: Architecture, vocab_size: int, tokens: int, device: str, form: _Step) -> int:
+    """Numbers in the logits that a thread holds at once, their softmax and its gradient."""
     logits = tokens * vocab_size
-    return 3 * (logits if a.embed_dim is None else min(logits, LOGITS_AT_ONCE[device]))
+    if form.one_layer:
+        return logits
+    if a.embed_dim is None or logits <= LOGITS_AT_ONCE[device]:
+        return 3 * logits
+    # The gradients of what the head reads, and of its weights, are made on the way forward.
+    return _logits_at_once(vocab_size, device, form) + (tokens + vocab_size) * a.body_dim
+
+
+def _logits_at_once(vocab_size: int, device: str, form: _Step) -> int:
+    if form.compiled:
+        return min(MOST_COMPILED * vocab_size, LOGITS_AT_ONCE[device])
+    return 2 * LOGITS_AT_ONCE[device]
+
+
+def _evaluation(
+    a: Architecture, vocab_size: int, val_tokens: int, device: str, form: _Step, threads: int
+) -> int:
+    """Bytes of what an evaluation computes at once."""
+    tokens = min(windows_at_once(a, vocab_size, device) * a.block_size, val_tokens)
+    logits = tokens * vocab_size
+    if is_one_layer(a, vocab_size, tokens) and form.one_layer:
+        by_token = one_layer_numbers(a, compiled=form.compiled, forward=True)
+        numbers = tokens * by_token + logits
+    else:
+        if a.embed_dim is not None and logits > LOGITS_AT_ONCE[device]:
+            logits = _logits_at_once(vocab_size, device, form)
+        numbers = tokens * widest_forward(a) + 2 * logits
+    return _FLOAT * numbers * min(threads, -(-val_tokens // tokens), MOST_SHARES)
 
 
 def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
     """How many windows of block_size an evaluation computes together, at least 1."""
-    numbers = _floats_per_token(replace(a, layers=1, dropout=0.0))
-    numbers += 2 * vocab_size if a.embed_dim is None else 0
+    numbers = widest_forward(a) + (2 * vocab_size if a.embed_dim is None else 0)
     per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
     return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // a.block_size)
-
-
-def _floats_per_token(a: Architecture) -> int:
-    """Of the body's activations, kept for the way back or alive at its widest place."""
-    if a.embed_dim is None:
-        return 0
-    width, length = a.embed_dim, a.block_size
-    heads = a.heads * a.head_dim
-    # Without dropout on the weights attention takes kernels, or a form, that keep no scores.
-    has_dropout = bool(a.dropout) and not a.residual
-    scores = 4 * a.maps_per_layer * length if has_dropout else 0
-    if a.layers == 1 and length <= LONGEST_CONTEXT:
-        scores = max(scores, 2 * a.maps_per_layer * length)
-    # Queries, keys and values before and after rotation, and copied where there are several heads;
-    # what an MLP multiplies.
-    mixed = (10 if a.heads > 1 else 7) * heads if a.attention == "softmax" else 2 * width
-    norms = 4 * width if a.norm != "none" else 0
-    mlp = {"none": 0, "swiglu": 5, "gelu": 3, "relu2": 4}[a.mlp] * a.mlp_dim
-    per_block = 2 * width + mixed + scores + norms + mlp
-    return 4 * width + a.layers * per_block
 
 
 def affordable_micro_batch(
@@ -131,7 +236,8 @@ def check_memory(
     there = _memory_of(device)
     if there is None or estimate.total <= FACTOR * there:
         return
-    if estimate.activations > max(estimate.parameters, estimate.evaluation):
+    of_batch = estimate.activations + estimate.logits
+    if of_batch > max(estimate.total - of_batch - estimate.evaluation, estimate.evaluation):
         size = "batch_size" if config.training.micro_batch_size is None else "micro_batch_size"
         hint = f"lower `{size}` or `block_size`"
     elif config.model.embed_dim is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
+from attnlm.model.sizes import forward_flops
 from attnlm.training.validation import MOST_TOKENS
 
 # Of the operations between two evaluations: what the evaluation, and what its sample may take.
@@ -29,18 +30,7 @@ _STEP = 3.0
 
 def forward_price(a: Architecture, vocab_size: int) -> float:
     """Operations of one token's forward pass, its loss included."""
-    logits = vocab_size * (2.0 * a.body_dim + _PER_LOGIT)
-    if a.embed_dim is None:
-        return logits
-    width, heads = a.embed_dim, a.heads * a.head_dim
-    mixing = 0.0
-    if a.attention == "softmax":
-        maps = heads + 2 * a.num_kv_heads * a.head_dim + heads * a.projection
-        mixing = 2.0 * width * maps + 4.0 * a.block_size * heads
-    elif a.attention != "none":
-        mixing = 4.0 * a.block_size * width
-    mlp = {"none": 0, "swiglu": 3}.get(a.mlp, 2) * 2.0 * width * a.mlp_dim
-    return logits + a.layers * (mixing + mlp)
+    return float(forward_flops(a, vocab_size)) + _PER_LOGIT * vocab_size
 
 
 def step_price(config: Config, vocab_size: int) -> float:

@@ -16,7 +16,8 @@ from torch import Tensor
 from attnlm.compute.device import Device
 from attnlm.compute.processes import Processes
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.attention import SelfAttention
+from attnlm.model.language_model import MLP, LanguageModel, build_model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,6 +43,9 @@ def sharded_model(
     mesh = processes.mesh(device.name)
 
     def placed(module: Any) -> Any:
+        for part in module.modules():
+            if isinstance(part, SelfAttention | MLP):
+                part.joins_weights = False  # copies of gathered weights would stay
         return fully_shard(module, mesh=mesh, mp_policy=policy)
 
     model: LanguageModel = placed(build_model(architecture, vocab_size, placed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Ids
 from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
@@ -23,7 +24,20 @@ _KINDS = ("loss", "gradient", "weights")
 _STEP = "a step"
 
 
-def training_batches(config: Config, dataset: Dataset, rows: slice = slice(None)) -> Batches:
+class TrainingData(Protocol):
+    """What steps need of a data set: its ids, and how many there are."""
+
+    @property
+    def train(self) -> Ids: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def val_tokens(self) -> int: ...
+
+
+def training_batches(config: Config, dataset: TrainingData, rows: slice = slice(None)) -> Batches:
     """The batches that a configuration asks for, or these rows of each."""
     training = config.training
     assert training.seed is not None
@@ -54,7 +68,7 @@ class Stepper:
         self,
         state: TrainingState,
         config: Config,
-        dataset: Dataset,
+        dataset: TrainingData,
         processes: Processes = ALONE,
     ) -> None:
         self.state, self.config, self.processes = state, config.training, processes

@@ -17,7 +17,7 @@ from attnlm.model.ops import compiled_for, place
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""
 # Tokens, as many as the features of each: products with so many columns are fastest.
-_FEWEST_COMPILED, _MOST_COMPILED = 64, 128
+_FEWEST_COMPILED, MOST_COMPILED = 64, 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _compiled(
     """With tokens side by side, which such narrow products prefer."""
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
-    at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), _MOST_COMPILED)
+    at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
     logits = x_MC.new_empty(head_VC.size(0) * min(at_once, len(targets_M)))
     d_x_MC, d_head_VC, d_bias_V = wanted or (None, None, None)

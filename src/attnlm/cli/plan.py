@@ -1,0 +1,195 @@
+"""`attnlm plan`: what a training costs, before it is paid."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import find_folder
+from attnlm.base.readable import byte_size, duration, quantity
+from attnlm.base.settings import fields_of
+from attnlm.cli import console
+from attnlm.cli.displays import PreparationDisplay, parts_in_words
+from attnlm.cli.help import Command
+from attnlm.cli.options import DataDir, DatasetArgument, JsonOption, Recipe, with_settings
+from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import resolve, setting_names
+from attnlm.model.architecture import Architecture
+
+if TYPE_CHECKING:
+    from attnlm.training.plan import Plan
+
+_TRAINING = ("batch_size", "micro_batch_size", "optimizer", "recipe", "vocab_size", "data_dir")
+_WHERE = (
+    *("device", "dtype", "compile", "threads", "processes", "shard", "recompute"),
+    *("peak", "share"),
+)
+_BUDGET = ("tokens", "steps")
+_SETTINGS = [
+    name
+    for name in setting_names()
+    if name in fields_of(Architecture) or name in (*_TRAINING, *_WHERE, *_BUDGET)
+]
+
+
+class PlanCommand(Command):
+    """`attnlm plan`, whose help has sections."""
+
+    groups: ClassVar = {
+        "Model": fields_of(Architecture),
+        "Training": _TRAINING,
+        "Device": _WHERE,
+        "Budget": _BUDGET,
+    }
+
+
+@with_settings(*_SETTINGS)
+def plan(
+    dataset: DatasetArgument = None,
+    *,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="size of the vocabulary, in place of a data set")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="tokens to train on; default: 20 per parameter")
+    ] = None,
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            help="FLOP/s that each process' device reaches at most, such as 989e12; "
+            "default: ten steps are measured on this machine"
+        ),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(help="share of the peak that a training uses; default: 0.4"),
+    ] = None,
+    recipe: Recipe = None,
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+    **settings: Any,
+) -> None:
+    """Tell what a training costs: memory, operations, time, and how they grow."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+    if vocab_size is None:
+        _find(dataset, data_dir)
+    if config.training.processes > 1 and peak is None and not is_launched():
+        from attnlm.compute.torchrun import run_processes
+
+        run_processes(config.training.processes, sys.argv[1:])
+        return
+
+    from attnlm.experiments.plan import plan as make_plan
+
+    planned = make_plan(
+        dataset,
+        recipe=recipe,
+        vocab_size=vocab_size,
+        tokens=tokens,
+        peak=peak,
+        share=share,
+        data_dir=data_dir,
+        on_event=PreparationDisplay(),
+        **given,
+    )
+    if not is_main():
+        return
+    if json:
+        console.result_json(planned.facts())
+        return
+    for line in _in_words(planned):
+        console.result(line)
+
+
+def _find(dataset: str | None, data_dir: Path) -> None:
+    """Raises AttnlmError where there is no such data set, before torch is loaded."""
+    try:
+        find_folder(dataset, data_dir, kind="data set")
+    except AttnlmError as error:
+        raise AttnlmError(error.message, f"{error.hint}; or give `vocab_size`") from None
+
+
+def _in_words(planned: Plan) -> Iterator[str]:
+    facts = _facts(planned)
+    width = max(map(len, facts))
+    yield from (f"{label:<{width}}  {value}" for label, value in facts.items())
+    yield ""
+    memory = planned.memory
+    parts = [(name, byte_size(size)) for name, size in asdict(memory).items() if size]
+    title = "memory of each process" if planned.config.training.processes > 1 else "memory"
+    yield from console.table((title, ""), [*parts, ("total", byte_size(memory.total))])
+    yield ""
+    rows = [("as given", planned), *planned.grown()]
+    yield from console.table(
+        ("growth", "parameters", "FLOP/token", "memory", "tokens/s", "tokens", "time"),
+        [(name, *_row(row)) for name, row in rows],
+    )
+
+
+def _facts(planned: Plan) -> dict[str, str]:
+    model, training = planned.config.model, planned.config.training
+    update = f"; update {quantity(planned.update_flops, 'FLOP')} a step"
+    return {
+        "model": f"{model.model}, {planned.parameters:,} parameters, "
+        f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
+        f"{planned.vocab_size:,} ids",
+        "batch": f"{training.batch_size:,} × {model.block_size:,} = "
+        f"{planned.tokens_per_step:,} tokens a step, in {_processes(planned)}",
+        "FLOPs": f"{quantity(planned.forward_flops)} per token forward, "
+        f"{quantity(planned.training_flops)} training"
+        + (f"{update} ({training.optimizer})" if planned.update_flops else ""),
+        "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_source(planned)}",
+        "budget": f"{planned.tokens:,} tokens, "
+        f"{planned.tokens / planned.parameters:.3g} per parameter: {planned.steps:,} steps",
+        "time": f"{duration(planned.seconds)}, without evaluations and checkpoints",
+        "compute": _compute(planned),
+    }
+
+
+def _compute(planned: Plan) -> str:
+    """`104 EFLOP, 1.21 PF-days, 73.2 device-hours`: the last ones where they are any."""
+    amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
+    large = [
+        f"{amount:,.3g} {unit}" if amount < 1000 else f"{amount:,.0f} {unit}"
+        for unit, amount in amounts.items()
+        if amount >= 0.01
+    ]
+    return ", ".join([quantity(planned.flops, "FLOP"), *large])
+
+
+def _processes(planned: Plan) -> str:
+    training = planned.config.training
+    count = training.processes
+    words = f"{count:,} processes" if count > 1 else "1 process"
+    words += ", sharded" if training.is_sharded else ""
+    if training.micro_batch_size is not None:
+        words += f", at most {training.micro_batch_size:,} windows at once"
+    return words + (", recomputed" if training.recompute else "")
+
+
+def _source(planned: Plan) -> str:
+    each = " in each process" if planned.config.training.processes > 1 else ""
+    if planned.peak is not None and planned.share is not None:
+        return f"stated, {planned.share:.3g} of a peak of {quantity(planned.peak, 'FLOP/s')}{each}"
+    training, reached = planned.config.training, quantity(planned.flops_per_second, "FLOP/s")
+    threads = f", threads {training.threads}" if planned.device == "cpu" else ""
+    return f"measured, {reached}{each} ({planned.device}, {training.dtype}{threads})"
+
+
+def _row(planned: Plan) -> tuple[str, ...]:
+    return (
+        quantity(planned.parameters),
+        quantity(planned.training_flops),
+        byte_size(planned.memory.total),
+        quantity(planned.tokens_per_second),
+        quantity(planned.tokens),
+        duration(planned.seconds),
+    )

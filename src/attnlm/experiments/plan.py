@@ -1,0 +1,186 @@
+"""What a training costs, told before it is paid: memory, operations, time, and how they grow."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.settings import Setting
+from attnlm.base.signals import Interruption
+from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.processes import Processes, joined
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import Config, TrainingConfig, resolve, with_steps
+from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
+from attnlm.experiments.other_processes import check_launched
+from attnlm.experiments.settle import check_fits, settle, within_memory
+from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.training.memory import check_memory
+from attnlm.training.plan import Plan
+from attnlm.training.state import initial_state, keeping_random_state
+from attnlm.training.step import Stepper, TrainingData
+
+USUAL_SHARE = 0.4
+"""Of a GPU's peak: large trainings have reached 0.38 to 0.46 (Chowdhery et al., 2022; Grattafiori
+et al., 2024)."""
+
+# A measurement: steps that are not counted, and those that are; more where they take no second
+# together, fewer where they take a minute.
+_FIRST, _STEPS = 2, 10
+_SHORTEST, _LONGEST = 1.0, 60.0
+# Where there is no data set: long enough for every evaluation.
+_VAL_TOKENS = 2**20
+_MADE_UP_WINDOWS = 64
+
+
+def plan(
+    dataset: str | Path | Dataset | None = None,
+    *,
+    recipe: str | Path | None = None,
+    vocab_size: int | None = None,
+    tokens: int | None = None,
+    peak: float | None = None,
+    share: float | None = None,
+    data_dir: str | Path = "data",
+    on_event: OnEvent | None = None,
+    **settings: Setting,
+) -> Plan:
+    """What it costs to train with these settings, which are those of `train`.
+
+    A vocabulary of `vocab_size` stands for a data set. Ten steps are measured on this machine, by
+    as many processes as have been started; or else each process is said to reach `share` of `peak`
+    FLOP/s. `tokens` is the budget; default: 20 per parameter.
+
+    Raises AttnlmError as `train` does, and where what is to be measured does not fit.
+    """
+    _check(dataset, vocab_size, tokens, peak, share)
+    with joined() as processes:
+        if processes.count > 1:
+            settings = {"processes": processes.count, **settings}
+        config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
+        opened: TrainingData
+        if vocab_size is None:
+            opened = open_dataset(dataset, data_dir=data_dir)
+        else:
+            opened = _made_up(vocab_size, config)
+        if tokens is None and "steps" in settings and config.training.steps is not None:
+            tokens = config.training.steps * config.training.batch_size * config.model.block_size
+        name = config.training.device
+        if peak is None:
+            check_launched(config.training, processes)
+            name, config, seconds = _measured(config, opened, processes, on_event or ignore)
+            return Plan(config, opened.vocab_size, opened.val_tokens, name, tokens, seconds)
+    name = choose_device().name if name == "auto" else name
+    stated = Plan(config, opened.vocab_size, opened.val_tokens, name, tokens, 1.0)
+    if not stated.step_flops:
+        raise UsageError(
+            f"{config.model.model} makes no products, whose time would follow from a `peak`",
+            "leave `peak` out, and its steps are measured",
+        )
+    share = USUAL_SHARE if share is None else share
+    seconds = stated.step_flops / (peak * share)
+    return replace(stated, step_seconds=seconds, peak=peak, share=share)
+
+
+def _check(
+    dataset: object,
+    vocab_size: int | None,
+    tokens: int | None,
+    peak: float | None,
+    share: float | None,
+) -> None:
+    if dataset is not None and vocab_size is not None:
+        raise UsageError("a data set and `vocab_size` exclude each other", "give one of them")
+    if share is not None and peak is None:
+        raise UsageError(
+            "`share` needs the `peak` that it is a share of", "such as 989e12, in FLOP/s"
+        )
+    for name, value, limit in (
+        *(("vocab_size", vocab_size, 2**32), ("tokens", tokens, 10**18)),
+        *(("peak", peak, 1e21), ("share", share, 1)),
+    ):
+        if value is not None and not 0 < value <= limit:
+            raise UsageError(
+                f"`{name}` {value:g} is out of range", f"it must be above 0, at most {limit:g}"
+            )
+
+
+class _MadeUp(NamedTuple):
+    """Random ids in place of a data set."""
+
+    train: Ids
+    vocab_size: int
+    val_tokens: int
+
+
+def _made_up(vocab_size: int, config: Config) -> _MadeUp:
+    length = _MADE_UP_WINDOWS * config.model.block_size + 1
+    ids = np.random.default_rng(0).integers(vocab_size, size=length)
+    train: Any = ids.astype(id_dtype(vocab_size))
+    return _MadeUp(train, vocab_size, _VAL_TOKENS)
+
+
+def _measured(
+    config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
+) -> tuple[str, Config, float]:
+    """The device, the configuration as it is trained there, and the seconds of a step."""
+    device = _device_here(config.training)
+    config = within_memory(config, data, device)
+    if isinstance(data, Dataset):
+        check_fits(config, data, device)
+    else:
+        parameters = count_parameters(model_skeleton(config.model, data.vocab_size))
+        check_memory(config, data.vocab_size, parameters, data.val_tokens, device)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    training = replace(config.training, seed=config.training.seed or 0)
+    try:
+        with keeping_random_state(device):
+            if processes.is_main:
+                on_event(Note("measuring ten steps"))
+                config = settle(replace(config, training=training), device, data)
+            config = resolve({}, processes.from_main(config.settings()))
+            use_precision(device)
+            trial = replace(config, training=with_steps(config.training, 2**30))
+            state = initial_state(trial, data.vocab_size, device, processes)
+            return device.name, config, _step_seconds(Stepper(state, trial, data, processes))
+    except torch.OutOfMemoryError:
+        raise AttnlmError(
+            f"the memory of {device.name} is too small for a step",
+            "lower `micro_batch_size`, or give the `peak` of a larger device",
+        ) from None
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def _device_here(training: TrainingConfig) -> Device:
+    try:
+        return choose_device(training.device, training.dtype)
+    except UsageError:
+        raise
+    except AttnlmError as error:
+        hint = f"{error.hint}; for one that is elsewhere, give its `peak`"
+        raise AttnlmError(error.message, hint) from None
+
+
+def _step_seconds(stepper: Stepper) -> float:
+    """The mean of ten steps, or of so many that they can be told."""
+    for _ in range(_FIRST):
+        began = time.perf_counter()
+        stepper.step(Interruption()).item()
+        once = time.perf_counter() - began
+    count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
+    count = int(stepper.processes.from_main(count))
+    began = time.perf_counter()
+    for _ in range(count):
+        loss = stepper.step(Interruption())
+    loss.item()
+    return (time.perf_counter() - began) / count
