@@ -25,7 +25,7 @@ SHAPES = {
 }
 BIG = [
     *("--model", "transformer", "--layers", "8", "--embed-dim", "1024", "--heads", "8"),
-    *("--block-size", "64", "--batch-size", "2", "--steps", "6", "--eval-every", "3"),
+    *("--block-size", "64", "--batch-size", "16", "--steps", "4", "--eval-every", "2"),
     *("--optimizer", "adamw", "--learning-rate", "0.0001"),
 ]
 FORMS = {"whole": [], "--shard": ["--shard"], "--shard --recompute": ["--shard", "--recompute"]}
