@@ -249,15 +249,15 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         ("folder/nowt.txt", "did you mean 'folder/note.txt'?".replace("/", os.sep)),
         (
             "book.txt/a",
-            "give a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin",
+            f"give {corpus.SOURCES}",
         ),
         (
             "",
-            "give a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin",
+            f"give {corpus.SOURCES}",
         ),
         (
             "a\0b",
-            "give a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin",
+            f"give {corpus.SOURCES}",
         ),
     ],
 )

@@ -57,10 +57,10 @@ class Shards:
 
     def _at(self, places: NDArray[Any]) -> NDArray[Any]:
         """The ids at places ≥ 0. Most rows of `places` are windows, and lie in one part."""
+        if not places.size:
+            return np.empty(places.shape, self.dtype)
         rows = places.reshape(-1, places.shape[-1] if places.ndim else 1)
         ids = np.empty(rows.shape, self.dtype)
-        if not rows.size:
-            return ids.reshape(places.shape)
         part, last = rows.min(axis=1) // self._size, rows.max(axis=1) // self._size
         for row in np.flatnonzero(part != last):  # those that reach over an end
             for i in range(part[row], last[row] + 1):
