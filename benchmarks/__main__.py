@@ -1,9 +1,9 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
 Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy,
-processes, sample, prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where
-it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on
-a quiet machine.
+processes, shards, sample, prepare. ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt;
+NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's
+vocabulary. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks import (
     preparation,
     processes,
     sampling,
+    shards,
     training,
     transformer,
 )
@@ -40,6 +41,7 @@ PARTS = {
     "vocabulary": transformer.vocabulary,
     "busy": busy.busy,
     "processes": processes.processes,
+    "shards": shards.shards,
     "sample": sampling.sample,
     "prepare": preparation.prepare,
 }

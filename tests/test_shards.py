@@ -25,6 +25,8 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.data.shards import Shards
 from attnlm.tokens import byte_pairs
+from attnlm.tokens.split_patterns import GPT2_PATTERN
+from attnlm.tokens.tokenizer import BpeTokenizer
 
 TEXT = "The cat sat on the mat. The naïve cat's hat: 猫!\n"
 SHARD = 1000  # bytes: 500 ids
@@ -287,10 +289,9 @@ def test_it_goes_on_from_any_shard(
         assert (made.documents, [*open_dataset(data / "made-1").val][-1]) == (3, 262)
 
 
-def few_pairs() -> byte_pairs.BpeTokenizer:
+def few_pairs() -> BpeTokenizer:
     ranks = [*(bytes([byte]) for byte in range(256)), b"th", b"at", b" the", b" c", b"at.", b"\n\n"]
-    pattern = byte_pairs.GPT2_PATTERN
-    return byte_pairs.BpeTokenizer("gpt2", pattern, ranks, vocab_size=263, end_of_text=262)
+    return BpeTokenizer("gpt2", GPT2_PATTERN, ranks, vocab_size=263, end_of_text=262)
 
 
 def test_shards_that_are_gone_or_cut_short_are_made_again(source: Path, data: Path) -> None:
