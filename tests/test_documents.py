@@ -144,6 +144,23 @@ def test_a_folder_or_pattern_is_of_documents_of_all_kinds(here: Path) -> None:
 
 
 @needs_gpt2
+def test_each_document_has_the_ids_that_it_has_alone(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.data.bins._PIECE", 150)
+    monkeypatch.setattr(documents, "PIECE", 70)
+    texts = [*TEXTS, f"x{END_OF_TEXT} y", "  ", "\n\n", "a  ", "  b"]
+    (here / "cats.jsonl").write_bytes(lines(texts))
+    (here / "val.txt").write_text(f"The end.{END_OF_TEXT}")
+    dataset = prepare("cats.jsonl", tokenizer="gpt2", val_file="val.txt", offline=True)
+    tokenizer = dataset.tokenizer
+    assert isinstance(tokenizer, BpeTokenizer)
+    expected = [[*tokenizer.encode_ordinary(text).tolist(), END] for text in texts]
+    assert [*dataset.train] == [token for ids in expected for token in ids]
+    assert [*dataset.val] == tokenizer.encode(f"The end.{END_OF_TEXT}")  # one plain text
+
+
+@needs_gpt2
 def test_one_plain_text_stays_as_it_is(here: Path) -> None:
     (here / "cats.txt").write_text(f"The cat sat.{END_OF_TEXT}A dog." * 50)
     dataset = prepare("cats.txt", tokenizer="gpt2", offline=True)
@@ -204,7 +221,7 @@ def byte_pairs() -> BpeTokenizer:
     st.integers(14, 40),
     st.randoms(use_true_random=False),
 )
-def test_pieces_of_any_size_have_the_ids_of_each_document(
+def test_pieces_of_any_size_have_the_text_of_each_document(
     texts: list[str], limit: int, chance: random.Random
 ) -> None:
     texts = [text for text in texts if text]
