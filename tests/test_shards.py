@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import json
 import os
 import random
 import signal
@@ -361,6 +363,27 @@ def test_a_text_that_changes_meanwhile_leaves_nothing(source: Path, data: Path) 
     with pytest.raises(AttnlmError, match="books changed while it was read"):
         sharded(source, data, on_event=change)
     assert entries(data) == set()
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from attnlm.data import bins
+from attnlm.data.prepare import prepare
+bins.SHARD_BYTES = 2**22
+prepare(sys.argv[1], data_dir=sys.argv[2])
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_records_are_never_in_memory_as_a_whole(tmp_path: Path, data: Path) -> None:
+    record = json.dumps({"text": TEXT * 20}) + "\n"
+    (tmp_path / "large.jsonl.gz").write_bytes(gzip.compress(record.encode() * 60_000, 1))
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "large.jsonl.gz"), str(data)]
+    peak = int(subprocess.run(command, check=True, capture_output=True).stdout) * 1024
+    assert peak < 80 * 2**20  # the interpreter and NumPy take some 40 of these, the text 64
+    assert len(list(data.glob("*/train-*.bin"))) > 20
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")

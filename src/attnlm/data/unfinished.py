@@ -51,13 +51,15 @@ class Log:
 
     def read(self, item_bytes: int) -> None:
         """Takes over what an earlier process wrote, as far as the files are there."""
-        if not (self.folder / _LOG).is_file():
+        try:
+            written = read_json(self.folder / _LOG, _MAX_LOG)
+        except AttnlmError:  # there is none, or it is damaged
             return
-        for split, shards in read_json(self.folder / _LOG, _MAX_LOG).items():
-            for i, shard in enumerate(Shard(**values) for values in shards):
+        for split in self.shards:
+            for i, shard in enumerate(Shard(**values) for values in written[split]):
                 path = self.folder / file_name(split, i)
                 if not path.is_file() or path.stat().st_size != shard.tokens * item_bytes:
-                    break
+                    return
                 self.shards[split].append(shard)
 
     def finish(self, folder: Path) -> None:
@@ -83,7 +85,11 @@ def kept_folder(data_dir: Path, facts: dict[str, Any]) -> Iterator[Path]:
             raise AttnlmError(
                 "another process is preparing the same text", "wait until it has ended"
             ) from None
-        yield folder
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):  # it is moved by now, or has something in it
+                folder.rmdir()
 
 
 def kept_folders(data_dir: Path) -> list[Path]:
