@@ -16,21 +16,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attnlm.base.settings import Setting
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.model.ops import compiled_parts
 from attnlm.training.optimizer import FlatOptimizer
 
 VOCAB, ROUNDS, STEPS = 65, 5, 10
-SHAPES = {
+SHAPES: dict[str, dict[str, Setting]] = {
     "transformer": {"model": "transformer", "batch_size": 16},
     "4 × 192, context 256": {
-        **{"model": "transformer", "layers": 4, "embed_dim": 192, "heads": 6},
-        **{"block_size": 256, "batch_size": 16},
+        "model": "transformer",
+        "layers": 4,
+        "embed_dim": 192,
+        "heads": 6,
+        "block_size": 256,
+        "batch_size": 16,
     },
     "6 × 384, context 256": {
-        **{"model": "transformer", "layers": 6, "embed_dim": 384, "heads": 6},
-        **{"block_size": 256, "batch_size": 8},
+        "model": "transformer",
+        "layers": 6,
+        "embed_dim": 384,
+        "heads": 6,
+        "block_size": 256,
+        "batch_size": 8,
     },
 }
 

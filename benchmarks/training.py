@@ -30,12 +30,12 @@ def steps(dataset: Dataset, text: Path) -> list[Row]:
     rows = []
     peak = peak_of_products()
     for heads, recipe in ((4, "r2-multi-head"), (1, "r2-single-head")):
-        stepper = _stepper(dataset, recipe)
+        stepper = stepper_of(dataset, recipe)
         threads = torch.get_num_threads()
 
         def ours(stepper: Stepper = stepper, threads: int = threads) -> float:
             torch.set_num_threads(threads)
-            return _speed(stepper, 2000)
+            return speed(stepper, 2000)
 
         def rival(heads: int = heads) -> float:
             torch.set_num_threads(os.cpu_count() or 1)
@@ -84,10 +84,10 @@ def quality(dataset: Dataset, text: Path) -> list[Row]:
     reached = plain.validation_loss(model, val)
     seconds, losses = [], []
     for seed in range(1, 6):
-        stepper = _stepper(dataset, "multi-head-fast", seed=seed)
+        stepper = stepper_of(dataset, "multi-head-fast", seed=seed)
         count = stepper.config.steps or 0
         began = time.perf_counter()
-        _speed(stepper, count)
+        speed(stepper, count)
         seconds.append(time.perf_counter() - began)
         losses.append(_loss(stepper, dataset))
     return [
@@ -169,7 +169,8 @@ def _train(dataset: Dataset, recipe: str) -> list[str]:
     return attnlm("train", str(dataset.path), "--recipe", recipe, *folders)
 
 
-def _stepper(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
+def stepper_of(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
+    """A recipe's training on a data set, before its first step."""
     config = resolve({"seed": seed}, load_recipe(recipe))
     device = choose_device("cpu")
     torch.set_num_threads(os.cpu_count() or 1)
@@ -178,7 +179,8 @@ def _stepper(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
     return Stepper(state, config, dataset)
 
 
-def _speed(stepper: Stepper, count: int) -> float:
+def speed(stepper: Stepper, count: int) -> float:
+    """Steps per second of so many."""
     interruption = Interruption()
     began = time.perf_counter()
     for _ in range(count):

@@ -56,6 +56,48 @@ MUTATIONS = (
         "test_files.py",
     ),
     Mutation(
+        "the hashes of shards are not compared with that of the split",
+        "data/dataset.py",
+        'joint_hash(hashes) != meta[f"{split}_sha256"]',
+        "False",
+        "test_shards.py",
+    ),
+    Mutation(
+        "a prepare goes on at the beginning of a piece of which a part is written",
+        "data/bins.py",
+        "self.handed = after.handed if after else 0",
+        "self.handed = 0",
+        "test_shards.py",
+    ),
+    Mutation(
+        "a prepare goes on with shards of files that were changed since",
+        "data/prepare.py",
+        "text.corpus.stamps(work) for text in texts",
+        "",
+        "test_shards.py",
+    ),
+    Mutation(
+        "windows over the end of a shard are taken from one shard",
+        "data/shards.py",
+        "np.flatnonzero(part != last)",
+        "np.flatnonzero(part > last)",
+        "test_shards.py",
+    ),
+    Mutation(
+        "a document's own text can end it",
+        "data/documents.py",
+        "if END_OF_TEXT not in piece.text:",
+        "if True:",
+        "test_documents.py",
+    ),
+    Mutation(
+        "documents are hashed without their ends",
+        "data/splits.py",
+        "if not piece.ends:",
+        "if True:",
+        "test_documents.py",
+    ),
+    Mutation(
         "a checkpoint's digest is not compared",
         "runs/checkpoint.py",
         _DIGEST,
@@ -107,7 +149,7 @@ MUTATIONS = (
     Mutation(
         "a bin's hash is not compared",
         "data/dataset.py",
-        'intact = file_hash(path) == meta[f"{split}_sha256"]',
+        "intact = file_hash(path) == expected",
         "intact = True",
         "test_dataset.py",
     ),
@@ -121,8 +163,8 @@ MUTATIONS = (
     Mutation(
         "ids are not compared with the vocabulary",
         "data/dataset.py",
-        "if not by_samples:",
-        "if verify and by_samples:",
+        'ids_at(part, slice(None), meta["vocab_size"], str(path))',
+        "pass",
         "test_dataset.py",
     ),
     Mutation(
@@ -219,7 +261,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a byte order mark is kept",
-        "text/corpus.py",
+        "text/documents.py",
         '.removeprefix("\\ufeff")',
         "",
         "test_corpus.py",
@@ -241,8 +283,8 @@ MUTATIONS = (
     Mutation(
         "text is cut anywhere",
         "tokens/tokenizer.py",
-        "end = cut.end() if cut else limit",
-        "end = limit",
+        "(safe_cut(buffer[start : start + limit + 1]) or limit)",
+        "limit",
         "test_tokenizer.py",
     ),
     Mutation(

@@ -222,7 +222,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
 def test_every_value_of_meta_is_needed(folder: Path) -> None:
     path = folder / "meta.json"
     whole = files.read_json(path)
-    for key in whole.keys() - {"sources", "newlines"}:
+    for key in whole.keys() - {"sources", "newlines", "column", "documents"}:
         files.write_json(path, {k: value for k, value in whole.items() if k != key})
         with pytest.raises(AttnlmError, match=r"meta\.json"):
             open_dataset(folder)
@@ -231,10 +231,11 @@ def test_every_value_of_meta_is_needed(folder: Path) -> None:
 def test_what_earlier_versions_wrote_still_opens(folder: Path) -> None:
     path = folder / "meta.json"
     meta = files.read_json(path)
-    del meta["sources"], meta["newlines"]
+    del meta["sources"], meta["newlines"], meta["column"], meta["documents"]
     files.write_json(path, meta)
     opened = open_dataset(folder)
     assert (opened.sources, opened.newlines) == ((meta["source"],), "keep")
+    assert (opened.column, opened.documents) == ("text", 0)
 
 
 @pytest.mark.parametrize("wrong", [{"sources": "cats"}, {"sources": [1]}, {"newlines": "dos"}])

@@ -25,7 +25,7 @@ from attnlm.data import bins, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.text import corpus, tales
+from attnlm.text import documents, tales
 from attnlm.text.corpus import Corpus
 from attnlm.tokens import byte_pairs as bpe
 from tests.web_server import WebServer, body
@@ -212,7 +212,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
 ) -> None:
     (tmp_path / "t.txt").write_bytes(MIXED.encode(encoding))
     whole = prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data).path
-    monkeypatch.setattr(corpus, "PIECE", size)
+    monkeypatch.setattr(documents, "PIECE", size)
     monkeypatch.setattr(bins, "_PIECE", size)
     prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
     assert content(data / "chunks" / whole.name) == content(whole)
@@ -227,7 +227,7 @@ def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
             pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
         folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    monkeypatch.setattr(corpus, "PIECE", 11)
+    monkeypatch.setattr(documents, "PIECE", 11)
     monkeypatch.setattr(bins, "_PIECE", 20)
     monkeypatch.setattr(bins, "cores", lambda: 3)
     dataset = prepare(source, tokenizer=spec, data_dir=data, offline=True)

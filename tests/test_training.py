@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -613,7 +614,7 @@ def test_evaluation_is_over_the_whole_split_token_by_token(trained: Any, dataset
     """The plain way: every window by itself, every target by itself."""
     run = trained(model="transformer")
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
-    val = torch.from_numpy(dataset.val.astype("int64"))
+    val = torch.from_numpy(np.asarray(dataset.val).astype("int64"))
     total, count = 0.0, 0
     for start in range(0, len(val) - 1, 8):
         inputs, targets = val[start : start + 8], val[start + 1 : start + 9]

@@ -151,7 +151,7 @@ def _preparation(given: Path, exchanges: bool) -> Scenario:
         attnlm.prepare(given / "old.txt", data_dir=place, name="other")
         there = attnlm.open_dataset("text", data_dir=place, verify=True)
         source = Path(there.source).stem
-        decoded = there.tokenizer.decode([*there.train.tolist(), *there.val.tolist()])
+        decoded = there.tokenizer.decode([*there.train, *there.val])
         if decoded != texts.get(source):
             return f"not the text {source}"
         left = {path.name for path in place.iterdir()} - {"text", "other", "latest"}

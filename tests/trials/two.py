@@ -88,7 +88,7 @@ def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Ra
     def read() -> str | None:
         for _ in range(60):
             opened = attnlm.open_dataset("x", data_dir=place)
-            decoded = opened.tokenizer.decode([*opened.train.tolist(), *opened.val.tolist()])
+            decoded = opened.tokenizer.decode([*opened.train, *opened.val])
             if decoded != texts[Path(opened.source).stem]:
                 return "mixed files"
         return None

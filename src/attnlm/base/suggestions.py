@@ -60,6 +60,7 @@ _OTHER_NAMES = {
     "show_probs": "logprobs probabilities probs",
     "val_fraction": "split val_size val_split valid_fraction validation_split test_size",
     "val_file": "val validation_file",
+    "column": "col content_key field key text_column text_field",
     "force": "overwrite",
     "output": "out",
     # arguments

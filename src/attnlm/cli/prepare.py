@@ -20,8 +20,9 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE...",
-            help="tinyshakespeare | tales | a file | a directory | a URL | - (stdin), or several, "
-            "joined in their order; default: tinyshakespeare, or tales if that is not available",
+            help="tinyshakespeare | tales | a file | a directory | a pattern such as 'a/*.gz' | "
+            "a URL | hf:OWNER/NAME | - (stdin), or several, joined in their order; "
+            "default: tinyshakespeare, or tales if that is not available",
         ),
     ] = None,
     tokenizer: Annotated[
@@ -42,6 +43,9 @@ def prepare(
         str,
         typer.Option(help="keep line ends as they are, or make CR LF and CR into LF: keep|unix"),
     ] = "keep",
+    column: Annotated[
+        str, typer.Option(help="column with the text, of .jsonl and .parquet files and hf: data")
+    ] = "text",
     offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="replace another data set of the same name")
@@ -62,6 +66,7 @@ def prepare(
             data_dir=data_dir,
             encoding=encoding,
             newlines=newlines,
+            column=column,
             offline=offline,
             force=force,
             on_event=display,
@@ -69,7 +74,8 @@ def prepare(
     console.say_facts(
         {
             "data": f"{dataset.name}, from {dataset.source}",
-            "text": f"{dataset.characters:,} characters",
+            "text": f"{dataset.characters:,} characters"
+            + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
             "tokens": f"{dataset.train_tokens + dataset.val_tokens:,} of {dataset.vocab_size:,} "
             f"ids ({dataset.tokenizer.name})",
             "split": f"{dataset.train_tokens:,} to train on, {dataset.val_tokens:,} to validate",
@@ -85,6 +91,7 @@ def prepare(
             {
                 "dataset": str(dataset.path),
                 "characters": dataset.characters,
+                "documents": dataset.documents,
                 "vocab_size": dataset.vocab_size,
                 "train_tokens": dataset.train_tokens,
                 "val_tokens": dataset.val_tokens,

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.data.dataset import Ids, ids_at
+from attnlm.data.dataset import ids_at
+from attnlm.data.shards import Ids, Shards
 
 # The windows of several steps are looked up at once: NumPy's cost per call is spread.
 _MOST_STEPS_AT_ONCE = 128
@@ -31,7 +32,7 @@ class Batches:
 
     def __init__(
         self,
-        tokens: Ids,
+        tokens: Ids | Shards,
         *,
         block_size: int,
         batch_size: int,
@@ -42,7 +43,7 @@ class Batches:
     ) -> None:
         check_length(len(tokens), block_size, "training")
         # Seen as a plain array, since indexing a np.memmap runs a method of its own each time.
-        self.tokens = tokens.view(np.ndarray)
+        self.tokens = tokens if isinstance(tokens, Shards) else tokens.view(np.ndarray)
         self.block_size, self.batch_size = block_size, batch_size
         self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
         self._rows = range(batch_size)[rows]

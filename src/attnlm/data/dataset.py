@@ -7,10 +7,10 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,17 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
 from attnlm.base.folders import find_folder
 from attnlm.base.names import is_safe_name
+from attnlm.data.shards import Ids, Shards, file_name
 from attnlm.tokens import tokenizer
 
-FORMAT = 1  # of meta.json and the files beside it
-
-Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
+# Of meta.json and the files beside it: one bin for each split, or several.
+FORMAT, SHARDED_FORMAT = 1, 2
 
 LONGEST_TEXT = 2**13  # characters, in meta.json
 _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
+_MOST_SHARDS = 2**16
 _SAMPLE = 2**20  # bytes
 _DAMAGED = "prepare it again with `force`, or copy it again from where it came"
 
@@ -39,6 +40,7 @@ class Dataset:
     """What `prepare` made of a text.
 
     `source` says where it came from, and `sources` are what was named: one, or several in order.
+    `documents` counts those whose ends are marked by the end-of-text id.
     `train` and `val` are read-only arrays of ids on disk, shapes (train_tokens,), (val_tokens,).
     Ids in bins over 1 GiB are not all checked on opening: read them with `ids_at`.
     `val_bytes` is the length of the validation text in UTF-8; `bigram_loss`, of counted bigrams,
@@ -54,6 +56,8 @@ class Dataset:
     val_source_sha256: str | None
     encoding: str
     newlines: str
+    column: str
+    documents: int
     val_fraction: float | None
     characters: int
     train_characters: int
@@ -67,8 +71,8 @@ class Dataset:
     bigram_loss: float | None
     floor: float | None
     tokenizer: tokenizer.Tokenizer
-    train: Ids
-    val: Ids
+    train: Ids | Shards
+    val: Ids | Shards
 
     def __repr__(self) -> str:
         return (
@@ -95,7 +99,7 @@ def open_dataset(
 ) -> Dataset:
     """The data set of that name in `data_dir`, or at that path, or the one prepared last.
 
-    The hashes of all files are checked, of bins over 1 GiB by 64 samples unless `verify`. An
+    The hashes of all files are checked, of splits over 1 GiB by 64 samples unless `verify`. An
     opened data set is returned unchanged, but opened again with `verify`. Raises AttnlmError when
     there is none, or when one of its files is missing or damaged.
     """
@@ -110,7 +114,7 @@ def open_dataset(
         meta = _read_meta(path / "meta.json")
         opened = _opened(path, meta)
         for split, ids in (("train", opened.train), ("val", opened.val)):
-            _check_bin(path / f"{split}.bin", split, ids, meta, verify)
+            _check_bins(path, split, ids, meta, verify)
         return opened
 
     return unless_replaced(path, open_and_check)
@@ -129,16 +133,26 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def sampled_hash(path: Path) -> str:
-    """The SHA-256 of at most 64 blocks of 1 MiB spread over a file, in hexadecimal."""
+def sampled_hash(*paths: Path) -> str:
+    """The SHA-256 of at most 64 blocks of 1 MiB, spread over files, in hexadecimal.
+
+    Of more files than that, each has one.
+    """
     digest = hashlib.sha256()
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        count = min(_SAMPLES, math.ceil(size / _SAMPLE))
-        for i in range(count):
-            file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
-            digest.update(file.read(_SAMPLE))
+    most = max(1, _SAMPLES // len(paths))
+    for path in paths:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            count = min(most, math.ceil(size / _SAMPLE))
+            for i in range(count):
+                file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
+                digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
+
+
+def joint_hash(hashes: Sequence[str]) -> str:
+    """What stands for a split in several files: the SHA-256 of theirs, in hexadecimal."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _is_text(value: object) -> bool:
@@ -171,6 +185,8 @@ _META: dict[str, Callable[[Any], bool]] = {
     "val_source_sha256": _optional(_is_hash),
     "encoding": _is_text,
     "newlines": lambda value: value in ("keep", "unix"),
+    "column": lambda value: isinstance(value, str),
+    "documents": lambda value: value == 0 or is_count(value),
     "val_fraction": _optional(_is_number),
     "characters": is_count,
     "train_characters": is_count,
@@ -190,6 +206,19 @@ _META: dict[str, Callable[[Any], bool]] = {
     "floor": _optional(_is_number),
 }
 
+_UNKNOWN_BEFORE: dict[str, Any] = {"column": "text", "documents": 0}
+
+
+def _are_hashes(value: object) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= _MOST_SHARDS and all(map(_is_hash, value))
+
+
+_SHARDED_META: dict[str, Callable[[Any], bool]] = {
+    "shard_tokens": is_count,
+    "train_shards": _are_hashes,
+    "val_shards": _are_hashes,
+}
+
 
 def _read_meta(path: Path) -> dict[str, Any]:
     """What meta.json says, every value of the right kind."""
@@ -199,50 +228,82 @@ def _read_meta(path: Path) -> dict[str, Any]:
             how_to_make("data set", path.parent.parent),
         )
     meta = read_json(path, _MAX_META)
-    if meta.get("format") != FORMAT:
+    if meta.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise AttnlmError(
             f"{path} has a format that this version of attnlm doesn't know",
             "prepare the text again with `force`, or install a newer attnlm",
         )
     # What earlier versions wrote lacks these.
-    meta = {"sources": [meta.get("source")], "newlines": "keep", **meta}
-    for key, is_valid in _META.items():
+    meta = {"sources": [meta.get("source")], "newlines": "keep", **_UNKNOWN_BEFORE, **meta}
+    is_sharded = meta["format"] == SHARDED_FORMAT
+    for key, is_valid in (_META | _SHARDED_META if is_sharded else _META).items():
         if key not in meta or not is_valid(meta[key]):
             raise AttnlmError(f"{path} is damaged: its {key!r} is missing or wrong", _DAMAGED)
+    for split in ("train", "val") if is_sharded else ():
+        hashes = meta[f"{split}_shards"]
+        if (
+            len(hashes) != -(-meta[f"{split}_tokens"] // meta["shard_tokens"])
+            or joint_hash(hashes) != meta[f"{split}_sha256"]
+        ):
+            raise AttnlmError(f"{path} is damaged: its {split} shards are wrong", _DAMAGED)
     return meta
 
 
 def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
-    bins = {split: _open_bin(path / f"{split}.bin", split, meta) for split in ("train", "val")}
+    bins = {split: _open_bins(path, split, meta) for split in ("train", "val")}
     fields = {key: meta[key] for key in meta if key in Dataset.__dataclass_fields__}
     fields |= {"path": path, "sources": tuple(meta["sources"])}
     return Dataset(**{**fields, "tokenizer": _open_tokenizer(path, meta), **bins})
 
 
-def _open_bin(path: Path, split: str, meta: dict[str, Any]) -> Ids:
+def _open_bins(folder: Path, split: str, meta: dict[str, Any]) -> Ids | Shards:
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+    paths, left = _bin_paths(folder, split, meta), meta[f"{split}_tokens"]
+    if meta["format"] == FORMAT:
+        return _open_bin(paths[0], dtype, left)
+    each = meta["shard_tokens"]
+    return Shards(
+        [_open_bin(path, dtype, min(each, left - i * each)) for i, path in enumerate(paths)]
+    )
+
+
+def _bin_paths(folder: Path, split: str, meta: dict[str, Any]) -> list[Path]:
+    if meta["format"] == FORMAT:
+        return [folder / file_name(split)]
+    return [folder / file_name(split, i) for i in range(len(meta[f"{split}_shards"]))]
+
+
+def _open_bin(path: Path, dtype: np.dtype[Any], tokens: int) -> Ids:
     with _reading(path), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size != meta[f"{split}_tokens"] * dtype.itemsize:
+        if size != tokens * dtype.itemsize:
             raise AttnlmError(f"{path} is damaged: it has {size:,} bytes", _DAMAGED)
-        return np.memmap(file, dtype, mode="r", shape=(meta[f"{split}_tokens"],))
+        return np.memmap(file, dtype, mode="r", shape=(tokens,))
 
 
-def _check_bin(path: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
-    by_samples = ids.nbytes > _LARGE and not verify
-    with _reading(path):
-        if by_samples:
-            intact = sampled_hash(path) == meta[f"{split}_sampled_sha256"]
-        else:
-            intact = file_hash(path) == meta[f"{split}_sha256"]
-    if not intact:
-        raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
-    if not by_samples:
-        ids_at(ids, slice(None), meta["vocab_size"], str(path))
+def _check_bins(
+    folder: Path, split: str, ids: Ids | Shards, meta: dict[str, Any], verify: bool
+) -> None:
+    paths = _bin_paths(folder, split, meta)
+    if ids.nbytes > _LARGE and not verify:
+        with _reading(paths[0]):
+            intact = sampled_hash(*paths) == meta[f"{split}_sampled_sha256"]
+        if not intact:
+            shown = paths[0] if len(paths) == 1 else f"one of {folder / split}-*.bin"
+            raise AttnlmError(f"{shown} is damaged: it doesn't match its hash", _DAMAGED)
+        return
+    hashes = meta.get(f"{split}_shards", [meta[f"{split}_sha256"]])
+    parts = ids.parts if isinstance(ids, Shards) else [ids]
+    for path, expected, part in zip(paths, hashes, parts, strict=True):
+        with _reading(path):
+            intact = file_hash(path) == expected
+        if not intact:
+            raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
+        ids_at(part, slice(None), meta["vocab_size"], str(path))
 
 
 def ids_at(
-    ids: NDArray[Any], places: slice | NDArray[Any], vocab_size: int, origin: str
+    ids: NDArray[Any] | Shards, places: slice | NDArray[Any], vocab_size: int, origin: str
 ) -> NDArray[Any]:
     """The ids at those places; `origin` is the name of what they come from.
 
@@ -250,6 +311,7 @@ def ids_at(
     """
     found: NDArray[Any] = ids[places]
     if found.size and int(found.max()) >= vocab_size:
+        origin = origin.replace(".bin", "-*.bin") if isinstance(ids, Shards) else origin
         raise AttnlmError(
             f"{origin} is damaged: it has ids that its vocabulary of {vocab_size:,} lacks", _DAMAGED
         )

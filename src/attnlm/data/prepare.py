@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,21 +13,25 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, write_json
 from attnlm.base.folders import exchange, workspace
 from attnlm.base.names import check_name, write_latest
+from attnlm.base.readable import byte_size
 from attnlm.config.settings import resolve
-from attnlm.data.bins import bigram_loss, write_bins
+from attnlm.data import bins
 from attnlm.data.dataset import (
     FORMAT,
     LONGEST_TEXT,
+    SHARDED_FORMAT,
     Dataset,
     id_dtype,
     open_dataset,
     open_trusted,
     sampled_hash,
 )
-from attnlm.data.splits import Split, Text, read_text
+from attnlm.data.splits import Split, Text, TextChangedError, read_text
+from attnlm.data.unfinished import Log, kept_folder, kept_folders
 from attnlm.text.corpus import NEWLINES, Source, get_corpus
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.tokenizer import (
+    PUBLISHED,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
@@ -46,6 +51,7 @@ def prepare(
     data_dir: str | Path = "data",
     encoding: str = "utf-8",
     newlines: str = "keep",
+    column: str = "text",
     offline: bool = False,
     force: bool = False,
     on_event: OnEvent | None = None,
@@ -54,8 +60,13 @@ def prepare(
 
     `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
     characters are the validation split; or, with `val_file`, the whole of that text. Line endings
-    are kept, or CR LF and CR become LF with `newlines` "unix". A data set with the
-    same content is unchanged, one with other content is replaced only with `force`.
+    are kept, or CR LF and CR become LF with `newlines` "unix". `column` holds the text of records.
+    A data set with the same content is unchanged, one with other content is replaced only with
+    `force`.
+
+    Records, and each of several files, are documents: the end-of-text id follows them where the
+    tokenizer has one. A text over 1 GiB is encoded to shards of that size; what a process that was
+    stopped has written of them stays, and the same call goes on from there.
 
     Raises UsageError for invalid arguments, AttnlmError for a text that can't be found, downloaded,
     read, split or encoded, and for files that can't be written. Existing files are then unchanged.
@@ -78,6 +89,8 @@ def prepare(
                 place,
                 encoding=encoding,
                 newlines=newlines,
+                column=column,
+                marks_ends=tokenizer in PUBLISHED,
                 offline=offline,
                 spool=work,
                 on_event=on_event,
@@ -95,9 +108,14 @@ def prepare(
             on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
         else:
             chosen = _tokenizer(tokenizer, split, work, offline, on_event)
-            _build(work / "new", name, split, chosen, on_event)
+            if split.utf8_bytes > bins.SHARD_BYTES:
+                _build_large(data_dir, work, name, split, chosen, on_event)
+            else:
+                (work / "new").mkdir()
+                _build(work / "new", name, split, chosen, on_event)
             _install(work / "new", target, lambda: _is_prepared(target, tokenizer, split, force))
         write_latest(data_dir, name)
+        _tell_kept(data_dir, on_event)
         dataset = open_trusted(target)
     most, usual = dataset.largest_block_size, resolve({}).model.block_size
     if most < usual:
@@ -126,17 +144,65 @@ def _tokenizer(spec: str, split: Split, spool: Path, offline: bool, on_event: On
     return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
 
 
-def _build(folder: Path, name: str, split: Split, tokenizer: Tokenizer, on_event: OnEvent) -> None:
+def _build_large(
+    data_dir: Path,
+    work: Path,
+    name: str,
+    split: Split,
+    tokenizer: Tokenizer,
+    on_event: OnEvent,
+) -> None:
+    """Makes the folder `work`/new a data set of shards, some of which may be there from before."""
+    texts = [text for text in (split.text, split.val_text) if text]
+    facts = {
+        "texts": [text.sha256 for text in texts],
+        "train_characters": split.train_characters,
+        "tokenizer": tokenizer.to_json(),
+        "shard_bytes": bins.SHARD_BYTES,
+        # A text that was changed and changed back may have been encoded in between.
+        "files": [text.corpus.stamps(work) for text in texts],
+    }
+    with kept_folder(data_dir, facts) as folder:
+        log = Log(folder)
+        log.read(id_dtype(tokenizer.vocab_size).itemsize)
+        if there := sum(map(len, log.shards.values())):
+            on_event(Note(f"going on behind {there} shards that an earlier `prepare` has written"))
+        try:
+            _build(folder, name, split, tokenizer, on_event, log)
+        except TextChangedError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        log.finish(work / "new")
+
+
+def _tell_kept(data_dir: Path, on_event: OnEvent) -> None:
+    for folder in kept_folders(data_dir):
+        size = byte_size(sum(path.stat().st_size for path in folder.iterdir()))
+        on_event(
+            Note(
+                f"{folder} has {size} of a preparation that was stopped: "
+                "prepare the same again to go on with it, or delete the folder"
+            )
+        )
+
+
+def _build(
+    folder: Path,
+    name: str,
+    split: Split,
+    tokenizer: Tokenizer,
+    on_event: OnEvent,
+    log: Log | None = None,
+) -> None:
     """Makes `folder` a whole data set, with meta.json as its last file."""
-    folder.mkdir()
-    bins = write_bins(folder, split, tokenizer, on_event)
+    made = bins.write_bins(folder, split, tokenizer, on_event, log)
     save(tokenizer, folder / "tokenizer.json")
-    text, val_text, val_tokens = split.text, split.val_text, bins["val"].tokens
+    text, val_text, val_tokens = split.text, split.val_text, made["val"].tokens
     floor_nats = None
     if text.corpus.floor_nats and not val_text:
         floor_nats = text.corpus.floor_nats.get(split.train_characters)
     meta = {
-        "format": FORMAT,
+        "format": SHARDED_FORMAT if log else FORMAT,
         "name": name,
         "source": text.corpus.source[:LONGEST_TEXT],
         "sources": text.corpus.sources,
@@ -145,22 +211,27 @@ def _build(folder: Path, name: str, split: Split, tokenizer: Tokenizer, on_event
         "val_source_sha256": val_text.sha256 if val_text else None,
         "encoding": text.corpus.encoding,
         "newlines": text.corpus.newlines,
+        "column": text.corpus.column,
+        "documents": text.documents + (val_text.documents if val_text else 0),
         "val_fraction": split.val_fraction,
         "characters": split.characters,
         "train_characters": split.train_characters,
         "val_characters": split.characters - split.train_characters,
-        "val_bytes": bins["val"].utf8_bytes,
+        "val_bytes": made["val"].utf8_bytes,
         "tokenizer": tokenizer.name,
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "vocab_size": tokenizer.vocab_size,
         "dtype": id_dtype(tokenizer.vocab_size).name,
-        "bigram_loss": bigram_loss(bins["train"], bins["val"]),
+        "bigram_loss": bins.bigram_loss(made["train"], made["val"]),
         "floor": None if floor_nats is None else floor_nats / val_tokens,
     }
-    for key, written in bins.items():
+    for key, written in made.items():
         meta[f"{key}_tokens"] = written.tokens
         meta[f"{key}_sha256"] = written.sha256
-        meta[f"{key}_sampled_sha256"] = sampled_hash(folder / f"{key}.bin")
+        meta[f"{key}_sampled_sha256"] = sampled_hash(*written.paths)
+        if log:
+            meta[f"{key}_shards"] = list(written.hashes)
+            meta["shard_tokens"] = bins.shard_tokens(tokenizer.vocab_size)
     write_json(folder / "meta.json", meta)
 
 

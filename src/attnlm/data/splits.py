@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import itertools
@@ -18,6 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.pieces import map_ahead
 from attnlm.text.corpus import Corpus
+from attnlm.text.documents import Piece
 from attnlm.tokens.tokenizer import (
     code_points,
     encoded,
@@ -26,30 +28,40 @@ from attnlm.tokens.tokenizer import (
 # UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
+_END = b"\xff"  # of a document, in what is hashed: no UTF-8 has it
+
+
+class TextChangedError(AttnlmError):
+    """A text is not the same any more."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A corpus that was read once. `sha256` is of its UTF-8, `distinct` sorted."""
+    """A corpus that was read once.
+
+    `sha256` is of its UTF-8, and of where its documents end; `distinct` are its characters, sorted.
+    `documents` counts those whose ends are marked.
+    """
 
     corpus: Corpus
     characters: int
     utf8_bytes: int
     sha256: str
     distinct: str
+    documents: int
 
-    def pieces(self) -> Iterator[str]:
-        """The text again. Raises AttnlmError at its end when it is not the same any more."""
+    def pieces(self) -> Iterator[Piece]:
+        """The text again. Raises TextChangedError at its end when it is not the same any more."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
-            digest.update(encoded(piece, "utf-8"))
+            digest.update(_marked(piece, encoded(piece.text, "utf-8")))
             yield piece
         if digest.hexdigest() != self.sha256:
             raise self.changed()
 
-    def changed(self) -> AttnlmError:
+    def changed(self) -> TextChangedError:
         """What to raise where it is not the same any more."""
-        return AttnlmError(
+        return TextChangedError(
             f"{self.corpus.shown} changed while it was read",
             "try again when nothing writes to it",
         )
@@ -77,15 +89,20 @@ class Split:
     def utf8_bytes(self) -> int:
         return self.text.utf8_bytes + (self.val_text.utf8_bytes if self.val_text else 0)
 
-    def pieces(self) -> Iterator[tuple[str, str]]:
+    def text_of(self, key: str) -> Text:
+        """What a split, "train" or "val", is of."""
+        return self.val_text if key == "val" and self.val_text else self.text
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
         """Both splits, each piece with the name of its split."""
         left = self.train_characters
         for piece in self.text.pieces():
-            if left > 0:
-                yield "train", piece[:left]
-            if left < len(piece):
-                yield "val", piece[left:]
-            left = max(0, left - len(piece))
+            before, after = cut(piece, left)
+            if before.text:
+                yield "train", before
+            if after.text:
+                yield "val", after
+            left -= len(before.text)
         if self.val_text:
             for piece in self.val_text.pieces():
                 yield "val", piece
@@ -97,28 +114,40 @@ class Split:
         blocks = []
         position = 0
         for _, piece in itertools.takewhile(lambda item: item[0] == "train", self.pieces()):
-            for start in range(-(position % stride), len(piece), stride):
-                blocks.append(piece[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
-            position += len(piece)
+            for start in range(-(position % stride), len(piece.text), stride):
+                blocks.append(piece.text[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
+            position += len(piece.text)
         return blocks
+
+
+def cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
+    """The first `at` characters of a piece, and the others. One of the two may be empty."""
+    if at >= len(piece.text):
+        return piece, Piece("")
+    first = bisect.bisect_right(piece.ends, at)
+    return (
+        Piece(piece.text[:at], piece.ends[:first]),
+        Piece(piece.text[at:], tuple(end - at for end in piece.ends[first:])),
+    )
 
 
 def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
     """Reads a corpus once, for its counts and its hash. Raises AttnlmError when it is empty."""
-    characters = utf8_bytes = 0
+    characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()
     is_there = np.zeros(0x110000, np.bool_)
 
-    def survey(piece: str) -> tuple[int, bytes, NDArray[np.unsignedinteger[Any]]]:
-        utf8 = encoded(piece, "utf-8")
-        return len(piece), utf8, _newcomers(piece, utf8, is_there)
+    def survey(piece: Piece) -> tuple[Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
+        utf8 = encoded(piece.text, "utf-8")
+        return piece, utf8, _newcomers(piece.text, utf8, is_there)
 
     with contextlib.closing(map_ahead(survey, corpus.pieces())) as surveys:
-        for length, utf8, newcomers in surveys:
-            digest.update(utf8)
+        for piece, utf8, newcomers in surveys:
+            digest.update(_marked(piece, utf8))
             is_there[newcomers] = True
-            characters += length
+            characters += len(piece.text)
             utf8_bytes += len(utf8)
+            documents += len(piece.ends)
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.shown} is empty", "give a text with something in it")
@@ -130,7 +159,15 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
                 "`newlines` unix converts them to LF"
             )
         )
-    return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct)
+    return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct, documents)
+
+
+def _marked(piece: Piece, utf8: bytes) -> bytes:
+    """A piece in UTF-8, with the ends of its documents."""
+    if not piece.ends:
+        return utf8
+    places = itertools.pairwise((0, *piece.ends, len(piece.text)))
+    return _END.join(piece.text[begin:end].encode() for begin, end in places)
 
 
 def _newcomers(

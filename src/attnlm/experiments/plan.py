@@ -19,7 +19,8 @@ from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, TrainingConfig, resolve, with_steps
-from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
+from attnlm.data.dataset import Dataset, id_dtype, open_dataset
+from attnlm.data.shards import Ids
 from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.model.inspection import count_parameters, model_skeleton

@@ -32,6 +32,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.data.dataset import ids_at
+from attnlm.data.shards import Shards
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
@@ -115,7 +116,7 @@ def study_heads(
     windows: int = 64,
     ablate: bool = False,
     text: Path | None = None,
-    tokens: NDArray[Any] | None = None,
+    tokens: NDArray[Any] | Shards | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
@@ -216,7 +217,7 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
     return starts
 
 
-def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any]:
+def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any] | Shards:
     if text is not None:
         try:
             pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])

@@ -25,6 +25,8 @@ def prepare_command(dataset: Dataset) -> str:
         words += ["--encoding", dataset.encoding]
     if dataset.newlines != "keep":
         words += ["--newlines", dataset.newlines]
+    if dataset.column != "text":
+        words += ["--column", dataset.column]
     words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]
     return shlex.join(words) + (" < TEXT" if "-" in dataset.sources else "")
 

@@ -1,8 +1,9 @@
-"""Text from wherever the user has it: a named corpus, a file, a folder, the web, a pipe."""
+"""Text from wherever the user has it: a named corpus, files, folders, the web, the Hub, a pipe."""
 
 from __future__ import annotations
 
 import difflib
+import glob
 import itertools
 import os
 import re
@@ -20,9 +21,13 @@ from urllib.parse import unquote, urlsplit
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
+from attnlm.text import hub
+from attnlm.text.compressed import COMPRESSED
+from attnlm.text.documents import Piece, ended, is_of_records, pieces_of, pieces_of_records
 from attnlm.text.download import cached, fetch, without_password
-from attnlm.text.encodings import PIECE, decoded, text_encoding, unreadable
-from attnlm.text.text_files import texts_in
+from attnlm.text.encodings import text_encoding, unreadable
+from attnlm.text.records import RECORDS
+from attnlm.text.text_files import bare_stem, texts_in, texts_matching
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -33,7 +38,7 @@ DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tal
 
 NAMES = ("tinyshakespeare", "tales")
 NEWLINES = ("keep", "unix")
-SOURCES = "a file, a folder, a URL, tinyshakespeare, tales, or - for stdin"
+SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin"
 _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 # Windows opens a device under these names, whatever the case and the extension.
 DEVICE_NAME = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\.|$)", re.I)
@@ -48,6 +53,10 @@ class Corpus:
     `newlines` "keep" line ends are as they are; with "unix" CR LF and CR become LF. `floor_nats`,
     for `tales` only, maps the character offset of each story to −ln p of all the text from there
     to the end.
+
+    Records, whose text is in `column`, are documents, and so is each of several files. Their ends
+    are marked with `marks_ends`; without, a newline ends a record. One file of text is no document:
+    it is taken as it is.
     """
 
     name: str
@@ -57,6 +66,9 @@ class Corpus:
     newlines: str = "keep"
     floor_nats: Mapping[int, float] | None = None
     parts: tuple[Corpus, ...] = ()
+    is_folder: bool = False
+    column: str = "text"
+    marks_ends: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -68,22 +80,39 @@ class Corpus:
         """What the user named, for messages."""
         return "stdin" if self.source == "-" else self.source
 
-    def pieces(self) -> Iterator[str]:
+    @property
+    def has_documents(self) -> bool:
+        """Whether the ends of documents are marked in it."""
+        return self.marks_ends and (
+            self.is_folder or len(self.parts) > 1 or any(map(is_of_records, self.files))
+        )
+
+    def stamps(self, spool: Path) -> list[tuple[int, int]]:
+        """Size and time of the last change of each of the user's own files, not those in `spool`.
+
+        Raises OSError for a file that is gone.
+        """
+        about = [path.stat() for path in self.files if spool not in path.parents]
+        own = [(status.st_size, status.st_mtime_ns) for status in about]
+        return own + [stamp for part in self.parts for stamp in part.stamps(spool)]
+
+    def pieces(self) -> Iterator[Piece]:
         """The text, in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
         Raises AttnlmError for a file that can't be read, with the byte offset where it can't be
-        decoded.
+        decoded, or the line or row that is no record.
         """
         for part in self.parts:
-            yield from part.pieces()
+            yield from ended(part.pieces()) if self.marks_ends else part.pieces()
         for path in self.files:
-            shown = str(path) if Path(self.source) in path.parents else self.shown
-            texts = filter(None, decoded(path, self.encoding, self.newlines, shown))
-            first = next(texts, "").removeprefix("\ufeff")
-            for text in itertools.chain([first], texts):
-                # Some encodings hold characters back, then give more of them than were read.
-                for i in range(0, len(text), PIECE):
-                    yield text[i : i + PIECE]
+            shown = str(path) if self.is_folder else self.shown
+            if is_of_records(path):
+                yield from pieces_of_records(
+                    path, self.column, self.newlines, shown, marked=self.marks_ends
+                )
+            else:
+                pieces = pieces_of(path, self.encoding, self.newlines, shown)
+                yield from ended(pieces) if self.has_documents else pieces
 
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -94,18 +123,23 @@ def get_corpus(
     *,
     encoding: str = "utf-8",
     newlines: str = "keep",
+    column: str = "text",
+    marks_ends: bool = False,
     offline: bool = False,
     spool: Path,
     on_event: OnEvent = ignore,
     stdin: BinaryIO | None = None,
 ) -> Corpus:
-    """The text that `source` names: a named corpus, "-", an http(s) URL, a file or a folder.
+    """The text that `source` names.
 
-    Several sources make one text, in their order. None is Tiny Shakespeare, or `tales` where that
-    can't be had in 15 seconds. A path object always means a path. What can't be read twice is
-    copied once into the existing folder `spool`, which must outlive the corpus. `encoding` is that
-    of the user's own text, `newlines` one of NEWLINES. The environment variable
-    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare: the same bytes.
+    That is a named corpus, "-", an http(s) URL, a data set `hf:NAME`, or a file, a folder or a
+    pattern of files: of text, or of records with their text in `column` (.jsonl, .parquet), as it
+    is or compressed (.gz, .zst). Several sources make one text, in their order. None is Tiny
+    Shakespeare, or `tales` where that can't be had in 15 seconds. A path object always means a
+    path. What can't be read twice is copied once into the existing folder `spool`, which must
+    outlive the corpus. `encoding` is that of the user's own text, `newlines` one of NEWLINES;
+    `marks_ends` is as in `Corpus`. The environment variable `ATTNLM_TINYSHAKESPEARE_URL` names a
+    mirror of Tiny Shakespeare: the same bytes.
 
     Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
     no source at all.
@@ -113,8 +147,11 @@ def get_corpus(
     encoding = text_encoding(encoding)
 
     def one(source: Source | None) -> Corpus:
-        corpus = _corpus(source, encoding, offline, spool, on_event, stdin)
-        return replace(corpus, newlines=newlines)
+        if isinstance(source, str) and source.startswith(hub.PREFIX):
+            corpus = _from_hub(source, column, offline, spool, on_event)
+        else:
+            corpus = _corpus(source, encoding, offline, spool, on_event, stdin)
+        return replace(corpus, newlines=newlines, column=column, marks_ends=marks_ends)
 
     if source is None or isinstance(source, (str, os.PathLike)):
         return one(source)
@@ -134,7 +171,16 @@ def _joined(parts: tuple[Corpus, ...], encoding: str, on_event: OnEvent) -> Corp
             on_event(Note(f"{part.shown} is empty"))
     first, others = parts[0], len(parts) - 1
     name, source = f"{first.name}-and-{others}-more", f"{first.shown} and {others} more"
-    return Corpus(name, source, (), encoding, first.newlines, parts=parts)
+    return replace(
+        first,
+        name=name,
+        source=source,
+        files=(),
+        encoding=encoding,
+        floor_nats=None,
+        parts=parts,
+        is_folder=False,
+    )
 
 
 def _corpus(
@@ -217,11 +263,19 @@ def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnE
             f"{without_password(url)} needs the network, which `offline` forbids",
             "pass a file, or use `attnlm prepare tales`",
         )
-    path = Path(tempfile.mkdtemp(dir=spool)) / "download"
-    fetch(url, path, on_event=on_event)
     parts = urlsplit(url)
-    name = safe_name(Path(unquote(parts.path)).stem or parts.hostname or "")
+    file = Path(unquote(parts.path))
+    kept = [suffix for suffix in file.suffixes[-2:] if suffix.lower() in RECORDS + COMPRESSED]
+    path = Path(tempfile.mkdtemp(dir=spool)) / "".join(["download", *kept])
+    fetch(url, path, on_event=on_event)
+    name = safe_name(bare_stem(file) or parts.hostname or "")
     return Corpus(name, without_password(url), (path,), encoding)
+
+
+def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
+    path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
+    hub.copy_texts(source, column, path, offline=offline, on_event=on_event)
+    return Corpus(safe_name(Path(hub.parsed(source).path).name), source, (path,))
 
 
 def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
@@ -233,23 +287,26 @@ def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
 
 
 def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Corpus:
-    path = Path(source)
+    path, is_folder = Path(source), False
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            files = texts_in(path, encoding, on_event)
+        if glob.has_magic(source) and not path.exists():
+            is_folder, files = True, texts_matching(source, encoding, on_event)
+            fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
+            name = Path(*fixed).resolve().name
+        elif stat.S_ISDIR(mode := path.stat().st_mode):
+            is_folder, files = True, texts_in(path, encoding, on_event)
             name = (path if path.name not in ("", "..") else path.resolve()).name
         else:
             with path.open("rb") as stream:
                 files = (path if stat.S_ISREG(mode) else _spooled(stream, source, spool),)
-            name = path.stem
+            name = bare_stem(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise _not_found(source) from None
     except OSError as error:
         raise unreadable(error.filename or source, error) from error
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
-    return Corpus(safe_name(name), readable, files, encoding)
+    return Corpus(safe_name(name), readable, files, encoding, is_folder=is_folder)
 
 
 def _spooled(stream: BinaryIO, shown: str, spool: Path) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import open_regular
+from attnlm.text.compressed import opened
 
 # Characters at most in a piece of decoded text, and bytes in a read: what is made of it on the way
 # to ids stays in a processor's cache.
@@ -30,7 +30,7 @@ def start_of(path: Path, encoding: str) -> str | None:
     """
     if not path.is_file():
         return None
-    with open_regular(path) as file:
+    with opened(path, str(path)) as file:
         start = file.read(SNIFFED_BYTES)
     if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
         return None
@@ -55,26 +55,29 @@ def text_encoding(name: str) -> str:
 
 
 def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[str]:
-    """A file's text, in strings of any length; `shown` is the file's name for the user."""
+    """A file's text, in strings of any length; `shown` is the file's name for the user.
+
+    Places in what is compressed are counted in what comes out.
+    """
     decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
     decoder = codecs.getincrementaldecoder(encoding)()
     if newlines == "unix":
         decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     read = 0  # bytes
     try:
-        with open_regular(path) as file:
-            start = file.read(UTF16_SNIFFED_BYTES)
+        with opened(path, shown) as file:
+            chunk = file.read(PIECE)
+            start = chunk[:UTF16_SNIFFED_BYTES]
             if encoding == "utf-8" and _is_full_of_nuls(start):
                 raise AttnlmError(
                     f"{shown} looks like UTF-16: many of its bytes are NUL",
                     f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
                 )
-            file.seek(0)
-            chunk = start
             while chunk:
-                chunk = file.read(PIECE)
                 read += len(chunk)
-                yield decoder.decode(chunk, final=not chunk)
+                yield decoder.decode(chunk)
+                chunk = file.read(PIECE)
+            yield decoder.decode(b"", final=True)
     except UnicodeError as error:
         offset = 0
         if isinstance(error, UnicodeDecodeError):

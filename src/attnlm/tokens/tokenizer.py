@@ -180,10 +180,15 @@ class BpeTokenizer(Tokenizer):
         }
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        return self._encode(text, self._special)
+
+    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        """As `encode_piece`, where "<|endoftext|>" is text like any other."""
+        return self._encode(text, set())
+
+    def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
-        return self._encoding.encode_to_numpy(
-            text, allowed_special=self._special, disallowed_special=()
-        )
+        return self._encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
 
 def canonical_spec(text: str) -> str:
@@ -221,14 +226,21 @@ def safe_pieces(pieces: Iterable[str], limit: int = PIECE) -> Iterator[str]:
         buffer += piece
         start = 0
         while len(buffer) - start > limit:
-            window = buffer[start : start + limit + 1]  # the last one is only looked at
-            cut = _CUT.match(window)
-            end = cut.end() if cut else limit
-            yield window[:end]
-            start += end
+            end = start + (safe_cut(buffer[start : start + limit + 1]) or limit)
+            yield buffer[start:end]
+            start = end
         buffer = buffer[start:]
     if buffer:
         yield buffer
+
+
+def safe_cut(window: str) -> int | None:
+    """The last place in a text that no token reaches across; its last character is only looked at.
+
+    None where there is no such place.
+    """
+    cut = _CUT.match(window)
+    return cut.end() if cut else None
 
 
 def code_points(text: str) -> NDArray[np.uint32]:

@@ -15,7 +15,8 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
-from attnlm.data.dataset import Ids, ids_at
+from attnlm.data.dataset import ids_at
+from attnlm.data.shards import Ids, Shards
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import compiled_parts
 from attnlm.training.memory import windows_at_once
@@ -42,7 +43,7 @@ class Evaluation:
 
 def validation_loss(
     model: LanguageModel,
-    tokens: Ids,
+    tokens: Ids | Shards,
     device: Device,
     *,
     bytes_per_token: float,
@@ -90,15 +91,15 @@ def validation_loss(
     return Evaluation(loss, count, loss / math.log(2) / bytes_per_token)
 
 
-def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
+def _windows(tokens: Ids | Shards, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
     """Inputs and targets, each (windows, block_size), and the ids after them, the first known."""
     length = model.architecture.block_size
     check_length(len(tokens), length, "validation")
     if most is None or most >= len(tokens) - 1:
-        tokens = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
-        end = (len(tokens) - 1) // length * length
-        inputs, targets = tokens[:end], tokens[1 : end + 1]
-        return inputs.reshape(-1, length), targets.reshape(-1, length), tokens[end:]
+        ids = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
+        end = (len(ids) - 1) // length * length
+        inputs, targets = ids[:end], ids[1 : end + 1]
+        return inputs.reshape(-1, length), targets.reshape(-1, length), ids[end:]
     whole = (len(tokens) - 1) // length
     chosen = min(whole, max(1, most // length))
     starts = np.arange(chosen) * whole // chosen * length

@@ -1,0 +1,97 @@
+"""Data sets of the Hugging Face Hub, or folders laid out like them, read through `datasets`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import OnEvent, Progress
+from attnlm.text.compressed import optional
+from attnlm.text.records import checked, first_line, missing
+
+PREFIX = "hf:"
+SYNTAX = "hf:OWNER/NAME, hf:OWNER/NAME/CONFIG or hf:OWNER/NAME:SPLIT"
+# What reads plain data. Others decode media and archives, or need programs of their own.
+_READERS = ("arrow", "csv", "json", "parquet", "text")
+_FAST = 1  # of gzip's levels
+_ROWS_PER_EVENT = 1000
+
+
+class HubName(NamedTuple):
+    """What `hf:OWNER/NAME/CONFIG:SPLIT` names; `path` may be a folder of this machine."""
+
+    path: str
+    config: str | None
+    split: str
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.path).is_dir()
+
+
+def parsed(source: str) -> HubName:
+    """The parts of such a name. Raises UsageError where it is none."""
+    name, colon, split = source.removeprefix(PREFIX).partition(":")
+    if not name or bool(colon) != bool(split):
+        raise UsageError(f"{source!r} names no data set", f"give {SYNTAX}")
+    parts = name.split("/")
+    if Path(name).is_dir() or len(parts) <= 2 or parts[0] in ("", ".", "..", "~"):
+        return HubName(name, None, split or "train")
+    return HubName("/".join(parts[:2]), "/".join(parts[2:]), split or "train")
+
+
+def copy_texts(
+    source: str, column: str, destination: Path, *, offline: bool, on_event: OnEvent
+) -> None:
+    """Streams one column of the data set that `source` names to `destination`, a .jsonl.gz file.
+
+    No code and no pickle of a data set is run. Raises AttnlmError when it can't be had or read,
+    and for a column that is missing, null or not text.
+    """
+    name = parsed(source)
+    if offline and not name.is_local:
+        raise AttnlmError(
+            f"{source} needs the network, which `offline` forbids",
+            "pass a folder or a file, or use `attnlm prepare tales`",
+        )
+    datasets = optional("datasets", "hf", f"reading {source}")
+    with gzip.open(destination, "wt", compresslevel=_FAST, encoding="utf-8") as file:
+        for row, text in enumerate(_texts(datasets, name, column, source), 1):
+            file.write(json.dumps({column: text}, ensure_ascii=False) + "\n")
+            if row % _ROWS_PER_EVENT == 0:
+                on_event(Progress("stream", row, None, "rows"))
+
+
+def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[str]:
+    datasets.disable_progress_bars()
+    for library in ("datasets", "huggingface_hub"):  # which report errors themselves, and retries
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    row = 0
+    try:
+        builder = datasets.load_dataset_builder(name.path, name.config)
+        if builder.name not in _READERS:
+            raise AttnlmError(
+                f"{source} is of a kind that is not read here: {builder.name}",
+                f"there are readers for {', '.join(_READERS)}",
+            )
+        stream = builder.as_streaming_dataset(split=name.split)
+        if stream.features is not None and column in stream.features:
+            stream = stream.select_columns([column])
+        for record in stream:
+            row += 1
+            if column not in record:
+                raise missing(column, list(record), source)
+            yield checked(record[column], column, f"row {row:,} of {source}")
+    except (AttnlmError, MemoryError):
+        raise
+    except Exception as error:  # whatever their code, or the Hub, has to say
+        after = f" after row {row:,}" if row else ""
+        raise AttnlmError(
+            f"can't read {source}{after}: {first_line(error)}",
+            f"check the name ({SYNTAX}), and the network",
+        ) from error

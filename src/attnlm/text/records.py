@@ -1,0 +1,166 @@
+"""Texts of records: the lines of a .jsonl file, the rows of a .parquet file, one column of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import open_regular
+from attnlm.base.suggestions import suggestion
+from attnlm.text.compressed import COMPRESSED, opened, optional
+from attnlm.text.encodings import unreadable
+
+RECORDS = (".jsonl", ".parquet")
+_LONGEST_LINE = 2**26  # bytes: a record is read as a whole
+_ROWS = 64  # of a parquet file, at once
+_MOST_NAMED = 8
+
+
+def kind_of(path: Path) -> str:
+    """ ".jsonl" or ".parquet" where a file, compressed or not, is of records; else ""."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in RECORDS else ""
+
+
+def records(path: Path, column: str, shown: str) -> Iterator[str]:
+    """The texts in `column` of a file of records; `shown` is the file's name for the user.
+
+    Raises AttnlmError, which names the line or row, for what is not JSON or parquet, and for a
+    column that is missing, null or not text.
+    """
+    try:
+        yield from (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
+    except OSError as error:
+        raise unreadable(shown, error) from error
+
+
+def checked(value: object, column: str, where: str) -> str:
+    """The value of a record's column, which must be text that can be encoded."""
+    if not isinstance(value, str):
+        what = "null" if value is None else f"not text: {_type_name(value)}"
+        raise AttnlmError(
+            f"{where}: column {column!r} is {what}",
+            "leave such records out, or choose another `column`",
+        )
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise AttnlmError(
+                f"{where}: column {column!r} has half a surrogate pair, which is no character",
+                "repair or leave out this record",
+            ) from None
+    return value
+
+
+def missing(column: str, columns: list[str], where: str) -> AttnlmError:
+    """The error for a column that is not there, with the nearest that is."""
+    there = ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
+    hint = suggestion(column, columns, f"choose a `column`: there are {there}" if there else "")
+    return AttnlmError(f"{where} has no column {column!r}", hint or "it has no columns at all")
+
+
+def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
+    with opened(path, shown) as file:
+        number = 0
+        while line := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            where = f"line {number:,} of {shown}"
+            if len(line) > _LONGEST_LINE:
+                raise AttnlmError(
+                    f"{where} is longer than {_LONGEST_LINE // 2**20} MiB",
+                    "a .jsonl file has one record on each line: cut this one into several",
+                )
+            if not line.isspace():
+                yield checked(_value(line, column, where), column, where)
+
+
+def _value(line: bytes, column: str, where: str) -> object:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise AttnlmError(
+            f"{where} is not UTF-8, at its byte {error.start}",
+            "JSON is in UTF-8: convert the file, for example with iconv",
+        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it can't be read"
+        raise AttnlmError(
+            f"{where} is not valid JSON: {reason[:1].lower()}{reason[1:]}",
+            'each line must be one record, such as {"text": "…"}',
+        ) from None
+    if not isinstance(record, dict):
+        raise AttnlmError(
+            f"{where} is not an object: {_type_name(record)}",
+            'each line must be one record, such as {"text": "…"}',
+        )
+    if column not in record:
+        raise missing(column, list(record), where)
+    return record[column]
+
+
+def _type_name(value: object) -> str:
+    names = {dict: "an object", list: "a list", bool: "true or false", bytes: "bytes"}
+    return names.get(
+        type(value), "a number" if isinstance(value, int | float) else "something else"
+    )
+
+
+def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
+    if path.suffix.lower() in COMPRESSED:
+        raise AttnlmError(
+            f"{shown} can't be read in a stream: it is a parquet file compressed once more",
+            "decompress it first; a parquet file is compressed already",
+        )
+    arrow = optional("pyarrow", "large", f"reading {shown}")
+    parquet = optional("pyarrow.parquet", "large", f"reading {shown}")
+    row = 0
+    try:
+        with open_regular(path) as file, parquet.ParquetFile(file) as table:
+            _check_schema(arrow.types, table.schema_arrow, column, shown)
+            for batch in table.iter_batches(_ROWS, columns=[column], use_threads=False):
+                for scalar in batch.column(0):
+                    row += 1
+                    yield checked(scalar.as_py(), column, f"row {row:,} of {shown}")
+    except UnicodeDecodeError:
+        raise AttnlmError(
+            f"row {row:,} of {shown}: column {column!r} is not UTF-8", "leave such rows out"
+        ) from None
+    except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the system, not of pyarrow
+        after = f" after row {row:,}" if row else ""
+        raise AttnlmError(
+            f"{shown} is not a whole parquet file{after}: {first_line(error)}",
+            "copy or download it again",
+        ) from None
+
+
+def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
+    if column not in schema.names:
+        raise missing(column, schema.names, shown)
+
+    def is_text(kind: Any) -> bool:
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        tests = (types.is_string, types.is_large_string, types.is_string_view)
+        return any(test(kind) for test in tests)
+
+    kind = schema.field(column).type
+    if not is_text(kind):
+        texts = [name for name in schema.names if is_text(schema.field(name).type)]
+        raise AttnlmError(
+            f"column {column!r} of {shown} is not text: {kind}",
+            f"choose a `column` of text: {', '.join(texts[:_MOST_NAMED])}"
+            if texts
+            else "it has no column of text",
+        )
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """What an error of another library says, short enough for one line of ours."""
+    return next(iter(str(error).splitlines()), type(error).__name__)[:most].rstrip(". ")
