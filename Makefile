@@ -39,8 +39,8 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	@mkdir -p build
 	@$(BIN)/mypy >build/types 2>&1 & types=$$!; \
-	echo '$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal'; \
-	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal; tests=$$?; \
+	echo '$(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal'; \
+	$(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal; tests=$$?; \
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
 	exit $$((tests ? tests : types))
 
