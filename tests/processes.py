@@ -73,10 +73,18 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
 
 
 def sharded_numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
-    """The losses of some steps, the loss over the validation split, and all weights."""
+    """The norms of gradients and the losses of some steps, the loss over the validation split, and
+    all weights."""
     config, device = config_of(name, processes.count, shard=True), choose_device("cpu")
     state = initial_state(config, dataset.vocab_size, device, processes)
-    stepper = Stepper(state, config, dataset, processes)
+    stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
+    update, norms = optimizer.step, []
+
+    def step(*arguments: Any) -> None:
+        norms.append(optimizer._norm().item())
+        update(*arguments)
+
+    optimizer.step = step  # type: ignore[method-assign, assignment]
     losses = [stepper.step(Interruption(deferred=True)).item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,
@@ -90,6 +98,7 @@ def sharded_numbers(name: str, dataset: Dataset, processes: Processes) -> dict[s
     model = whole_model(state.model, processes) if sharded else state.model
     parameters = [] if model is None else [p.detach().flatten() for p in model.parameters()]
     return {
+        "norms": norms,
         "losses": losses,
         "validation": evaluation.loss,
         "values": torch.cat(parameters).numpy() if parameters else None,

@@ -100,6 +100,7 @@ def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Pa
     for name in SHARDED:
         parts = [sharded[name], *(other[-1][name] for other in others)]
         alone = sharded_numbers(name, opened, ALONE)
+        np.testing.assert_allclose(parts[0]["norms"], alone["norms"], 1e-3)
         np.testing.assert_allclose(parts[0]["losses"], alone["losses"], 1e-5)
         np.testing.assert_allclose(parts[0]["values"], alone["values"], 1e-3, 1e-3)
         for part in parts:
