@@ -255,9 +255,9 @@ def test_nothing_is_needed_for_help_and_bad_arguments(tmp_path: Path) -> None:
     ("arguments", "code", "says", "hints"),
     [
         ("", 1, "there is no data set in", "--vocab-size"),
-        ("--vocab-size 0 --peak 1e12", 2, "--vocab-size 0 is out of range", "above 0"),
-        ("--vocab-size 9 --tokens -3 --peak 1", 2, "--tokens -3 is out of range", "above 0"),
-        ("--vocab-size 9 --peak nan", 2, "--peak nan is out of range", "above 0"),
+        ("--vocab-size 0 --peak 1e12", 2, "--vocab-size 0 is out of range", "at least"),
+        ("--vocab-size 9 --tokens -3 --peak 1", 2, "--tokens -3 is out of range", "at least"),
+        ("--vocab-size 9 --peak nan", 2, "--peak nan is out of range", "at least"),
         ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "--share 1.5 is out of range", "most 1"),
         ("--vocab-size 9 --share 0.5", 2, "--share needs the --peak", "989e12"),
         ("--vocab-size 9 --model bigram --peak 1e9", 2, "bigram makes no products", "measured"),

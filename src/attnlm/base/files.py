@@ -126,15 +126,21 @@ def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
     Raises what `read` raises, and OSError when there is nothing at `path`.
     """
     while True:
-        before = path.stat().st_ino
+        before = _identity(path)
         try:
             result = read()
         except AttnlmError:
-            if path.stat().st_ino == before:
+            if _identity(path) == before:
                 raise
             continue
-        if path.stat().st_ino == before:
+        if _identity(path) == before:
             return result
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """What a replacement changes: systems give the same inode number again."""
+    about = path.stat()
+    return about.st_ino, about.st_ctime_ns
 
 
 def write_bytes(path: Path, content: bytes) -> None:

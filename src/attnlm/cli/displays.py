@@ -22,7 +22,7 @@ from attnlm.cli.console import (
     write,
 )
 from attnlm.cli.help import in_words
-from attnlm.config.settings import resolve
+from attnlm.config.settings import TrainingConfig, resolve
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -148,7 +148,9 @@ class TrainingDisplay:
                 f"{training.schedule}, seed {training.seed}",
                 **({"evaluation": f"on {part}, spread evenly"} if part else {}),
                 "device": _device_in_words(event.device, training.threads),
-                "memory": f"about {byte_size(event.memory)} in addition to PyTorch",
+                **({"division": division} if (division := division_in_words(training)) else {}),
+                "memory": f"about {byte_size(event.memory)} in addition to PyTorch"
+                + (", in each process" if training.processes > 1 else ""),
                 "run": str(run.path),
             }
         )
@@ -220,13 +222,23 @@ class TrainingDisplay:
         say(text)
 
 
+def division_in_words(training: TrainingConfig) -> str:
+    """`2 processes, sharded, at most 8 windows at once, recomputed`: as much of it as applies."""
+    words = [_counted(training.processes, "process")] if training.processes > 1 else []
+    words += ["sharded"] if training.is_sharded else []
+    if training.micro_batch_size is not None:
+        words.append(f"at most {_counted(training.micro_batch_size, 'window')} at once")
+    return ", ".join([*words, *(["recomputed"] if training.recompute else [])])
+
+
 def _device_in_words(device: Device, threads: int) -> str:
     on_cpu = f", {_counted(threads, 'thread')}" if device.name == "cpu" else ""
     return f"{device.name} ({device.reason}), {device.dtype}{on_cpu}"
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
 @dataclass

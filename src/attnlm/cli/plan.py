@@ -15,7 +15,7 @@ from attnlm.base.folders import find_folder
 from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
 from attnlm.cli import console
-from attnlm.cli.displays import PreparationDisplay, parts_in_words
+from attnlm.cli.displays import PreparationDisplay, division_in_words, parts_in_words
 from attnlm.cli.help import Command
 from attnlm.cli.options import DataDir, DatasetArgument, JsonOption, Recipe, with_settings
 from attnlm.compute.processes import is_launched, is_main
@@ -142,7 +142,8 @@ def _facts(planned: Plan) -> dict[str, str]:
         f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
         f"{planned.vocab_size:,} ids",
         "batch": f"{training.batch_size:,} × {model.block_size:,} = "
-        f"{planned.tokens_per_step:,} tokens a step, in {_processes(planned)}",
+        f"{planned.tokens_per_step:,} tokens a step, in "
+        f"{division_in_words(training) or '1 process'}",
         "FLOPs": f"{quantity(planned.forward_flops)} per token forward, "
         f"{quantity(planned.training_flops)} training"
         + (f"{update} ({training.optimizer})" if planned.update_flops else ""),
@@ -163,16 +164,6 @@ def _compute(planned: Plan) -> str:
         if amount >= 0.01
     ]
     return ", ".join([quantity(planned.flops, "FLOP"), *large])
-
-
-def _processes(planned: Plan) -> str:
-    training = planned.config.training
-    count = training.processes
-    words = f"{count:,} processes" if count > 1 else "1 process"
-    words += ", sharded" if training.is_sharded else ""
-    if training.micro_batch_size is not None:
-        words += f", at most {training.micro_batch_size:,} windows at once"
-    return words + (", recomputed" if training.recompute else "")
 
 
 def _source(planned: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from attnlm.base.commands import command_for
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
@@ -125,11 +126,25 @@ def _check(
 ) -> int:
     """How many processes are to train. What is wrong is said before torch is loaded."""
     if resume is not None:
-        recorded = opened_run(resume, checkpoint_dir).config.training.processes
-        return int(given.get("processes", recorded))
+        return _to_resume(opened_run(resume, checkpoint_dir), given)
     config = resolve(given, load_recipe(recipe) if recipe is not None else None)
     find_folder(dataset, data_dir, kind="data set")
     return config.training.processes
+
+
+_MOST_FOR_EACH_CORE = 4  # processes, unless they were asked for here
+
+
+def _to_resume(run: Run, given: Mapping[str, Any]) -> int:
+    changed = {"processes": given["processes"]} if "processes" in given else {}
+    count = resolve(changed, run.config.settings()).training.processes
+    there = os.cpu_count() or 1
+    if not changed and count > _MOST_FOR_EACH_CORE * there:
+        raise UsageError(
+            f"{run.name} was trained by {count:,} processes, and this machine has {there} cores",
+            "give `processes`, or start them with torchrun",
+        )
+    return count
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:

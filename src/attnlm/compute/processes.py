@@ -126,7 +126,8 @@ class Processes:
         asking.start()
         asking.join(_ANSWER)
         if not answers:
-            return self.rank == 1 or int(os.environ.get(_LOCAL_RANK, self.rank)) == 0
+            local = _told(_LOCAL_RANK)
+            return self.rank == 1 or (self.rank if local is None else local) == 0
         return answers[0] == 1
 
     def remember(self, key: str, text: str) -> None:
@@ -179,28 +180,33 @@ def noticing_lost() -> Iterator[None]:
 
 def is_launched() -> bool:
     """Whether a launcher such as torchrun has started this process."""
-    return all(os.environ.get(name, "").isdigit() for name in (_COUNT, _RANK))
+    return _told(_COUNT) is not None and _told(_RANK) is not None
+
+
+def _told(name: str) -> int | None:
+    """A number that a launcher has put there."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def launched_count() -> int:
     """How many processes the launcher has started; 1 without one."""
-    return int(os.environ[_COUNT]) if is_launched() else 1
+    return (_told(_COUNT) or 1) if is_launched() else 1
 
 
 def local_count() -> int:
     """How many of them are on this machine, where the launcher tells."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if is_launched() and told.isdigit() else 1
+    return (_told("LOCAL_WORLD_SIZE") or 1) if is_launched() else 1
 
 
 def is_main() -> bool:
     """Whether this process is the one that reports; before torch is loaded."""
-    return not is_launched() or os.environ[_RANK] == "0"
+    return not is_launched() or _told(_RANK) == 0
 
 
 def restarts() -> int:
     """How often the launcher has started these processes again."""
-    return int(os.environ.get(_RESTARTS, "0")) if is_launched() else 0
+    return (_told(_RESTARTS) or 0) if is_launched() else 0
 
 
 @contextlib.contextmanager
@@ -210,7 +216,13 @@ def joined() -> Iterator[Processes]:
     Of all that end with an error, one says it on each machine: in the others SaidElsewhereError is
     raised.
     """
-    if launched_count() == 1:
+    rank, count = _told(_RANK) or 0, launched_count()
+    if is_launched() and rank >= count:
+        raise AttnlmError(
+            f"{_RANK} is {rank}, and {_COUNT} {count}",
+            "start the processes with torchrun, or unset both variables",
+        )
+    if count == 1:
         yield ALONE
         return
     import torch
@@ -223,9 +235,9 @@ def joined() -> Iterator[Processes]:
             "train before `init_process_group`, or after `destroy_process_group`",
         )
 
-    backend, rank, count = "gloo", int(os.environ[_RANK]), launched_count()
+    backend = "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get(_LOCAL_RANK, "0")) % torch.cuda.device_count())
+        torch.cuda.set_device((_told(_LOCAL_RANK) or 0) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     try:
         store = _store(rank, count)
@@ -236,7 +248,7 @@ def joined() -> Iterator[Processes]:
         dist.init_process_group(
             backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FOR_MAIN)
         )
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
             f"the processes can't reach each other: {why.splitlines()[0]}",

@@ -61,12 +61,13 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
 
 
 def _meaning(failed: ChildFailedError) -> BaseException:
-    codes = {one.exitcode for one in failed.failures.values()}
-    if saved := [code for code in codes if code > 128]:  # stopped by a signal
-        return Interrupted(saved[0] - 128)
-    if codes - {LEFT_TO_LAUNCHER} - set(range(-64, 0)):  # the others were ended after that
-        return SaidElsewhereError()
+    codes = [one.exitcode for one in failed.failures.values()]
+    # When one has failed the others are ended, by signals, or saw it and left it to us to say.
+    if said := [code for code in codes if 0 <= code < 128 and code != LEFT_TO_LAUNCHER]:
+        return SaidElsewhereError(said[0])
     rank, failure = min(failed.failures.items(), key=lambda found: int(found[1].exitcode))
+    if failure.exitcode > 128:  # stopped by a signal, having saved
+        return Interrupted(failure.exitcode - 128)
     if failure.exitcode >= 0:
         return SaidElsewhereError()
     name = signal.Signals(-failure.exitcode).name

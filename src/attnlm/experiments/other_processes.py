@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import ignore
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes
@@ -54,7 +54,11 @@ def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     told = processes.from_main(None)
     config = resolve({}, told["settings"])
     run = Run(Path(told["path"]), config, **{name: told[name] for name in _FACTS})
-    dataset = open_dataset_of(run, data_dir, verify=verify)
+    try:
+        dataset = open_dataset_of(run, data_dir, verify=verify)
+    except AttnlmError as error:
+        hint = "each machine needs the same data set: copy it from the first one"
+        raise AttnlmError(error.message, hint) from None
     device = choose_device(config.training.device, config.training.dtype)
     use_precision(device)
     threads = torch.get_num_threads()

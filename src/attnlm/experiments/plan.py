@@ -13,7 +13,7 @@ import torch
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.settings import Setting
+from attnlm.base.settings import Setting, quoted
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
@@ -63,6 +63,8 @@ def plan(
     Raises AttnlmError as `train` does, and where what is to be measured does not fit.
     """
     _check(dataset, vocab_size, tokens, peak, share)
+    if tokens is not None and "steps" in settings:
+        raise UsageError("`tokens` and `steps` exclude each other", "give one of them")
     with joined() as processes:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
@@ -104,13 +106,14 @@ def _check(
         raise UsageError(
             "`share` needs the `peak` that it is a share of", "such as 989e12, in FLOP/s"
         )
-    for name, value, limit in (
-        *(("vocab_size", vocab_size, 2**32), ("tokens", tokens, 10**18)),
-        *(("peak", peak, 1e21), ("share", share, 1)),
+    for name, value, least, most in (
+        *(("vocab_size", vocab_size, 1, 2**32), ("tokens", tokens, 1, 10**18)),
+        *(("peak", peak, 1e6, 1e21), ("share", share, 1e-6, 1)),
     ):
-        if value is not None and not 0 < value <= limit:
+        if value is not None and not least <= value <= most:
             raise UsageError(
-                f"`{name}` {value:g} is out of range", f"it must be above 0, at most {limit:g}"
+                f"`{name}` {quoted(value)} is out of range",
+                f"it must be at least {least:g}, at most {most:g}",
             )
 
 

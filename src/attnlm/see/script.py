@@ -31,15 +31,19 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     path = run.checkpoint(checkpoint).path
-    with safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-    if not {f"model.{name}" for name, _ in model.named_parameters()} <= names:
+    names = {f"model.{name}" for name, _ in model.named_parameters()}
+    if path.is_file() and not names <= _names_in(path):
         raise AttnlmError(
             f"{path} was written by an older version, which named its weights differently",
             "resume the run with more steps, which writes it again",
         )
     functions = specialised(run.config.model)
     return "\n".join([*_begin(run), functions, "", *_end(run, path, ids)]) + "\n"
+
+
+def _names_in(path: Path) -> set[str]:
+    with safe_open(path, framework="pt") as file:
+        return set(file.keys())
 
 
 def specialised(a: Architecture) -> str:
@@ -111,6 +115,8 @@ class _Specialised(ast.NodeTransformer):
 
 def _begin(run: Run) -> Iterator[str]:
     yield f"# The forward pass of a {run.config.model.model}, from ids (T,) to logits (T, V)."
+    if run.config.training.shard:
+        yield "from pathlib import Path"
     yield "import torch"
     yield "from safetensors.torch import load_file"
     yield "from torch.nn import functional as F"
@@ -118,7 +124,14 @@ def _begin(run: Run) -> Iterator[str]:
 
 
 def _end(run: Run, path: Path, ids: list[int]) -> Iterator[str]:
-    yield f"weights = load_file({str(path.resolve())!r})"
+    place = str(path.resolve())
+    if run.config.training.shard:
+        # Each process' rows, in order.
+        yield f"files = sorted(Path({place!r}).glob('shard-*-model-00001-*.safetensors'))"
+        yield "parts = [load_file(file) for file in files]"
+        yield "weights = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}"
+    else:
+        yield f"weights = load_file({place!r})"
     yield 'weights = {name.removeprefix("model."): w for name, w in weights.items()}'
     yield f"ids = torch.tensor({ids})  # {run.tokenizer.decode(ids)!r}"
     yield "logits = forward(weights, ids)"
