@@ -30,8 +30,9 @@ from attnlm.cli.options import (
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.continued import resolve_from
 from attnlm.config.recipes import load_recipe, to_toml
-from attnlm.config.settings import TrainingConfig, resolve, setting_names
+from attnlm.config.settings import Config, TrainingConfig, resolve, setting_names
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
-    *("recipe", "print_config", "name", "checkpoint_dir", "resume"),
+    *("recipe", "print_config", "name", "checkpoint_dir", "resume", "start_from", "checkpoint"),
+    "log",
     *("device", "dtype", "compile", "threads", "processes"),
 )
 
@@ -70,6 +72,22 @@ def train(
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
     resume: Annotated[str | None, typer.Option(help="name or path of a run to resume")] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="name or path of a run whose model and weights the new run starts from"
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="which weights of that run: auto|best|last")
+    ] = "auto",
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
+            "or none; default: those that a resumed run had"
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     **settings: Any,
@@ -77,13 +95,16 @@ def train(
     """Train a model on prepared data."""
     given = {name: value for name, value in settings.items() if value is not None}
     if print_config:
-        config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+        config = _resolved(given, recipe, start_from, checkpoint_dir)
         console.result(to_toml(config.settings()).rstrip())
         return
+    tools = None if log is None else _tools(log)
     if is_launched():
         if not is_main():
             quiet = True
-    elif (count := _check(given, dataset, recipe, resume, checkpoint_dir, data_dir)) > 1:
+    elif (
+        count := _check(given, dataset, recipe, resume, start_from, checkpoint_dir, data_dir)
+    ) > 1:
         from attnlm.compute.torchrun import run_processes
 
         run_processes(count, sys.argv[1:])
@@ -98,10 +119,13 @@ def train(
                 dataset,
                 recipe=recipe,
                 resume=resume,
+                start_from=start_from,
+                checkpoint=checkpoint,
                 name=name,
                 checkpoint_dir=checkpoint_dir,
                 data_dir=data_dir,
                 verify=verify,
+                log=tools,
                 on_event=display,
                 **given,
             )
@@ -120,6 +144,7 @@ def _check(
     dataset: str | None,
     recipe: str | None,
     resume: str | None,
+    start_from: str | None,
     checkpoint_dir: Path,
     data_dir: Path,
 ) -> int:
@@ -127,9 +152,28 @@ def _check(
     if resume is not None:
         recorded = opened_run(resume, checkpoint_dir).config.training.processes
         return int(given.get("processes", recorded))
-    config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+    config = _resolved(given, recipe, start_from, checkpoint_dir)
     find_folder(dataset, data_dir, kind="data set")
     return config.training.processes
+
+
+def _resolved(
+    given: Mapping[str, Any], recipe: str | None, start_from: str | None, checkpoint_dir: Path
+) -> Config:
+    loaded = load_recipe(recipe) if recipe is not None else None
+    if start_from is None:
+        return resolve(given, loaded)
+    parent = opened_run(start_from, checkpoint_dir)
+    return resolve_from(parent.config.model, parent.name, given, loaded)
+
+
+def _tools(log: str) -> list[str]:
+    """Which were named, all of them installed."""
+    from attnlm.see.log_tools import check_tools
+
+    tools = [] if log == "none" else [name.strip() for name in log.split(",")]
+    check_tools(tools)
+    return tools
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
@@ -184,6 +228,7 @@ def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
     return {
         "run": str(run.path),
         "model": run.config.model.model,
+        "parent": run.parent,
         "parameters": run.parameters,
         "steps": last["step"],
         "val_loss": last["val_loss"],

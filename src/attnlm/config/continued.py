@@ -23,7 +23,10 @@ def resolve_from(
     Raises as `resolve` does, and for what would change the model.
     """
     recipe, fixed = recipe or {}, weights.settings()
-    for given, error, origin in ((recipe, AttnlmError, "in the recipe: "), (settings, UsageError, "")):
+    for given, error, origin in (
+        (recipe, AttnlmError, "in the recipe: "),
+        (settings, UsageError, ""),
+    ):
         for name in given.keys() & fields_of(Architecture).keys() - set(_FREE):
             if given[name] != fixed.get(name):
                 has = quoted(fixed[name]) if name in fixed else "none"

@@ -32,6 +32,7 @@ from attnlm.tokens.tokenizer import (
     Tokenizer,
     bpe_size,
     canonical_spec,
+    load,
     save,
 )
 
@@ -39,7 +40,7 @@ from attnlm.tokens.tokenizer import (
 def prepare(
     source: Source | Iterable[Source] | None = None,
     *,
-    tokenizer: str = "char",
+    tokenizer: str | Path = "char",
     val_fraction: float = 0.1,
     val_file: str | os.PathLike[str] | None = None,
     name: str | None = None,
@@ -52,6 +53,9 @@ def prepare(
 ) -> Dataset:
     """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
 
+    `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is taken: the text's
+    ids then mean what theirs do.
+
     `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
     characters are the validation split; or, with `val_file`, the whole of that text. Line endings
     are kept, or CR LF and CR become LF with `newlines` "unix". A data set with the
@@ -61,8 +65,13 @@ def prepare(
     read, split or encoded, and for files that can't be written. Existing files are then unchanged.
     """
     on_event = on_event or ignore
-    tokenizer = canonical_spec(tokenizer)
-    bpe_size(tokenizer)  # for its error
+    spec = canonical_spec(str(tokenizer))
+    try:
+        bpe_size(spec)  # for its error
+        taken = None
+    except UsageError:
+        if (taken := _taken(Path(tokenizer))) is None:
+            raise
     if newlines not in NEWLINES:
         raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
@@ -88,15 +97,16 @@ def prepare(
             split = Split(read(source), float(val_fraction), None)
         else:
             split = Split(read(source), None, read(Path(val_file)))
-        name = name or f"{split.text.corpus.name}-{tokenizer.replace(':', '')}"
-        target = data_dir / name
-        if _is_prepared(target, tokenizer, split, force):
+        kind = spec.replace(":", "") if taken is None else Path(tokenizer).absolute().name
+        name = name or f"{split.text.corpus.name}-{kind}"
+        target, wanted = data_dir / name, taken or spec
+        if _is_prepared(target, wanted, split, force):
             text_hash = f"{split.text.sha256[:12]}…"
             on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
         else:
-            chosen = _tokenizer(tokenizer, split, work, offline, on_event)
+            chosen = taken or _tokenizer(spec, split, work, offline, on_event)
             _build(work / "new", name, split, chosen, on_event)
-            _install(work / "new", target, lambda: _is_prepared(target, tokenizer, split, force))
+            _install(work / "new", target, lambda: _is_prepared(target, wanted, split, force))
         write_latest(data_dir, name)
         dataset = open_trusted(target)
     most, usual = dataset.largest_block_size, resolve({}).model.block_size
@@ -111,6 +121,16 @@ def prepare(
 
 
 # --- The text, and where it is split --------------------------------------------------------------
+
+
+def _taken(folder: Path) -> Tokenizer | None:
+    """The tokenizer of the run or data set in a folder; None where there is none."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizer = load(path)
+    tokenizer.dataset = folder.absolute().name
+    return tokenizer
 
 
 def _tokenizer(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
@@ -167,7 +187,7 @@ def _build(folder: Path, name: str, split: Split, tokenizer: Tokenizer, on_event
 # --- Where the folder goes ------------------------------------------------------------------------
 
 
-def _is_prepared(target: Path, spec: str, split: Split, force: bool) -> bool:
+def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
     """Whether what is at `target` can stay; False means that it may be replaced, or is nothing.
 
     Raises AttnlmError when it is something else, and without `force` also when it is a data set
@@ -184,8 +204,12 @@ def _is_prepared(target: Path, spec: str, split: Split, force: bool) -> bool:
         there = open_dataset(target)
     except AttnlmError as error:
         raise AttnlmError(f"{target} exists, and {error}", hint) from None
+    if isinstance(wanted, str):
+        is_alike = there.tokenizer.name == wanted
+    else:
+        is_alike = there.tokenizer.to_json() == wanted.to_json()
     if (
-        there.tokenizer.name == spec
+        is_alike
         and there.source_sha256 == split.text.sha256
         and there.val_source_sha256 == (split.val_text.sha256 if split.val_text else None)
         and there.train_characters == split.train_characters

@@ -216,9 +216,7 @@ def _begin(
     return run, device, deadline
 
 
-def _check_beside_resume(
-    settings: Mapping[str, Setting], *others: object
-) -> None:
+def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> None:
     if any(other is not None for other in others):
         raise UsageError(
             "`resume` takes everything from the run",

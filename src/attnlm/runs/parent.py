@@ -53,7 +53,7 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 
 
 def _hash(checkpoint: Path) -> str:
-    """Of a file; of a folder that several processes wrote, its facts.json, which has the others'."""
+    """Of a file; of a sharded run's folder that of its facts.json, which has the others'."""
     path = checkpoint if checkpoint.suffix else checkpoint / "facts.json"
     try:
         return files.file_hash(path)

@@ -55,7 +55,7 @@ class Run:
     stopped_after: float = 0.0
     """Seconds of training when it was stopped between evaluations; 0 where it never was."""
     parent: Mapping[str, Any] | None = None
-    """The run whose weights it started from: name, path, checkpoint, step, and hash of that file."""
+    """The run whose weights it started from: name, path, checkpoint, its step and its hash."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"

@@ -32,6 +32,11 @@ def prepare_command(dataset: Dataset) -> str:
 def train_command(run: Run) -> str:
     """What makes the run again, with every setting, so that no default matters."""
     words = ["attnlm", "train", run.dataset["name"]]
+    if run.parent is not None:
+        which = run.parent["checkpoint"].removesuffix(".safetensors")
+        path = Path(run.parent["path"])
+        is_usual = path.parent == Path("checkpoints").absolute()
+        words += ["--from", path.name if is_usual else str(path), "--checkpoint", which]
     for name, value in run.config.settings().items():
         if isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))

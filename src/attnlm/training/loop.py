@@ -198,7 +198,7 @@ class _Loop:
                 self._plan_again(self._deadline)
 
     def _step(self) -> Tensor:
-        """The next step's loss; where a report is likely to follow, the gradient's norm is noted."""
+        """The next step's loss; the gradient's norm is noted where a report is likely to follow."""
         began, optimizer = time.perf_counter(), self._state.optimizer
         soon = began + 2 * self._step_seconds - self._reported >= _SECONDS_BETWEEN_REPORTS
         optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded

@@ -81,7 +81,7 @@ class Optimizer(ABC):
         self.wants_norm = False
         """Whether the next step is to note the gradient's norm, which clipping notes anyway."""
         self.norm: Tensor | None = None
-        """Of the newest step's whole gradient, before it was clipped; None where it was not noted"""
+        """Of the newest step's whole gradient, before clipping; None where it was not noted"""
         self._turns = functools.cache(self._shared_out)
 
     def _places(self) -> Iterator[tuple[Place, list[Span], slice]]:
