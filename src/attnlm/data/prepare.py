@@ -104,8 +104,12 @@ def prepare(
             text_hash = f"{split.text.sha256[:12]}…"
             on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
         else:
+            if taken is not None:
+                for text in filter(None, (split.text, split.val_text)):
+                    taken.encode(text.distinct)  # for its error
             chosen = taken or _tokenizer(spec, split, work, offline, on_event)
-            _build(work / "new", name, split, chosen, on_event)
+            origin = None if taken is None else Path(tokenizer).absolute()
+            _build(work / "new", name, split, chosen, origin, on_event)
             _install(work / "new", target, lambda: _is_prepared(target, wanted, split, force))
         write_latest(data_dir, name)
         dataset = open_trusted(target)
@@ -146,7 +150,14 @@ def _tokenizer(spec: str, split: Split, spool: Path, offline: bool, on_event: On
     return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
 
 
-def _build(folder: Path, name: str, split: Split, tokenizer: Tokenizer, on_event: OnEvent) -> None:
+def _build(
+    folder: Path,
+    name: str,
+    split: Split,
+    tokenizer: Tokenizer,
+    origin: Path | None,
+    on_event: OnEvent,
+) -> None:
     """Makes `folder` a whole data set, with meta.json as its last file."""
     folder.mkdir()
     bins = write_bins(folder, split, tokenizer, on_event)
@@ -171,6 +182,7 @@ def _build(folder: Path, name: str, split: Split, tokenizer: Tokenizer, on_event
         "val_characters": split.characters - split.train_characters,
         "val_bytes": bins["val"].utf8_bytes,
         "tokenizer": tokenizer.name,
+        "tokenizer_from": None if origin is None else str(origin),
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "vocab_size": tokenizer.vocab_size,
         "dtype": id_dtype(tokenizer.vocab_size).name,

@@ -59,7 +59,7 @@ def train(
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     verify: bool = False,
-    log: Sequence[str] | None = None,
+    log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     **settings: Setting,
 ) -> Run:
@@ -82,6 +82,7 @@ def train(
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     began = clock.began()
+    log = [log] if isinstance(log, str) else log
     check_tools(log or ())
     with joined() as processes:
         if not processes.is_main:
@@ -104,8 +105,8 @@ def train(
             record = None if parent is None else start_record(parent, checkpoint, opened)
             budget = config.training.budget
             within = None if budget is None else Budget(budget, began)
-            where = name, checkpoint_dir
-            return begin_run(config, opened, *where, on_event, within, processes, record, log or ())
+            about = name, checkpoint_dir, on_event, within, processes
+            return begin_run(config, opened, *about, record, log or ())
         _check_beside_resume(settings, dataset, recipe, name, start_from)
         # It may have been trained further since it was opened.
         where = resume.path.absolute() if isinstance(resume, Run) else resume

@@ -16,7 +16,8 @@ def prepare_command(dataset: Dataset) -> str:
 
     A text that came from stdin is called TEXT.
     """
-    words = ["attnlm", "prepare", *dataset.sources, "--tokenizer", dataset.tokenizer.name]
+    words = ["attnlm", "prepare", *dataset.sources]
+    words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
     elif dataset.val_fraction is not None:

@@ -246,13 +246,15 @@ class _Loop:
         left += evaluations_left * self._evaluation_seconds
         norm = self._state.optimizer.norm
         measured = None if norm is None else norm.item()
-        self._on_event(Stepped(step, loss.item(), speed, left, measured))
+        self._tell(Stepped(step, loss.item(), speed, left, measured))
 
-    def _tell(self, event: Evaluated) -> None:
+    def _tell(self, event: Evaluated | Stepped) -> None:
         """What listeners do with it, such as drawing a curve, is no time of the training."""
         began = time.perf_counter()
         self._on_event(event)
-        self._began += time.perf_counter() - began
+        spent = time.perf_counter() - began
+        self._began += spent
+        self._since += spent
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
         """None where it is another process that takes it."""
