@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
 from attnlm.see.reproduce import train_command
+from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.command import fails
 from tests.models import FRUITS
+from tests.test_processes import ended, started
 
 SMALL: dict[str, Any] = {
     "batch_size": 4,
@@ -76,8 +76,6 @@ def test_it_begins_where_the_parent_is(folder: Path) -> None:
         "sha256": files.file_hash(start.path),
     }
     assert attnlm.open_run(run.path).parent == run.parent
-    _, _, state = load_checkpoint(run.last, run.config.model, run.vocab_size)
-    assert load_file(parent.last).keys() >= {f"optimizer.{name}" for name in state}
     shown = command("report", "--json", run.path, "--data-dir", folder / "data", cwd=folder)
     assert json.loads(shown.stdout)["parent"] == run.parent
     assert "parent, step 30" in (run.path / "report.html").read_text()
@@ -93,7 +91,7 @@ def test_either_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
         assert run.parent is not None and run.parent["checkpoint"] == f"{which}.safetensors"
 
 
-def test_it_does_not_begin_with_the_parents_optimizer(folder: Path, dataset: Dataset) -> None:
+def test_it_does_not_begin_with_the_parents_optimizer(folder: Path) -> None:
     fresh = child(folder, steps=1, optimizer="adamw", learning_rate=0.01)
     before = weights(attnlm.open_run(folder / "checkpoints" / "parent"), "best")
     moved = torch.cat([(p - before[n]).flatten().abs() for n, p in weights(fresh).items()])
@@ -151,6 +149,38 @@ def test_data_of_another_tokenizer_are_refused_until_they_have_this_one(folder: 
     (folder / "plums.txt").write_text("PLUMS!\n" * 40)
     again = "prepare", "plums.txt", "--tokenizer", path
     fails(*again, cwd=folder, code=1, says="the vocabulary of parent lacks", hints="byte")
+
+
+def test_a_sharded_run_is_a_parent_and_a_child(folder: Path) -> None:
+    parent = child(folder, shard=True)
+    assert parent.parent is not None and parent.parent["checkpoint"] == "best.safetensors"
+    run = child(folder, start_from=parent)
+    assert run.parent is not None and run.parent["checkpoint"] == "best"
+    assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_each_of_several_processes_reads_its_rows(count: int, folder: Path) -> None:
+    run = child(folder, steps=1)
+    parts = [parent_rows(run, rank, count) for rank in range(count)]
+    for name, whole in parent_rows(run).items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), whole)
+        assert len(parts[0][name]) == -(-len(whole) // count)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    alone = child(folder)
+    settings = [("--" + name.replace("_", "-"), str(value)) for name, value in SMALL.items()]
+    arguments = "train", "fruits-char", "--from", "parent", "--processes", "2", "--shard"
+    more = (*sum(settings, ()), "--log", "tensorboard", "--name", "two")
+    ended(started(*ATTNLM, *arguments, *more, cwd=folder), 0)
+    two = attnlm.open_run(folder / "checkpoints" / "two")
+    for one, other in zip(alone.metrics(), two.metrics(), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-4)
+    assert two.parent == alone.parent
+    assert len(list((two.path / "tensorboard").iterdir())) == 1
 
 
 def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:

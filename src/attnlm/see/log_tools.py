@@ -162,7 +162,7 @@ class Trackio:
         self.numbers(step, {name: self._trackio.Image(pixels)})
 
     def close(self, *, is_finished: bool) -> None:
-        self._run.finish()
+        self._trackio.finish()
 
 
 TOOLS: dict[str, type[Tool]] = {
