@@ -51,7 +51,9 @@ def about(folder: Path) -> dict[str, Any]:
 
 
 def child(folder: Path, **settings: Any) -> Run:
-    return attnlm.train(**{**about(folder), "start_from": "parent", **SMALL, **settings})
+    return attnlm.train(
+        "fruits-char", **{**about(folder), "start_from": "parent", **SMALL, **settings}
+    )
 
 
 def weights(run: Run, which: str = "last") -> dict[str, Any]:

@@ -84,6 +84,10 @@ def train(
     began = clock.began()
     log = [log] if isinstance(log, str) else log
     check_tools(log or ())
+    if checkpoint != "auto" and start_from is None:
+        raise UsageError(
+            "`checkpoint` says which weights of `start_from` are taken", "give both, or neither"
+        )
     with joined() as processes:
         if not processes.is_main:
             return join(processes, Path(data_dir), verify)
