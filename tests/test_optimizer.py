@@ -168,3 +168,19 @@ def test_threads_share_an_update_and_change_nothing(
         updates.step(step)
     values = torch.cat([p.detach().flatten() for p in whole.parameters()])
     torch.testing.assert_close(values, results[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_the_norm_of_a_gradient_is_noted_where_it_is_wanted_or_clipped(clip: float | None) -> None:
+    settings: dict[str, Setting] = {} if clip is None else {"gradient_clip": clip}
+    model, config = a_model_with_gradients(1, model="multi-head", heads=2, **settings)
+    updates = FlatOptimizer(model, config.training)
+    for step, wanted in enumerate((False, True, False)):
+        give_gradients(model, step)
+        expected = torch.linalg.vector_norm(updates.gradient).item()
+        updates.wants_norm = wanted
+        updates.step(step)
+        if wanted or clip is not None:
+            assert updates.norm is not None and updates.norm.item() == pytest.approx(expected)
+        else:
+            assert updates.norm is None

@@ -49,6 +49,8 @@ _OTHER_NAMES = {
     "recipe": "config preset",
     "name": "run_name",
     "resume": "continue",
+    "from": "finetune fine_tune from_pretrained init_from parent pretrained start_from",
+    "log": "logger logging report_to tracker",
     "checkpoint_dir": "ckpt_dir out_dir output_dir run_dir runs_dir save_dir",
     "rungs": "model models rung",
     # text and samples

@@ -140,7 +140,7 @@ def _typed_names() -> Mapping[str, str]:
     from attnlm.cli.app import root_command  # whose commands print by this module
 
     parameters = [p for command in root_command().commands.values() for p in command.params]
-    options = {p.name: f"--{p.name.replace('_', '-')}" for p in parameters if not _is_argument(p)}
+    options = {p.name: max(p.opts, key=len) for p in parameters if not _is_argument(p)}
     arguments = {p.name: p.name.upper() for p in parameters if _is_argument(p)}
     return arguments | options
 

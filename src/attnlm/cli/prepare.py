@@ -26,7 +26,11 @@ def prepare(
         ),
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base")
+        str,
+        typer.Option(
+            help="tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the path of a run or "
+            "data set that has it"
+        ),
     ] = "char",
     val_fraction: Annotated[
         float, typer.Option(help="fraction of the text, at its end, to validate on")

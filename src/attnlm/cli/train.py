@@ -31,8 +31,9 @@ from attnlm.cli.options import (
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.continued import resolve_from
 from attnlm.config.recipes import load_recipe, to_toml
-from attnlm.config.settings import TrainingConfig, resolve, setting_names
+from attnlm.config.settings import Config, TrainingConfig, resolve, setting_names
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
-    *("recipe", "print_config", "name", "checkpoint_dir", "resume"),
+    *("recipe", "print_config", "name", "checkpoint_dir", "resume", "start_from", "checkpoint"),
+    "log",
     *("device", "dtype", "compile", "threads", "processes"),
 )
 
@@ -71,6 +73,22 @@ def train(
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
     resume: Annotated[str | None, typer.Option(help="name or path of a run to resume")] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="name or path of a run whose model and weights the new run starts from"
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="which weights of that run: auto|best|last")
+    ] = "auto",
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
+            "or none; default: those that a resumed run had"
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     **settings: Any,
@@ -78,13 +96,16 @@ def train(
     """Train a model on prepared data."""
     given = {name: value for name, value in settings.items() if value is not None}
     if print_config:
-        config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+        config = _resolved(given, recipe, start_from, checkpoint_dir)
         console.result(to_toml(config.settings()).rstrip())
         return
+    tools = None if log is None else _tools(log)
     if is_launched():
         if not is_main():
             quiet = True
-    elif (count := _check(given, dataset, recipe, resume, checkpoint_dir, data_dir)) > 1:
+    elif (
+        count := _check(given, dataset, recipe, resume, start_from, checkpoint_dir, data_dir)
+    ) > 1:
         from attnlm.compute.torchrun import run_processes
 
         run_processes(count, sys.argv[1:])
@@ -99,10 +120,13 @@ def train(
                 dataset,
                 recipe=recipe,
                 resume=resume,
+                start_from=start_from,
+                checkpoint=checkpoint,
                 name=name,
                 checkpoint_dir=checkpoint_dir,
                 data_dir=data_dir,
                 verify=verify,
+                log=tools,
                 on_event=display,
                 **given,
             )
@@ -121,13 +145,14 @@ def _check(
     dataset: str | None,
     recipe: str | None,
     resume: str | None,
+    start_from: str | None,
     checkpoint_dir: Path,
     data_dir: Path,
 ) -> int:
     """How many processes are to train. What is wrong is said before torch is loaded."""
     if resume is not None:
         return _to_resume(opened_run(resume, checkpoint_dir), given)
-    config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+    config = _resolved(given, recipe, start_from, checkpoint_dir)
     find_folder(dataset, data_dir, kind="data set")
     return config.training.processes
 
@@ -145,6 +170,25 @@ def _to_resume(run: Run, given: Mapping[str, Any]) -> int:
             "give `processes`, or start them with torchrun",
         )
     return count
+
+
+def _resolved(
+    given: Mapping[str, Any], recipe: str | None, start_from: str | None, checkpoint_dir: Path
+) -> Config:
+    loaded = load_recipe(recipe) if recipe is not None else None
+    if start_from is None:
+        return resolve(given, loaded)
+    parent = opened_run(start_from, checkpoint_dir)
+    return resolve_from(parent.config.model, parent.name, given, loaded)
+
+
+def _tools(log: str) -> list[str]:
+    """Which were named, all of them installed."""
+    from attnlm.see.log_tools import check_tools
+
+    tools = [] if log == "none" else [name.strip() for name in log.split(",")]
+    check_tools(tools)
+    return tools
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
@@ -199,6 +243,7 @@ def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
     return {
         "run": str(run.path),
         "model": run.config.model.model,
+        "parent": run.parent,
         "parameters": run.parameters,
         "steps": last["step"],
         "val_loss": last["val_loss"],

@@ -45,6 +45,7 @@ class Dataset:
     Ids in bins over 1 GiB are not all checked on opening: read them with `ids_at`.
     `val_bytes` is the length of the validation text in UTF-8; `bigram_loss`, of counted bigrams,
     and `floor`, the least possible, are in nats per token of the validation split, where known.
+    `tokenizer_from` is the folder that the tokenizer was taken from, if it was not made for this.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class Dataset:
     vocab_size: int
     bigram_loss: float | None
     floor: float | None
+    tokenizer_from: str | None
     tokenizer: tokenizer.Tokenizer
     train: Ids | Shards
     val: Ids | Shards
@@ -179,6 +181,7 @@ def _optional(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
 _META: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: _is_text(value) and is_safe_name(value),
     "source": _is_text,
+    "tokenizer_from": lambda value: value is None or isinstance(value, str),
     "sources": lambda value: isinstance(value, list) and all(isinstance(s, str) for s in value),
     "source_sha256": _is_hash,
     "val_source": _optional(_is_text),
@@ -234,7 +237,13 @@ def _read_meta(path: Path) -> dict[str, Any]:
             "prepare the text again with `force`, or install a newer attnlm",
         )
     # What earlier versions wrote lacks these.
-    meta = {"sources": [meta.get("source")], "newlines": "keep", **_UNKNOWN_BEFORE, **meta}
+    meta = {
+        "sources": [meta.get("source")],
+        "newlines": "keep",
+        "tokenizer_from": None,
+        **_UNKNOWN_BEFORE,
+        **meta,
+    }
     is_sharded = meta["format"] == SHARDED_FORMAT
     for key, is_valid in (_META | _SHARDED_META if is_sharded else _META).items():
         if key not in meta or not is_valid(meta[key]):

@@ -37,6 +37,7 @@ from attnlm.tokens.tokenizer import (
     Tokenizer,
     bpe_size,
     canonical_spec,
+    load,
     save,
 )
 
@@ -44,7 +45,7 @@ from attnlm.tokens.tokenizer import (
 def prepare(
     source: Source | Iterable[Source] | None = None,
     *,
-    tokenizer: str = "char",
+    tokenizer: str | Path = "char",
     val_fraction: float = 0.1,
     val_file: str | os.PathLike[str] | None = None,
     name: str | None = None,
@@ -57,6 +58,9 @@ def prepare(
     on_event: OnEvent | None = None,
 ) -> Dataset:
     """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
+
+    `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is taken: the text's
+    ids then mean what theirs do.
 
     `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
     characters are the validation split; or, with `val_file`, the whole of that text. Line endings
@@ -72,8 +76,13 @@ def prepare(
     read, split or encoded, and for files that can't be written. Existing files are then unchanged.
     """
     on_event = on_event or ignore
-    tokenizer = canonical_spec(tokenizer)
-    bpe_size(tokenizer)  # for its error
+    spec = canonical_spec(str(tokenizer))
+    try:
+        bpe_size(spec)  # for its error
+        taken = None
+    except UsageError:
+        if (taken := _taken(Path(tokenizer))) is None:
+            raise
     if newlines not in NEWLINES:
         raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
@@ -90,7 +99,7 @@ def prepare(
                 encoding=encoding,
                 newlines=newlines,
                 column=column,
-                marks_ends=tokenizer in PUBLISHED,
+                marks_ends=(taken.name if taken else spec) in PUBLISHED,
                 offline=offline,
                 spool=work,
                 on_event=on_event,
@@ -101,19 +110,24 @@ def prepare(
             split = Split(read(source), float(val_fraction), None)
         else:
             split = Split(read(source), None, read(Path(val_file)))
-        name = name or f"{split.text.corpus.name}-{tokenizer.replace(':', '')}"
-        target = data_dir / name
-        if _is_prepared(target, tokenizer, split, force):
+        kind = spec.replace(":", "") if taken is None else Path(tokenizer).absolute().name
+        name = name or f"{split.text.corpus.name}-{kind}"
+        target, wanted = data_dir / name, taken or spec
+        if _is_prepared(target, wanted, split, force):
             text_hash = f"{split.text.sha256[:12]}…"
             on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
         else:
-            chosen = _tokenizer(tokenizer, split, work, offline, on_event)
+            if taken is not None:
+                for text in filter(None, (split.text, split.val_text)):
+                    taken.encode(text.distinct)  # for its error
+            chosen = taken or _tokenizer(spec, split, work, offline, on_event)
+            origin = None if taken is None else Path(tokenizer).absolute()
             if split.utf8_bytes > bins.SHARD_BYTES:
-                _build_large(data_dir, work, name, split, chosen, on_event)
+                _build_large(data_dir, work, name, split, chosen, origin, on_event)
             else:
                 (work / "new").mkdir()
-                _build(work / "new", name, split, chosen, on_event)
-            _install(work / "new", target, lambda: _is_prepared(target, tokenizer, split, force))
+                _build(work / "new", name, split, chosen, origin, on_event)
+            _install(work / "new", target, lambda: _is_prepared(target, wanted, split, force))
         write_latest(data_dir, name)
         _tell_kept(data_dir, on_event)
         dataset = open_trusted(target)
@@ -129,6 +143,16 @@ def prepare(
 
 
 # --- The text, and where it is split --------------------------------------------------------------
+
+
+def _taken(folder: Path) -> Tokenizer | None:
+    """The tokenizer of the run or data set in a folder; None where there is none."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizer = load(path)
+    tokenizer.dataset = folder.absolute().name
+    return tokenizer
 
 
 def _tokenizer(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
@@ -150,6 +174,7 @@ def _build_large(
     name: str,
     split: Split,
     tokenizer: Tokenizer,
+    origin: Path | None,
     on_event: OnEvent,
 ) -> None:
     """Makes the folder `work`/new a data set of shards, some of which may be there from before."""
@@ -168,7 +193,7 @@ def _build_large(
         if there := sum(map(len, log.shards.values())):
             on_event(Note(f"going on behind {there} shards that an earlier `prepare` has written"))
         try:
-            _build(folder, name, split, tokenizer, on_event, log)
+            _build(folder, name, split, tokenizer, origin, on_event, log)
         except TextChangedError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -191,6 +216,7 @@ def _build(
     name: str,
     split: Split,
     tokenizer: Tokenizer,
+    origin: Path | None,
     on_event: OnEvent,
     log: Log | None = None,
 ) -> None:
@@ -219,6 +245,7 @@ def _build(
         "val_characters": split.characters - split.train_characters,
         "val_bytes": made["val"].utf8_bytes,
         "tokenizer": tokenizer.name,
+        "tokenizer_from": None if origin is None else str(origin),
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "vocab_size": tokenizer.vocab_size,
         "dtype": id_dtype(tokenizer.vocab_size).name,
@@ -238,7 +265,7 @@ def _build(
 # --- Where the folder goes ------------------------------------------------------------------------
 
 
-def _is_prepared(target: Path, spec: str, split: Split, force: bool) -> bool:
+def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
     """Whether what is at `target` can stay; False means that it may be replaced, or is nothing.
 
     Raises AttnlmError when it is something else, and without `force` also when it is a data set
@@ -255,8 +282,12 @@ def _is_prepared(target: Path, spec: str, split: Split, force: bool) -> bool:
         there = open_dataset(target)
     except AttnlmError as error:
         raise AttnlmError(f"{target} exists, and {error}", hint) from None
+    if isinstance(wanted, str):
+        is_alike = there.tokenizer.name == wanted
+    else:
+        is_alike = there.tokenizer.to_json() == wanted.to_json()
     if (
-        there.tokenizer.name == spec
+        is_alike
         and there.source_sha256 == split.text.sha256
         and there.val_source_sha256 == (split.val_text.sha256 if split.val_text else None)
         and there.train_characters == split.train_characters

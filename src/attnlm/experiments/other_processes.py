@@ -16,7 +16,7 @@ from attnlm.runs.run import Run
 from attnlm.training.loop import fit
 from attnlm.training.state import begun_state
 
-_FACTS = ("vocab_size", "parameters", "dataset")
+_FACTS = ("vocab_size", "parameters", "dataset", "parent")
 _RUN = "run"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, Processes, joined, restarts
+from attnlm.config.continued import resolve_from
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
@@ -30,9 +32,12 @@ from attnlm.experiments.whole_split import measure_on_whole
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
+from attnlm.runs.parent import start_record
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
+from attnlm.see.followed import Followed
+from attnlm.see.log_tools import check_tools
 from attnlm.training.deadline import Deadline
 from attnlm.training.loop import fit
 from attnlm.training.memory import check_memory
@@ -48,10 +53,13 @@ def train(
     *,
     recipe: str | Path | None = None,
     resume: str | Path | Run | None = None,
+    start_from: str | Path | Run | None = None,
+    checkpoint: str = "auto",
     name: str | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     verify: bool = False,
+    log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     **settings: Setting,
 ) -> Run:
@@ -61,35 +69,53 @@ def train(
 
     `dataset` is an opened one, a name or a path; default: the one prepared last. `settings` are the
     fields of Architecture and TrainingConfig. `resume` continues that run; only steps, eval_every,
-    patience, device, threads and compile can be given with it. `verify` reads all of the data's
-    bins where `open_dataset` would read samples. `on_event` is called with what happens: Note,
-    Started, Stepped, Evaluated, Replanned and Finished. The run's curve.png is redrawn at each
-    evaluation. A `budget` is for the whole call; how many steps fit is planned again as it goes.
+    patience, device, threads and compile can be given with it. `start_from` takes the model of
+    another run and the weights of its `checkpoint` (auto, best or last): a new run, with data of
+    the same tokenizer and a training of its own. `verify` reads all of the data's bins where
+    `open_dataset` would read samples. `on_event` is called with what happens: Note, Started,
+    Stepped, Evaluated, Replanned and Finished. The run's curve.png is redrawn at each evaluation.
+    `log` names tools that follow too: tensorboard, wandb, mlflow, trackio; a resumed run goes on
+    with those that it had, unless others are given. A `budget` is for the whole call; how many
+    steps fit is planned again as it goes.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
     """
     began = clock.began()
+    log = [log] if isinstance(log, str) else log
+    check_tools(log or ())
+    if checkpoint != "auto" and start_from is None:
+        raise UsageError(
+            "`checkpoint` says which weights of `start_from` are taken", "give both, or neither"
+        )
     with joined() as processes:
         if not processes.is_main:
             return join(processes, Path(data_dir), verify)
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
         if (before := begun_before(processes)) is not None:
-            dataset = recipe = name = None
+            dataset = recipe = name = start_from = None
             resume, settings = before, {}
         if resume is None:
-            config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
+            loaded = None if recipe is None else load_recipe(str(recipe))
+            parent = None
+            if start_from is None:
+                config = resolve(settings, loaded)
+            else:
+                parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
+                config = resolve_from(parent.config.model, parent.name, settings, loaded)
             check_launched(config.training, processes)
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
+            record = None if parent is None else start_record(parent, checkpoint, opened)
             budget = config.training.budget
             within = None if budget is None else Budget(budget, began)
-            return begin_run(config, opened, name, checkpoint_dir, on_event, within, processes)
-        _check_beside_resume(settings, dataset, recipe, name)
+            about = name, checkpoint_dir, on_event, within, processes
+            return begin_run(config, opened, *about, record, log or ())
+        _check_beside_resume(settings, dataset, recipe, name, start_from)
         # It may have been trained further since it was opened.
         where = resume.path.absolute() if isinstance(resume, Run) else resume
         run = open_run(where, checkpoint_dir=checkpoint_dir)
-        with _training(on_event) as listener, run.alone():
+        with _training(on_event, log) as listener, run.alone():
             resumed = _resume(run, Path(data_dir), verify, settings, listener)
             check_launched(resumed[0].config.training, processes)
             return _fitted(*resumed, listener, processes=processes)
@@ -103,23 +129,28 @@ def begin_run(
     on_event: OnEvent | None,
     within: Budget | Deadline | None,
     processes: Processes = ALONE,
+    parent: Mapping[str, Any] | None = None,
+    log: Sequence[str] = (),
 ) -> Run:
     """Trains a new run: for a budget, for the steps of its configuration, or with these to a
-    deadline, which may change them."""
-    with _training(on_event) as listener:
+    deadline, which may change them. Its weights start from those of its `parent`, if it has one.
+    """
+    with _training(on_event, log) as listener:
         run, device, deadline = _begin(
-            config, dataset, name, Path(checkpoint_dir), within, listener
+            config, dataset, name, Path(checkpoint_dir), within, parent, listener
         )
         with run.alone():
             return _fitted(run, dataset, device, True, listener, deadline, processes)
 
 
 @contextlib.contextmanager
-def _training(on_event: OnEvent | None) -> Iterator[OnEvent]:
-    """Draws the curve of what is trained meanwhile; afterwards the threads are as before."""
+def _training(on_event: OnEvent | None, log: Sequence[str] | None) -> Iterator[OnEvent]:
+    """Draws the curve of what is trained meanwhile, and lets the tools named in `log` follow it;
+    afterwards the threads are as before."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        yield CurveDrawer(on_event or ignore)
+        with contextlib.closing(Followed(CurveDrawer(on_event or ignore), log)) as listener:
+            yield listener
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
@@ -157,6 +188,7 @@ def _begin(
     name: str | None,
     checkpoint_dir: Path,
     within: Budget | Deadline | None,
+    parent: Mapping[str, Any] | None,
     on_event: OnEvent,
 ) -> tuple[Run, Device, Deadline | None]:
     """A new run's folder, where it is trained, and by when it is to end."""
@@ -183,16 +215,17 @@ def _begin(
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = replace(config, training=replace(config.training, eval_tokens=affordable))
     with explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
-        run = create_run(config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir)
+        run = create_run(
+            config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir, parent=parent
+        )
     return run, device, deadline
 
 
-def _check_beside_resume(
-    settings: Mapping[str, Setting], dataset: object, recipe: object, name: object
-) -> None:
-    if dataset is not None or recipe is not None or name is not None:
+def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> None:
+    if any(other is not None for other in others):
         raise UsageError(
-            "`resume` takes everything from the run", "leave out the data set, `recipe` and `name`"
+            "`resume` takes everything from the run",
+            "leave out the data set, `recipe`, `name` and `start_from`",
         )
     for key in settings:
         if key not in _TAKEN_BESIDE_RESUME:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
+from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, model_skeleton
 from attnlm.model.language_model import LanguageModel, build_model
@@ -84,8 +85,14 @@ def load_rows(
     shapes = _shapes(architecture, vocab_size)
     if not shapes.keys() <= weights.keys():
         weights, state = from_older(weights, shapes), from_older(state, shapes)
+    if path.suffix and count > 1:  # a file is read, and checked, as a whole
+        weights, state = (_rows(tensors, rank, count) for tensors in (weights, state))
     check_finite(*weights.values())
     return facts, weights, state
+
+
+def _rows(tensors: Mapping[str, Tensor], rank: int, count: int) -> dict[str, Tensor]:
+    return {name: t[rows_of(len(t), rank, count)].clone() for name, t in tensors.items()}
 
 
 def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
@@ -19,7 +21,13 @@ from attnlm.tokens import tokenizer
 
 
 def create_run(
-    config: Config, dataset: Dataset, parameters: int, *, name: str | None, checkpoint_dir: Path
+    config: Config,
+    dataset: Dataset,
+    parameters: int,
+    *,
+    name: str | None,
+    checkpoint_dir: Path,
+    parent: Mapping[str, Any] | None = None,
 ) -> Run:
     """Makes the folder of a new run, `<model>-001` and so on unless named: whole from the first.
 
@@ -42,7 +50,7 @@ def create_run(
         new = work / "new"
         new.mkdir()
         tokenizer.save(dataset.tokenizer, new / "tokenizer.json")
-        run = Run(new, config, dataset.vocab_size, parameters, about)
+        run = Run(new, config, dataset.vocab_size, parameters, about, parent=parent)
         run.save_config()
         run = replace(run, path=_put_in_place(new, checkpoint_dir, config.model.model, name))
     write_latest(checkpoint_dir, run.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def open_run(
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
-    content = {"stopped_after": 0.0, **files.read_json(path / "config.json")}
+    content = {"stopped_after": 0.0, "parent": None, **files.read_json(path / "config.json")}
     if content.get("format") != FORMAT:
         raise AttnlmError(
             f"{path / 'config.json'} was written by another version of attnlm", "use that version"
@@ -64,18 +64,28 @@ _DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _is_dataset(value: object) -> bool:
+def _has(facts: Mapping[str, Callable[[Any], bool]], value: object) -> bool:
     return isinstance(value, dict) and all(
-        key in value and is_valid(value[key]) for key, is_valid in _DATASET_FACTS.items()
+        key in value and is_valid(value[key]) for key, is_valid in facts.items()
     )
+
+
+_PARENT_FACTS: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: isinstance(value, str),
+    "path": _DATASET_FACTS["path"],
+    "checkpoint": lambda value: value in ("best", "last", "best.safetensors", "last.safetensors"),
+    "step": lambda value: type(value) is int and value >= 0,
+    "sha256": lambda value: isinstance(value, str),
+}
 
 
 _CONTENT: dict[str, Callable[[Any], bool]] = {
     "config": lambda value: isinstance(value, dict),
     "vocab_size": lambda value: is_count(value) and value <= 2**21,
     "parameters": is_count,
-    "dataset": _is_dataset,
+    "dataset": lambda value: _has(_DATASET_FACTS, value),
     "stopped_after": lambda value: is_number(value) and value >= 0,
+    "parent": lambda value: value is None or _has(_PARENT_FACTS, value),
 }
 
 

@@ -54,6 +54,8 @@ class Run:
     """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
     stopped_after: float = 0.0
     """Seconds of training when it was stopped between evaluations; 0 where it never was."""
+    parent: Mapping[str, Any] | None = None
+    """The run whose weights it started from: name, path, checkpoint, its step and its hash."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
@@ -73,6 +75,14 @@ class Run:
     def _checkpoint(self, which: str) -> Path:
         """A file, or a folder that several processes write."""
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
+
+    @property
+    def origin(self) -> str:
+        """`multi-head-001, step 1,000 (best)`: where its weights started; "" for a random start."""
+        if self.parent is None:
+            return ""
+        which = self.parent["checkpoint"].removesuffix(".safetensors")
+        return f"{self.parent['name']}, step {self.parent['step']:,} ({which})"
 
     @property
     def evaluated_part(self) -> str:
@@ -231,6 +241,7 @@ class Run:
             "parameters": self.parameters,
             "dataset": dict(self.dataset),
             "stopped_after": self.stopped_after,
+            "parent": None if self.parent is None else dict(self.parent),
         }
         files.write_json(self.path / "config.json", content)
 

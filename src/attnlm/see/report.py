@@ -92,6 +92,7 @@ class Report:
             "run": str(self.run.path),
             "model": self.run.config.model.model,
             "parameters": self.run.parameters,
+            "parent": self.run.parent,
             "best_val_loss": self.best["val_loss"],
             "bits_per_byte": self.best["bits_per_byte"],
             "verdict": self.verdict,

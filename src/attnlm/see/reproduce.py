@@ -16,7 +16,8 @@ def prepare_command(dataset: Dataset) -> str:
 
     A text that came from stdin is called TEXT.
     """
-    words = ["attnlm", "prepare", *dataset.sources, "--tokenizer", dataset.tokenizer.name]
+    words = ["attnlm", "prepare", *dataset.sources]
+    words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
     elif dataset.val_fraction is not None:
@@ -34,6 +35,11 @@ def prepare_command(dataset: Dataset) -> str:
 def train_command(run: Run) -> str:
     """What makes the run again, with every setting, so that no default matters."""
     words = ["attnlm", "train", run.dataset["name"]]
+    if run.parent is not None:
+        which = run.parent["checkpoint"].removesuffix(".safetensors")
+        path = Path(run.parent["path"])
+        is_usual = path.parent == Path("checkpoints").absolute()
+        words += ["--from", path.name if is_usual else str(path), "--checkpoint", which]
     for name, value in run.config.settings().items():
         if isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))

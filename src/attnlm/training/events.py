@@ -32,6 +32,9 @@ class Stepped:
     loss: float
     tokens_per_second: float
     seconds_left: float
+    gradient_norm: float | None = None
+    """Of the whole gradient of that batch, before it was clipped; None where it was not taken: of a
+    sharded model it takes all processes, and is taken for clipping only"""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class _Loop:
         self._state, self._config = stepper.state, run.config.training
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
-        self._evaluation_seconds = 0.0
+        self._evaluation_seconds, self._step_seconds = 0.0, math.inf
         self._restart_clock()
         self._reported = self._since
 
@@ -190,12 +190,21 @@ class _Loop:
                     self._checkpoints.finish()
                 self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
-            loss = self._stepper.step(self._interruption)
+            loss = self._step()
             is_long_ago = time.perf_counter() - self._reported >= _SECONDS_BETWEEN_REPORTS
             if self._is_main and is_long_ago:
                 self._report(loss)
             if self._deadline is not None and self._deadline.is_look_due():
                 self._plan_again(self._deadline)
+
+    def _step(self) -> Tensor:
+        """The next step's loss; the gradient's norm is noted where a report is likely to follow."""
+        began, optimizer = time.perf_counter(), self._state.optimizer
+        soon = began + 2 * self._step_seconds - self._reported >= _SECONDS_BETWEEN_REPORTS
+        optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded
+        loss = self._stepper.step(self._interruption)
+        self._step_seconds = time.perf_counter() - began
+        return loss
 
     def _plan_again(self, deadline: Deadline) -> None:
         """Lets the number of steps follow the clock; what is planned is recorded first."""
@@ -235,13 +244,17 @@ class _Loop:
         evaluations_left = math.ceil(steps_left / config.eval_every)
         left = steps_left * self._tokens_per_step / speed
         left += evaluations_left * self._evaluation_seconds
-        self._on_event(Stepped(step, loss.item(), speed, left))
+        norm = self._state.optimizer.norm
+        measured = None if norm is None else norm.item()
+        self._tell(Stepped(step, loss.item(), speed, left, measured))
 
-    def _tell(self, event: Evaluated) -> None:
+    def _tell(self, event: Evaluated | Stepped) -> None:
         """What listeners do with it, such as drawing a curve, is no time of the training."""
         began = time.perf_counter()
         self._on_event(event)
-        self._began += time.perf_counter() - began
+        spent = time.perf_counter() - began
+        self._began += spent
+        self._since += spent
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
         """None where it is another process that takes it."""

@@ -78,6 +78,10 @@ class Optimizer(ABC):
         self.gradient = self._exchanged[:-_ROOM]
         self._mean, self._square = first.new_zeros(count), first.new_zeros(by_adamw)
         self._groups: list[AdamW | Muon] = []
+        self.wants_norm = False
+        """Whether the next step is to note the gradient's norm, which clipping notes anyway."""
+        self.norm: Tensor | None = None
+        """Of the newest step's whole gradient, before clipping; None where it was not noted"""
         self._turns = functools.cache(self._shared_out)
 
     def _places(self) -> Iterator[tuple[Place, list[Span], slice]]:
@@ -116,8 +120,10 @@ class Optimizer(ABC):
 
         `threads` of `pool` and this one share it out, which changes nothing in the result.
         """
-        if self._config.gradient_clip is not None:
-            self.gradient.mul_((self._config.gradient_clip / (self._norm() + 1e-6)).clamp(max=1.0))
+        clip = self._config.gradient_clip
+        self.norm = None if clip is None and not self.wants_norm else self._norm()
+        if clip is not None and self.norm is not None:
+            self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
         rate = self._config.learning_rate * learning_rate_factor(step, self._config)
 
         def update(groups: Sequence[AdamW | Muon]) -> None:

@@ -17,6 +17,7 @@ from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.runs.checkpoint import load_facts, load_rows, named_tensors
+from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import parameter_of
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
@@ -131,8 +132,7 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
     if optimizer.state().keys() != tensors.keys():
         raise _not_of(run)
     optimizer.load_state(tensors)
-    for name, values in optimizer.weights().items():
-        values.copy_(weights[name])
+    _take(optimizer, weights)
     saved = _checked(facts, run)
     records = run.metrics_until(facts["evaluated_step"])
     older = facts.get("seconds", 0.0)  # which is where older versions kept them
@@ -145,15 +145,26 @@ def begun_state(
 ) -> TrainingState:
     """The same state in all processes: of a `fresh` run the first, else the one that was saved.
 
-    Where each has all of it, the main process reads it. Raises as `saved_state` does.
+    The weights of a fresh run are its parent's, where it has one. Where each process has all of the
+    state, the main process reads it. Raises as `saved_state` and `parent_rows` do.
     """
-    if fresh or not (processes.is_main or run.config.training.is_sharded):
+    is_sharded = run.config.training.is_sharded
+    reads = processes.is_main or is_sharded
+    if fresh or not reads:
         state = initial_state(run.config, run.vocab_size, device, processes)
+        if fresh and reads and run.parent is not None:
+            part = (processes.rank, processes.count) if is_sharded else (0, 1)
+            _take(state.optimizer, parent_rows(run, *part))
     else:
         state = saved_state(run, device, processes)
     if processes.count > 1:
         state.copy_from_main(processes)
     return state
+
+
+def _take(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> None:
+    for name, values in optimizer.weights().items():
+        values.copy_(weights[name])
 
 
 def saved_facts(run: Run) -> dict[str, Any]:

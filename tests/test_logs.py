@@ -1,0 +1,280 @@
+"""Tools that follow a training: what they get, where it goes on, and that none stops a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlm
+from attnlm.base import files
+from attnlm.base.events import Note
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
+from attnlm.see import curves, followed, log_tools
+from attnlm.training import loop
+from attnlm.training.schedule import learning_rate
+from tests.command import fails, here
+
+SMALL: dict[str, Any] = {
+    "model": "single-head",
+    "embed_dim": 16,
+    "block_size": 8,
+    "batch_size": 4,
+    "steps": 6,
+    "eval_every": 3,
+    "seed": 1,
+    "threads": 1,
+}
+DRAW = curves.draw_run  # before conftest.py takes it away
+
+
+@pytest.fixture(autouse=True)
+def _reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step; and curves are drawn."""
+    monkeypatch.setattr(loop, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(curves, "draw_run", DRAW)
+
+
+class Kept:
+    """A tool that keeps what it gets."""
+
+    made: list[Kept]
+
+    def __init__(self, run: Run, id: str, first_step: int) -> None:
+        self.id, self.first_step = id, first_step
+        self.got: list[tuple[int, str, Any]] = []
+        self.ended: bool | None = None
+        self.made.append(self)
+        sys.stdout.write("a word from a tool\n")
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        self.got += [(step, *item) for item in values.items()]
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self.got.append((step, name, text))
+
+    def image(self, step: int, name: str, pixels: log_tools.Pixels) -> None:
+        self.got.append((step, name, pixels))
+
+    def close(self, *, is_finished: bool) -> None:
+        self.ended = is_finished
+
+    def series(self, name: str) -> dict[int, Any]:
+        return {step: value for step, got, value in self.got if got == name}
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
+    """As the tool `json`, which is a package that everybody has."""
+    monkeypatch.setitem(log_tools.TOOLS, "json", Kept)
+    Kept.made = []
+    return Kept
+
+
+def train(dataset: Dataset, folder: Path, **more: Any) -> Run:
+    return attnlm.train(dataset.path, checkpoint_dir=folder, **{**SMALL, **more})
+
+
+def test_a_tool_gets_numbers_samples_and_pictures(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(dataset, tmp_path, log="json")
+    (tool,) = kept.made
+    records = {r["step"]: r for r in run.metrics()}
+    assert tool.series("loss/validation") == {step: r["val_loss"] for step, r in records.items()}
+    assert tool.series("loss/train") == {step: records[step]["train_loss"] for step in (3, 6)}
+    rates = {step: learning_rate(step, run.config.training) for step in range(7)}
+    assert tool.series("learning_rate") == rates
+    for name in ("loss/batch", "gradient_norm", "tokens_per_second"):
+        assert list(tool.series(name)) == [1, 2, 3, 4, 5, 6]
+        assert all(value > 0 for value in tool.series(name).values())
+    assert tool.series("sample") == {snapshot.step: snapshot.text for snapshot in run.ticker()}
+    assert list(tool.series("attention")) == [0, 3, 6]
+    curve = tool.series("curve")[6]
+    assert curve.dtype == np.uint8 and curve.ndim == 3 and curve.std() > 1
+    assert (tool.first_step, tool.ended) == (0, True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_resumed_run_goes_on_with_its_tools(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept]
+) -> None:
+    run = train(dataset, tmp_path, log=["json"])
+    attnlm.train(resume=run, steps=9)
+    first, second = kept.made
+    assert (second.id, second.first_step) == (first.id, 6)
+    assert list(second.series("loss/batch")) == [7, 8, 9]
+    attnlm.train(resume=run, steps=10, log=[])  # and from now on without
+    attnlm.train(resume=run, steps=11)
+    assert len(kept.made) == 2
+
+
+def test_a_run_without_tools_has_no_record_of_them(dataset: Dataset, tmp_path: Path) -> None:
+    assert not (train(dataset, tmp_path).path / "logs.json").exists()
+
+
+@pytest.mark.parametrize("failing", ["__init__", "numbers", "text", "image", "close"])
+def test_a_tool_that_fails_stops_nothing(
+    failing: str,
+    dataset: Dataset,
+    tmp_path: Path,
+    kept: type[Kept],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no such server\nat all")
+
+    broken = type("Broken", (Kept,), {failing: fail})
+    monkeypatch.setitem(log_tools.TOOLS, "os", broken)
+    notes: list[str] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    run = train(dataset, tmp_path, log=["os", "json"], on_event=listen)
+    assert notes == ["os has failed, and follows no more: no such server"]
+    plain = train(dataset, tmp_path)
+    assert run.last.read_bytes() == plain.last.read_bytes()
+    other = kept.made[-1]
+    assert list(other.series("loss/validation")) == [0, 3, 6] and other.ended
+
+
+def test_a_training_that_stops_lets_them_end_too(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept]
+) -> None:
+    def stop(event: object) -> None:
+        if isinstance(event, attnlm.Evaluated) and event.record["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path, log=["json"], on_event=stop)
+    assert kept.made[0].ended is False
+
+
+def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> None:
+    run = train(dataset, tmp_path)
+    for content in ({"id": "x", "tools": []}, {"id": "00000000", "tools": 5}):
+        files.write_json(run.path / "logs.json", content)
+        notes: list[object] = []
+        steps = run.metrics()[-1]["step"] + 1
+        attnlm.train(resume=run, steps=steps, on_event=notes.append)
+        assert any(isinstance(n, Note) and "logs.json is damaged" in n.text for n in notes)
+
+
+def test_few_points_of_a_long_training(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "_MOST_POINTS", 3)
+    train(dataset, tmp_path, log=["json"], steps=12)
+    assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
+
+
+def test_what_is_not_installed_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fruits.txt").write_text("apples and pears.\n" * 40)
+    attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    arguments = "train", "--log", "wandb"
+    fails(*arguments, cwd=tmp_path, code=1, says="wandb, which is", hints="pip install wandb")
+    arguments = "train", "--log", "wand"
+    fails(*arguments, cwd=tmp_path, code=2, says="--log can't be 'wand'", hints="wandb")
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_command_names_several(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(log_tools.TOOLS, "os", Kept)
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--steps", "2", "--block-size", "8", "--batch-size", "2", "--model", "bigram")
+    done = here(["train", str(dataset.path), "--log", "json, os", *sizes])
+    assert done.code == 0 and "a word from a tool" in done.stderr
+    assert done.stdout.splitlines() == [str(Path("checkpoints") / "bigram-001")]
+    recorded = json.loads((tmp_path / "checkpoints" / "bigram-001" / "logs.json").read_text())
+    assert recorded["tools"] == ["json", "os"]
+    assert here(["train", "--resume", "bigram-001", "--steps", "3", "--log", "none"]).code == 0
+    assert len(kept.made) == 2
+
+
+def test_maps_lie_side_by_side() -> None:
+    maps = np.zeros((2, 3, 4, 4), np.float32)
+    maps[1, 2, 3, 0] = 1.0
+    sheet = followed.map_sheet(maps)
+    side = len(sheet) // 2
+    assert sheet.shape == (2 * side, 3 * side, 3)
+    rows, columns = np.nonzero(sheet[..., 0] == 0)
+    assert {*rows // side} == {1} and {*columns // side} == {2}
+
+
+def test_tensorboard_reads_what_was_written(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(dataset, tmp_path, log="tensorboard")
+    log = log_tools.TensorBoard(run, "", 0)  # as a process that was killed before it saved
+    log.numbers(8, {"loss/batch": 99.0})
+    log.close(is_finished=False)
+    attnlm.train(resume=run, steps=9)
+    read = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"images": 0})
+    read.Reload()
+    found = {point.step: point.value for point in read.Scalars("loss/validation")}
+    assert found == pytest.approx({r["step"]: r["val_loss"] for r in run.metrics()})
+    assert [p.step for p in read.Scalars("loss/batch")] == [*range(1, 10)]
+    assert 99.0 not in [p.value for p in read.Scalars("loss/batch")]
+    assert {*read.Tags()["images"]} == {"attention", "curve"}
+    sample = read.Tensors("sample/text_summary")[-1].tensor_proto.string_val[0].decode()
+    text = run.ticker()[-1].text
+    assert sample == "".join(f"    {line}\n" for line in text.split("\n"))
+
+
+def test_wandb_offline(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    notes: list[object] = []
+    run = train(dataset, tmp_path, log="wandb", on_event=notes.append)
+    assert not [n for n in notes if isinstance(n, Note)]
+    id = files.read_json(run.path / "logs.json")["id"]
+    assert len(list(run.path.glob(f"wandb/offline-run-*-{id}/run-{id}.wandb"))) == 1
+    assert len(list(run.path.glob("wandb/offline-run-*/files/media/images/attention_*"))) == 3
+
+
+def test_mlflow_with_local_files(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    run = train(dataset, tmp_path / "checkpoints", log="mlflow")
+    attnlm.train(resume=run, steps=9)
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("attnlm").experiment_id
+    (found,) = client.search_runs([experiment])
+    history = client.get_metric_history(found.info.run_id, "loss/batch")
+    assert [metric.step for metric in history] == [*range(1, 10)]
+    assert (found.info.run_name, found.info.status) == (run.name, "FINISHED")
+    assert found.data.params["embed_dim"] == "16"
+    assert len(client.list_artifacts(found.info.run_id, "sample")) == 4
+
+
+def test_trackio_on_this_machine(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    run = train(dataset, tmp_path, log="trackio")
+    id = files.read_json(run.path / "logs.json")["id"]
+    assert (tmp_path / "trackio" / "attnlm.db").exists()
+    media = tmp_path / "trackio" / "media" / "attnlm" / f"{run.name}-{id}"
+    assert {"0", "3", "6"} <= {path.name for path in media.iterdir()}

@@ -1,0 +1,202 @@
+"""A run that starts from another's weights: what it takes, what it records, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.parent import parent_rows
+from attnlm.runs.run import Run
+from attnlm.see.reproduce import train_command
+from tests.command import ATTNLM, fails
+from tests.command import attnlm as command
+from tests.models import FRUITS
+from tests.test_processes import ended, started
+
+SMALL: dict[str, Any] = {
+    "batch_size": 4,
+    "steps": 6,
+    "eval_every": 3,
+    "seed": 1,
+    "device": "cpu",
+    "threads": 1,
+    "schedule": "constant",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the data set fruits-char and the run `parent`."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "fruits.txt").write_text(FRUITS)
+    attnlm.prepare(path / "fruits.txt", data_dir=path / "data")
+    sizes = {"block_size": 8, "heads": 2, "embed_dim": 16}
+    attnlm.train(**about(path), name="parent", **{**SMALL, **sizes, "steps": 30})
+    return path
+
+
+def about(folder: Path) -> dict[str, Any]:
+    return {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
+
+
+def child(folder: Path, **settings: Any) -> Run:
+    return attnlm.train(
+        "fruits-char", **{**about(folder), "start_from": "parent", **SMALL, **settings}
+    )
+
+
+def weights(run: Run, which: str = "last") -> dict[str, Any]:
+    model, _, _ = load_checkpoint(
+        run.path / f"{which}.safetensors", run.config.model, run.vocab_size
+    )
+    return dict(model.named_parameters())
+
+
+def test_it_begins_where_the_parent_is(folder: Path) -> None:
+    parent = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
+    run = child(folder, seed=7, learning_rate=1e-4)
+    assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
+    assert run.config.model == parent.config.model
+    assert (run.config.training.seed, run.config.training.learning_rate) == (7, 1e-4)
+    start = parent.checkpoint("auto")
+    assert run.parent == {
+        "name": "parent",
+        "path": str(parent.path.absolute()),
+        "checkpoint": start.path.name,
+        "step": start.step,
+        "sha256": files.file_hash(start.path),
+    }
+    assert attnlm.open_run(run.path).parent == run.parent
+    shown = command("report", "--json", run.path, "--data-dir", folder / "data", cwd=folder)
+    assert json.loads(shown.stdout)["parent"] == run.parent
+    assert "parent, step 30" in (run.path / "report.html").read_text()
+
+
+def test_either_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
+    parent = child(folder, learning_rate=1.0)  # which makes it worse: its best is its first
+    assert parent.best != parent.last and parent.checkpoint("best").step == 0
+    for which in ("best", "last"):
+        run = child(folder, start_from=parent, checkpoint=which, steps=1, learning_rate=1e-12)
+        for name, values in weights(run).items():
+            torch.testing.assert_close(values, weights(parent, which)[name], rtol=0, atol=1e-6)
+        assert run.parent is not None and run.parent["checkpoint"] == f"{which}.safetensors"
+
+
+def test_it_does_not_begin_with_the_parents_optimizer(folder: Path) -> None:
+    fresh = child(folder, steps=1, optimizer="adamw", learning_rate=0.01)
+    before = weights(attnlm.open_run(folder / "checkpoints" / "parent"), "best")
+    moved = torch.cat([(p - before[n]).flatten().abs() for n, p in weights(fresh).items()])
+    # The first update of Adam is ±1 times the learning rate, whatever the gradient.
+    assert moved[moved > 1e-5].quantile(0.1) > 0.0099
+
+
+def test_it_is_resumed_exactly(folder: Path) -> None:
+    whole = child(folder, steps=12)
+    parted = attnlm.train(resume=child(folder), steps=12, eval_every=3, **about(folder))
+    assert whole.last.read_bytes() == parted.last.read_bytes()
+    assert parted.parent == whole.parent
+
+
+def test_its_command_makes_it_again(folder: Path) -> None:
+    run = child(folder)
+    _, *words = shlex.split(train_command(run))
+    command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
+    again = attnlm.open_run(folder / "elsewhere" / "again")
+    assert again.last.read_bytes() == run.last.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"heads": 4}, {"block_size": 16}, {"model": "wide-head"}, {"projection": True}, {"layers": 2}],
+)
+def test_what_would_change_the_model_is_refused_by_name(
+    changed: dict[str, Any], folder: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"`{next(iter(changed))}` can't be changed"):
+        child(folder, **changed)
+    recipe = folder / "recipe.toml"
+    recipe.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in changed.items()))
+    with pytest.raises(AttnlmError, match=f"in the recipe: `{next(iter(changed))}` can't"):
+        child(folder, recipe=recipe)
+
+
+def test_what_changes_nothing_and_dropout_are_not(folder: Path) -> None:
+    run = child(folder, heads=2, block_size=8, dropout=0.1)
+    assert run.config.model.dropout == 0.1
+    recipe = folder / "checkpoints" / "parent" / "config.json"
+    assert child(folder, recipe=recipe).config.model.dropout == 0.0
+
+
+def test_data_of_another_tokenizer_are_refused_until_they_have_this_one(folder: Path) -> None:
+    (folder / "pears.txt").write_text("30 pears are 3 fruits.\n" * 40)
+    attnlm.prepare(folder / "pears.txt", data_dir=folder / "data")
+    arguments = "train", "pears-char", "--from", "parent", "--steps", "4", "--batch-size", "2"
+    path = Path("checkpoints") / "parent"
+    fails(*arguments, cwd=folder, code=1, says="tokenizer of parent", hints=f"--tokenizer {path}")
+    command("prepare", "pears.txt", "--tokenizer", path, cwd=folder)
+    command("prepare", "pears.txt", "--tokenizer", path, cwd=folder)  # is there already
+    done = command("train", "pears-parent", *arguments[2:], cwd=folder)
+    assert "the weights of parent, step 30" in done.stderr
+    (folder / "plums.txt").write_text("PLUMS!\n" * 40)
+    again = "prepare", "plums.txt", "--tokenizer", path
+    fails(*again, cwd=folder, code=1, says="the vocabulary of parent lacks", hints="byte")
+
+
+def test_a_sharded_run_is_a_parent_and_a_child(folder: Path) -> None:
+    parent = child(folder, shard=True)
+    assert parent.parent is not None and parent.parent["checkpoint"] == "best.safetensors"
+    run = child(folder, start_from=parent)
+    assert run.parent is not None and run.parent["checkpoint"] == "best"
+    assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_each_of_several_processes_reads_its_rows(count: int, folder: Path) -> None:
+    run = child(folder, steps=1)
+    parts = [parent_rows(run, rank, count) for rank in range(count)]
+    for name, whole in parent_rows(run).items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), whole)
+        assert len(parts[0][name]) == -(-len(whole) // count)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    alone = child(folder)
+    settings = [("--" + name.replace("_", "-"), str(value)) for name, value in SMALL.items()]
+    arguments = "train", "fruits-char", "--from", "parent", "--processes", "2", "--shard"
+    more = (*sum(settings, ()), "--log", "tensorboard", "--name", "two")
+    ended(started(*ATTNLM, *arguments, *more, cwd=folder), 0)
+    two = attnlm.open_run(folder / "checkpoints" / "two")
+    for one, other in zip(alone.metrics(), two.metrics(), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-4)
+    assert two.parent == alone.parent
+    assert len(list((two.path / "tensorboard").iterdir())) == 1
+
+
+def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:
+    run = child(folder)
+    assert run.parent is not None
+    changed = replace(run, parent={**run.parent, "sha256": "0" * 64})
+    with pytest.raises(AttnlmError, match="has changed since"):
+        parent_rows(changed)
+    assert parent_rows(run).keys() == weights(run).keys()
+
+
+def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
+    arguments = "train", "--from", "parent", "--resume", "parent"
+    fails(*arguments, cwd=folder, code=2, says="takes everything from the run", hints="--from")
+    fails(
+        "train", "--from", "nobody", cwd=folder, code=1, says="no run is called", hints="there are"
+    )
