@@ -4,6 +4,7 @@
     train         a Dataset → a Run: a folder with configuration, metrics and weights
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss over a whole validation split
+    export        a Run → a folder that other tools load
     open_dataset  a Dataset that was prepared before, by name or path
     open_run      a Run that was trained before, by name or path
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset, open_dataset
     from attnlm.data.prepare import prepare
     from attnlm.experiments.evaluate import evaluate
+    from attnlm.experiments.export import export
     from attnlm.experiments.train import train
     from attnlm.generation.sampling import sample, samples
     from attnlm.runs.load_model import load_model
@@ -65,6 +67,7 @@ _HOMES = {
     "Stepped": "training.events",
     "UsageError": "base.errors",
     "evaluate": "experiments.evaluate",
+    "export": "experiments.export",
     "load_model": "runs.load_model",
     "open_dataset": "data.dataset",
     "open_run": "runs.open_run",
@@ -89,6 +92,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "evaluate",
+    "export",
     "load_model",
     "open_dataset",
     "open_run",

@@ -1,0 +1,141 @@
+"""A run for `transformers`: config, weights, tokenizer and a model card, in one folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import workspace
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import LanguageModel
+from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.hugging_face.model_card import model_card
+from attnlm.runs.hugging_face.stock_classes import StockClass, stock_class_for
+from attnlm.runs.run import Run
+from attnlm.tokens.tokenizer import END_OF_TEXT
+from attnlm.tokens.tokenizer_json import library_tokenizer
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_to_hf` wrote."""
+
+    path: Path
+    stock_class: str
+    """of `transformers`"""
+    checkpoint: str
+    """best or last"""
+
+
+def export_to_hf(run: Run, folder: Path, *, checkpoint: str = "auto") -> Exported:
+    """Writes a run's checkpoint to a new folder that `transformers` loads.
+
+    The folder is written whole or not at all. Raises UsageError for a model that no stock class can
+    express, AttnlmError when the folder is not empty, when files are missing or damaged, and when
+    the installed `tokenizers` can't express the tokenizer.
+    """
+    stock = stock_class_for(run.config.model, run.name)
+    _check_free(folder)
+    chosen = run.checkpoint(checkpoint)
+    content = {
+        **_tokenizer_files(run),
+        "config.json": _json(_config(stock, run)),
+        "generation_config.json": _json(_generation(run)),
+        "README.md": model_card(run, chosen, stock.name).encode(),
+    }
+    model, _, _ = load_checkpoint(chosen.path, run.config.model, run.vocab_size)
+    content["model.safetensors"] = save(_tensors(stock, model), {"format": "pt"})
+    with files.explaining(folder, "free some space, or name another folder"):
+        _write(folder, content)
+    return Exported(folder, stock.name, chosen.which)
+
+
+def _check_free(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise AttnlmError(f"{folder} is not a folder", "name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
+
+
+def _write(folder: Path, content: dict[str, bytes]) -> None:
+    with workspace(folder.absolute().parent) as work:
+        new = work / "new"
+        new.mkdir()
+        for name, written in content.items():
+            files.write_bytes(new / name, written)
+        _check_free(folder)
+        if folder.is_dir():
+            folder.rmdir()
+        new.rename(folder)
+
+
+def _config(stock: StockClass, run: Run) -> dict[str, Any]:
+    return {
+        "architectures": [stock.name],
+        "model_type": stock.model_type,
+        "vocab_size": run.vocab_size,
+        **stock.config(run.config.model),
+        "tie_word_embeddings": run.config.model.tie_embeddings,
+        **_special_ids(run),
+        "use_cache": True,
+        "dtype": "float32",
+    }
+
+
+def _generation(run: Run) -> dict[str, Any]:
+    """As `attnlm sample` does by default: from all tokens, at temperature 1."""
+    return {**_special_ids(run), "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+def _special_ids(run: Run) -> dict[str, Any]:
+    """Also where there are none: the classes have ids by default, those of other vocabularies."""
+    end = run.tokenizer.end_of_text
+    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+
+
+def _tokenizer_files(run: Run) -> dict[str, bytes]:
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": run.config.model.block_size,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    if run.tokenizer.end_of_text is not None:
+        config |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    tokenizer = library_tokenizer(run.tokenizer).to_str(pretty=False)
+    return {"tokenizer.json": tokenizer.encode(), "tokenizer_config.json": _json(config)}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _tensors(stock: StockClass, model: LanguageModel) -> dict[str, Tensor]:
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    tensors = {}
+    for stored in stock.stored(model.architecture):
+        parts = [_weight(part, weights, model.architecture) for part in stored.parts]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        tensors[stored.name] = (joined.T if stored.transposed else joined).contiguous()
+    return tensors
+
+
+def _weight(name: str, weights: dict[str, Tensor], a: Architecture) -> Tensor:
+    """A parameter of the model, zeros for a bias or positions that it lacks."""
+    if name in weights:
+        return weights[name]
+    if name == "position_embedding.weight":
+        assert a.embed_dim is not None
+        return torch.zeros(a.block_size, a.embed_dim)
+    stem = name.removesuffix(".bias")
+    of = weights.get(f"{stem}.weight", weights.get(f"{stem}.gain"))
+    assert of is not None, name
+    return torch.zeros(len(of))
