@@ -14,6 +14,7 @@ from attnlm.cli import console
 from attnlm.cli.evaluate import evaluate
 from attnlm.cli.export import ExportCommand, export
 from attnlm.cli.help import Command
+from attnlm.cli.import_ import import_
 from attnlm.cli.ladder import ladder
 from attnlm.cli.plan import PlanCommand, plan
 from attnlm.cli.prepare import prepare
@@ -42,6 +43,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "heads": heads,
     "report": report,
     "export": export,
+    "import": import_,
 }
 _CLASSES = {"train": TrainCommand, "plan": PlanCommand, "export": ExportCommand}
 for _name, _command in _COMMANDS.items():

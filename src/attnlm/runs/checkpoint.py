@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,12 +49,46 @@ def save_checkpoint(
     described = json.dumps(facts, sort_keys=True)
     content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
     end = 8 + int.from_bytes(content[:8], "little")
-    # safetensors writes the keys of its header in an order that differs from call to call.
-    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
     with files.replacing(path) as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        # safetensors writes the keys of its header in an order that differs from call to call.
+        file.write(_header_bytes(json.loads(content[8:end])))
         file.write(memoryview(content)[end:])
+
+
+def save_weights_in_turn(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    weight: Callable[[str], Tensor],
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes a checkpoint of weights of which only one at a time is in memory.
+
+    `weight` gives that of a name, in float32 and of its shape.
+    """
+    described = json.dumps(facts, sort_keys=True)
+    digest, names, end = hashlib.sha256(described.encode()), sorted(_named(shapes)), 0
+    header: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "facts": described}}
+    for name in names:
+        shape = _named(shapes)[name]
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shape}
+    with files.replacing(path) as file:
+        file.write(_header_bytes(header))
+        for name in names:
+            tensor = weight(name.removeprefix(_MODEL)).contiguous()
+            assert tensor.dtype == torch.float32 and tensor.shape == _named(shapes)[name]
+            _add_to(digest, name, tensor)
+            file.write(tensor.flatten().view(torch.uint8).numpy().data)
+        header["__metadata__"]["digest"] = digest.hexdigest()
+        file.seek(0)
+        file.write(_header_bytes(header))
+
+
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
+    """With its length before it, and padded so that the tensors are aligned."""
+    content = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content
 
 
 def load_checkpoint(
@@ -208,10 +242,13 @@ def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> b
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(described.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        _add_to(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+def _add_to(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _damaged(path: Path) -> AttnlmError:

@@ -30,7 +30,7 @@ def open_run(
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
-    content = {"stopped_after": 0.0, **files.read_json(path / "config.json")}
+    content = {"stopped_after": 0.0, "origin": "", **files.read_json(path / "config.json")}
     if content.get("format") != FORMAT:
         raise AttnlmError(
             f"{path / 'config.json'} was written by another version of attnlm", "use that version"
@@ -51,14 +51,19 @@ def _is_loss(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isfinite(value))
 
 
+def _is_amount(value: object) -> bool:
+    """An imported run was trained on nothing here."""
+    return is_count(value) or (type(value) is int and value == 0)
+
+
 _DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: isinstance(value, str),
     "path": lambda value: isinstance(value, str) and "\0" not in value,
     "train_sha256": lambda value: isinstance(value, str),
     "val_sha256": lambda value: isinstance(value, str),
-    "train_tokens": is_count,
-    "val_tokens": is_count,
-    "val_bytes": is_count,
+    "train_tokens": _is_amount,
+    "val_tokens": _is_amount,
+    "val_bytes": _is_amount,
     "bigram_loss": _is_loss,
     "floor": _is_loss,
 }
@@ -76,14 +81,20 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
     "parameters": is_count,
     "dataset": _is_dataset,
     "stopped_after": lambda value: is_number(value) and value >= 0,
+    "origin": lambda value: isinstance(value, str),
 }
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
     """The data set that a run is trained on: where it was, or by its name below `data_dir`.
 
-    Raises AttnlmError when it is gone, or is another one by now.
+    Raises AttnlmError when it is gone, or is another one by now, and for an imported run.
     """
+    if run.origin:
+        raise AttnlmError(
+            f"{run.name} was imported, and has no data set of its own",
+            "prepare one with its tokenizer, and give it as `data`",
+        )
     recorded = Path(run.dataset["path"])
     dataset = open_dataset(
         recorded if is_folder(recorded) else run.dataset["name"],

@@ -54,6 +54,8 @@ class Run:
     """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
     stopped_after: float = 0.0
     """Seconds of training when it was stopped between evaluations; 0 where it never was."""
+    origin: str = ""
+    """Where its weights were imported from; "" where it was trained here."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
@@ -231,6 +233,7 @@ class Run:
             "parameters": self.parameters,
             "dataset": dict(self.dataset),
             "stopped_after": self.stopped_after,
+            "origin": self.origin,
         }
         files.write_json(self.path / "config.json", content)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
@@ -23,47 +23,73 @@ _AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\u
 def library_tokenizer(tokenizer: Tokenizer) -> Any:
     """The `tokenizers.Tokenizer` that encodes and decodes as ours does.
 
-    It was compared with ours on texts made of its tokens and of awkward characters. Raises
-    AttnlmError where the two differ.
+    Raises AttnlmError where `check_equal` finds that it does not.
     """
-    made = _made(tokenizer)
-    for text in _texts(tokenizer):
-        ids = tokenizer.encode(text)
-        theirs = made.encode(text, add_special_tokens=False).ids
-        decoded = made.decode(ids, skip_special_tokens=False)
-        if theirs != ids or decoded != tokenizer.decode(ids):
-            raise AttnlmError(
-                f"the installed tokenizers can't express this {tokenizer.name}: "
-                f"it encodes {text[:20]!r} differently",
-                "install the version that attnlm's constraints name, or use `tokenizer` byte",
-            )
+    if isinstance(tokenizer, CharTokenizer):
+        made = _characters_tokenizer(tokenizer)
+    elif isinstance(tokenizer, BpeTokenizer):
+        pairs = list(_pairs(list(map(byte_characters.written, tokenizer.ranks))))
+        made = pairs_tokenizer(tokenizer.ranks, pairs, tokenizer.pattern, tokenizer.end_of_text)
+    else:
+        made = pairs_tokenizer(tokenizer.tokens, [], None, None)
+    check_equal(tokenizer, made)
     return made
 
 
-def _made(tokenizer: Tokenizer) -> Any:
+def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
+    """Compares a `tokenizers.Tokenizer` with ours, on texts of our tokens and awkward characters.
+
+    Raises AttnlmError where they differ.
+    """
+    for text in _texts(tokenizer):
+        ids = tokenizer.encode(text)
+        found = theirs.encode(text, add_special_tokens=False).ids
+        if found != ids or theirs.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
+            raise AttnlmError(
+                f"this {tokenizer.name} and that of the installed tokenizers differ: "
+                f"{text[:20]!r} is encoded differently",
+                "install the version that attnlm's constraints name, or use `tokenizer` byte",
+            )
+
+
+def _characters_tokenizer(tokenizer: CharTokenizer) -> Any:
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    # A word's model refuses an unknown word, as ours does; byte pairs would leave it out.
+    id_of = {character: i for i, character in enumerate(tokenizer.characters)}
+    made = LibraryTokenizer(models.WordLevel(id_of))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return made
+
+
+def pairs_tokenizer(
+    ranks: Sequence[bytes],
+    pairs: list[tuple[str, str]],
+    pattern: str | None,
+    end_of_text: int | None,
+    *,
+    whole: bool = True,
+) -> Any:
+    """The `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
+
+    `pattern` is one of ours, or None where text is not split to words; `whole` says whether a word
+    that is a token is taken at once.
+    """
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
 
-    if isinstance(tokenizer, CharTokenizer):
-        # A word's model refuses an unknown word, as ours does; byte pairs would leave it out.
-        made = LibraryTokenizer(
-            models.WordLevel({c: i for i, c in enumerate(tokenizer.characters)})
-        )
-        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        made.decoder = decoders.Fuse()
-        return made
-    ranks = tokenizer.ranks if isinstance(tokenizer, BpeTokenizer) else tokenizer.tokens
-    vocabulary = {byte_characters.written(token): rank for rank, token in enumerate(ranks)}
-    merges = list(_merges(vocabulary))
-    if tokenizer.end_of_text is not None:
-        vocabulary[END_OF_TEXT] = tokenizer.end_of_text
-    made = LibraryTokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    id_of = {byte_characters.written(token): rank for rank, token in enumerate(ranks)}
+    if end_of_text is not None:
+        id_of[END_OF_TEXT] = end_of_text
+    made = LibraryTokenizer(models.BPE(id_of, pairs, ignore_merges=whole))
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.pre_tokenizer, made.decoder = as_bytes, decoders.ByteLevel()
-    if isinstance(tokenizer, BpeTokenizer):
-        split = pre_tokenizers.Split(Regex(library_pattern(tokenizer.pattern)), "isolated")
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(library_pattern(pattern)), "isolated")
         made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
-    if tokenizer.end_of_text is not None:
+    if end_of_text is not None:
         made.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     return made
 
@@ -77,13 +103,13 @@ def library_pattern(pattern: str) -> str:
     return re.sub(r"([+*?}])\+", r"\1", pattern).replace("$", r"\z")
 
 
-def _merges(vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _pairs(tokens: list[str]) -> Iterator[tuple[str, str]]:
     """Every pair of tokens that makes a token, by the ids of what they make."""
-    for token in vocabulary:  # in the order of their ids
+    known = set(tokens)
+    for token in tokens:
         for place in range(1, len(token)):
-            left, right = token[:place], token[place:]
-            if left in vocabulary and right in vocabulary:
-                yield left, right
+            if token[:place] in known and token[place:] in known:
+                yield token[:place], token[place:]
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:

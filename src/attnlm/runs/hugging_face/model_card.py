@@ -18,10 +18,11 @@ def _lines(run: Run, checkpoint: Checkpoint, stock_class: str) -> Iterator[str]:
     a = run.config.model
     yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
     yield from (f"# {_plain(run.name)}", "")
+    made = "imported into" if run.origin else "trained with"
     yield (
-        f"A {a.model} of {run.parameters:,} parameters, trained with attnlm {attnlm.__version__} "
-        f"and exported as {stock_class}. It sees {a.block_size:,} tokens at a time: longer texts "
-        "are out of its range."
+        f"A {a.model} of {run.parameters:,} parameters, {made} attnlm {attnlm.__version__} and "
+        f"exported as {stock_class}. It sees {a.block_size:,} tokens at a time: longer texts are "
+        "out of its range."
     )
     yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
     yield 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
@@ -30,6 +31,8 @@ def _lines(run: Run, checkpoint: Checkpoint, stock_class: str) -> Iterator[str]:
     yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
     yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
     yield from (f"- {label}: {value}" for label, value in _facts(run, checkpoint))
+    if run.origin:
+        return
     yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
     for name, setting in run.config.settings().items():
         yield f"{name} = {json.dumps(setting)}"
@@ -38,6 +41,9 @@ def _lines(run: Run, checkpoint: Checkpoint, stock_class: str) -> Iterator[str]:
 
 def _facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     about, training = run.dataset, run.config.training
+    if run.origin:
+        yield "origin", f"imported from {_plain(run.origin)}"
+        return
     yield (
         "data",
         f"{_plain(about['name'])}, {about['train_tokens']:,} tokens to train on, "
