@@ -26,9 +26,9 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Make a run of a published model: GPT-2, Llama or Qwen3."""
-    from attnlm.runs.hugging_face.import_ import import_ as library
+    from attnlm.runs.hugging_face.import_run import import_run
 
-    run = library(source, name=name, checkpoint_dir=checkpoint_dir)
+    run = import_run(source, name=name, checkpoint_dir=checkpoint_dir)
     a = run.config.model
     console.say(
         f"{run.name}: {a.model}, {run.parameters:,} parameters: layers {a.layers}, "

@@ -23,7 +23,7 @@ _MOST_TOKENIZER = 2**26  # bytes
 _OPENED = 2  # times its weights: what a checkpoint takes while it is loaded
 
 
-def import_(
+def import_run(
     source: str | Path, *, name: str | None = None, checkpoint_dir: str | Path = "checkpoints"
 ) -> Run:
     """Makes a run of a Hugging Face folder, or of one of its safetensors files.
