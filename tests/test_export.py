@@ -142,12 +142,12 @@ def test_a_folder_is_whole_or_absent(
     with monkeypatch.context() as patch:
         full = OSError(28, "No space left on device")
 
-        def fails_late(path: Path, content: bytes) -> None:
-            if path.name == "model.safetensors":
-                raise full
-            path.write_bytes(content)
+        def fails_late(path: Path, *_: object) -> None:
+            assert path.name == "model.safetensors" and len(list(path.parent.iterdir())) == 5
+            path.touch()
+            raise full
 
-        patch.setattr("attnlm.base.files.write_bytes", fails_late)
+        patch.setattr("attnlm.runs.hugging_face.export.write_in_turn", fails_late)
         with pytest.raises(AttnlmError, match="No space left"):
             attnlm.export(run, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "taken"]

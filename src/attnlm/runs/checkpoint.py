@@ -26,6 +26,7 @@ from attnlm.model.inspection import check_finite, model_skeleton
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.older_files import Shape, from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
+from attnlm.runs.tensor_file import header_bytes, write_in_turn
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -51,7 +52,7 @@ def save_checkpoint(
     end = 8 + int.from_bytes(content[:8], "little")
     with files.replacing(path) as file:
         # safetensors writes the keys of its header in an order that differs from call to call.
-        file.write(_header_bytes(json.loads(content[8:end])))
+        file.write(header_bytes(json.loads(content[8:end])))
         file.write(memoryview(content)[end:])
 
 
@@ -66,29 +67,17 @@ def save_weights_in_turn(
     `weight` gives that of a name, in float32 and of its shape.
     """
     described = json.dumps(facts, sort_keys=True)
-    digest, names, end = hashlib.sha256(described.encode()), sorted(_named(shapes)), 0
-    header: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "facts": described}}
-    for name in names:
-        shape = _named(shapes)[name]
-        begin, end = end, end + 4 * math.prod(shape)
-        header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shape}
-    with files.replacing(path) as file:
-        file.write(_header_bytes(header))
-        for name in names:
-            tensor = weight(name.removeprefix(_MODEL)).contiguous()
-            assert tensor.dtype == torch.float32 and tensor.shape == _named(shapes)[name]
-            _add_to(digest, name, tensor)
-            file.write(tensor.flatten().view(torch.uint8).numpy().data)
-        header["__metadata__"]["digest"] = digest.hexdigest()
-        file.seek(0)
-        file.write(_header_bytes(header))
+    digest = hashlib.sha256(described.encode())
 
+    def tensor(name: str) -> Tensor:
+        given = weight(name.removeprefix(_MODEL))
+        _add_to(digest, name, given)
+        return given
 
-def _header_bytes(header: Mapping[str, Any]) -> bytes:
-    """With its length before it, and padded so that the tensors are aligned."""
-    content = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    content += b" " * (-len(content) % 8)
-    return len(content).to_bytes(8, "little") + content
+    def metadata() -> dict[str, str]:
+        return {"facts": described, "digest": digest.hexdigest()}
+
+    write_in_turn(path, _named(shapes), tensor, metadata)
 
 
 def load_checkpoint(

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import workspace
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import LanguageModel
-from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.checkpoint import load_rows
 from attnlm.runs.hugging_face.model_card import model_card
-from attnlm.runs.hugging_face.stock_classes import StockClass, stock_class_for
+from attnlm.runs.hugging_face.stock_classes import StockClass, Stored, stock_class_for
 from attnlm.runs.run import Run
+from attnlm.runs.tensor_file import Shape, write_in_turn
 from attnlm.tokens.tokenizer import END_OF_TEXT
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
@@ -51,10 +51,9 @@ def export_to_hf(run: Run, folder: Path, *, checkpoint: str = "auto") -> Exporte
         "generation_config.json": _json(_generation(run)),
         "README.md": model_card(run, chosen, stock.name).encode(),
     }
-    model, _, _ = load_checkpoint(chosen.path, run.config.model, run.vocab_size)
-    content["model.safetensors"] = save(_tensors(stock, model), {"format": "pt"})
+    _, weights, _ = load_rows(chosen.path, run.config.model, run.vocab_size)
     with files.explaining(folder, "free some space, or name another folder"):
-        _write(folder, content)
+        _write(folder, content, _Tensors(stock, run.config.model, weights))
     return Exported(folder, stock.name, chosen.which)
 
 
@@ -65,12 +64,15 @@ def _check_free(folder: Path) -> None:
         raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
 
 
-def _write(folder: Path, content: dict[str, bytes]) -> None:
+def _write(folder: Path, content: dict[str, bytes], tensors: _Tensors) -> None:
     with workspace(folder.absolute().parent) as work:
         new = work / "new"
         new.mkdir()
         for name, written in content.items():
             files.write_bytes(new / name, written)
+        write_in_turn(
+            new / "model.safetensors", tensors.shapes, tensors.tensor, lambda: {"format": "pt"}
+        )
         _check_free(folder)
         if folder.is_dir():
             folder.rmdir()
@@ -118,24 +120,35 @@ def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _tensors(stock: StockClass, model: LanguageModel) -> dict[str, Tensor]:
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    tensors = {}
-    for stored in stock.stored(model.architecture):
-        parts = [_weight(part, weights, model.architecture) for part in stored.parts]
+class _Tensors:
+    """The tensors of a stock class, each made when it is asked for."""
+
+    def __init__(self, stock: StockClass, a: Architecture, weights: Mapping[str, Tensor]) -> None:
+        self._architecture, self._weights = a, weights
+        self._stored = {stored.name: stored for stored in stock.stored(a)}
+        self.shapes = {name: self._shape(stored) for name, stored in self._stored.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        stored = self._stored[name]
+        parts = [self._weight(part) for part in stored.parts]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        tensors[stored.name] = (joined.T if stored.transposed else joined).contiguous()
-    return tensors
+        return joined.T if stored.transposed else joined
 
+    def _weight(self, name: str) -> Tensor:
+        """A parameter of the model, zeros for a bias or positions that it lacks."""
+        return self._weights[name] if name in self._weights else torch.zeros(self._whole(name))
 
-def _weight(name: str, weights: dict[str, Tensor], a: Architecture) -> Tensor:
-    """A parameter of the model, zeros for a bias or positions that it lacks."""
-    if name in weights:
-        return weights[name]
-    if name == "position_embedding.weight":
-        assert a.embed_dim is not None
-        return torch.zeros(a.block_size, a.embed_dim)
-    stem = name.removesuffix(".bias")
-    of = weights.get(f"{stem}.weight", weights.get(f"{stem}.gain"))
-    assert of is not None, name
-    return torch.zeros(len(of))
+    def _shape(self, stored: Stored) -> Shape:
+        rows = sum(self._whole(part)[0] for part in stored.parts)
+        columns = self._whole(stored.parts[0])[1:]
+        return (*columns, rows) if stored.transposed else (rows, *columns)
+
+    def _whole(self, name: str) -> Shape:
+        """The shape of a parameter that the model has, or could have."""
+        if name in self._weights:
+            return tuple(self._weights[name].shape)
+        if name == "position_embedding.weight":
+            return self._architecture.block_size, self._architecture.embed_dim or 0
+        stem = name.removesuffix(".bias")
+        of = f"{stem}.weight" if f"{stem}.weight" in self._weights else f"{stem}.gain"
+        return (len(self._weights[of]),)
