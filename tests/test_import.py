@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,14 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     fails("eval", **lacks, hints="--data")
     fails("report", **lacks, hints="attnlm attend TEXT")
     fails("train", "--resume", "theirs", **lacks, hints="train a new run")
+
+
+def test_only_an_imported_run_was_trained_on_nothing(folder: Path, tmp_path: Path) -> None:
+    run = attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+    assert attnlm.open_run(run.path) == run
+    replace(run, origin="").save_config()
+    with pytest.raises(AttnlmError, match=r"config\.json is damaged"):
+        attnlm.open_run(run.path)
 
 
 def test_evaluation_on_a_data_set_of_the_same_tokenizer(

@@ -41,7 +41,9 @@ def open_run(
         config = resolve({}, content["config"])
     except AttnlmError as error:
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
-    if config.training.steps is None:
+    about = content["dataset"]
+    trained_on = all(about[key] for key in ("train_tokens", "val_tokens", "val_bytes"))
+    if config.training.steps is None or not (trained_on or content["origin"]):
         raise damaged(path / "config.json")
     facts = {key: content[key] for key in _CONTENT if key != "config"}
     return Run(path, config, **facts)
