@@ -81,6 +81,8 @@ def test_every_flag_that_it_names_exists() -> None:
         "heads",
         "trace",
         "report",
+        "export",
+        "import",
     )
     helps = " ".join(_help(command) for command in commands)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))

@@ -4,6 +4,8 @@
     train         a Dataset → a Run: a folder with configuration, metrics and weights
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss over a whole validation split
+    export        a Run → a folder that other tools load
+    import_run    a folder that Hugging Face's tools wrote → a Run
     open_dataset  a Dataset that was prepared before, by name or path
     open_run      a Run that was trained before, by name or path
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset, open_dataset
     from attnlm.data.prepare import prepare
     from attnlm.experiments.evaluate import evaluate
+    from attnlm.experiments.export import export
     from attnlm.experiments.train import train
     from attnlm.generation.sampling import sample, samples
+    from attnlm.runs.hugging_face.import_run import import_run
     from attnlm.runs.load_model import load_model
     from attnlm.runs.open_run import open_run
     from attnlm.runs.run import Run
@@ -65,6 +69,8 @@ _HOMES = {
     "Stepped": "training.events",
     "UsageError": "base.errors",
     "evaluate": "experiments.evaluate",
+    "export": "experiments.export",
+    "import_run": "runs.hugging_face.import_run",
     "load_model": "runs.load_model",
     "open_dataset": "data.dataset",
     "open_run": "runs.open_run",
@@ -89,6 +95,8 @@ __all__ = [
     "UsageError",
     "__version__",
     "evaluate",
+    "export",
+    "import_run",
     "load_model",
     "open_dataset",
     "open_run",

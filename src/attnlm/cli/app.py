@@ -12,7 +12,9 @@ import typer
 import attnlm
 from attnlm.cli import console
 from attnlm.cli.evaluate import evaluate
+from attnlm.cli.export import ExportCommand, export
 from attnlm.cli.help import Command
+from attnlm.cli.import_ import import_
 from attnlm.cli.ladder import ladder
 from attnlm.cli.plan import PlanCommand, plan
 from attnlm.cli.prepare import prepare
@@ -40,10 +42,12 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "trace": trace,
     "heads": heads,
     "report": report,
+    "export": export,
+    "import": import_,
 }
-_WITH_SECTIONS = {"train": TrainCommand, "plan": PlanCommand}
+_CLASSES = {"train": TrainCommand, "plan": PlanCommand, "export": ExportCommand}
 for _name, _command in _COMMANDS.items():
-    _app.command(_name, cls=_WITH_SECTIONS.get(_name, Command))(_command)
+    _app.command(_name, cls=_CLASSES.get(_name, Command))(_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -142,7 +142,7 @@ class TrainingDisplay:
                 f"{dataset['train_tokens']:,} tokens to train on, "
                 f"{dataset['val_tokens']:,} to validate",
                 "model": f"{model.model}, {run.parameters:,} parameters: {parts_in_words(model)}",
-                **({"start": f"the weights of {run.origin}"} if run.origin else {}),
+                **({"start": f"the weights of {run.started_from}"} if run.started_from else {}),
                 "training": f"{_counted(training.steps, 'step')} of "
                 f"{training.batch_size} × {model.block_size} tokens, "
                 f"{training.optimizer} {training.learning_rate:g} "

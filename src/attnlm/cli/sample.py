@@ -98,7 +98,8 @@ def sample(
         talk(sampler, text, config)
     else:
         _generate(sampler, text, ids, config, chosen, json, show_probs)
-        console.say_next(command_for("attnlm report", opened.path))
+        seeing = "attnlm attend TEXT" if opened.imported_from else "attnlm report"
+        console.say_next(command_for(seeing, opened.path))
 
 
 def _check(

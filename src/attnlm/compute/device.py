@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 
 import torch
@@ -98,3 +99,11 @@ def _choose_dtype(device: str, dtype: str) -> str:
     if dtype != "auto":
         return dtype
     return "bfloat16" if ampere else "float32"
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory that the machine has, where it tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

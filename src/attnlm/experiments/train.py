@@ -239,6 +239,10 @@ def _resume(
     run: Run, data_dir: Path, verify: bool, settings: Mapping[str, Setting], on_event: OnEvent
 ) -> tuple[Run, Dataset, Device, bool]:
     """A run as it was saved last, its data set, where it is trained, and whether it begins anew."""
+    if run.imported_from:
+        raise AttnlmError(
+            f"{run.name} was imported: there is no training to resume", "train a new run"
+        )
     recorded = run.config.settings()
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
     for key in sorted(changed.keys() & set(_ROUNDING)):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +27,7 @@ from attnlm.model.inspection import check_finite, model_skeleton
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.runs.older_files import Shape, from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
+from attnlm.runs.tensor_file import header_bytes, write_in_turn
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -50,12 +51,34 @@ def save_checkpoint(
     described = json.dumps(facts, sort_keys=True)
     content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
     end = 8 + int.from_bytes(content[:8], "little")
-    # safetensors writes the keys of its header in an order that differs from call to call.
-    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
     with files.replacing(path) as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        # safetensors writes the keys of its header in an order that differs from call to call.
+        file.write(header_bytes(json.loads(content[8:end])))
         file.write(memoryview(content)[end:])
+
+
+def save_weights_in_turn(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    weight: Callable[[str], Tensor],
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes a checkpoint of weights of which only one at a time is in memory.
+
+    `weight` gives that of a name, in float32 and of its shape.
+    """
+    described = json.dumps(facts, sort_keys=True)
+    digest = hashlib.sha256(described.encode())
+
+    def tensor(name: str) -> Tensor:
+        given = weight(name.removeprefix(_MODEL))
+        _add_to(digest, name, given)
+        return given
+
+    def metadata() -> dict[str, str]:
+        return {"facts": described, "digest": digest.hexdigest()}
+
+    write_in_turn(path, _named(shapes), tensor, metadata)
 
 
 def load_checkpoint(
@@ -215,10 +238,13 @@ def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> b
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(described.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        _add_to(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+def _add_to(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _damaged(path: Path) -> AttnlmError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,31 @@ def create_run(
         "bigram_loss": dataset.bigram_loss,
         "floor": dataset.floor,
     }
+    run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, about, parent=parent)
+    return put_new(run, dataset.tokenizer, name, checkpoint_dir)
+
+
+def put_new(
+    run: Run,
+    its_tokenizer: tokenizer.Tokenizer,
+    name: str | None,
+    checkpoint_dir: Path,
+    fill: Callable[[Run], None] = lambda run: None,
+) -> Run:
+    """Makes the folder of a run, with what `fill` writes into it, and puts it in place.
+
+    Raises as `create_run` does.
+    """
     if name is not None:
         check_name(name)
     with workspace(checkpoint_dir) as work:
         new = work / "new"
         new.mkdir()
-        tokenizer.save(dataset.tokenizer, new / "tokenizer.json")
-        run = Run(new, config, dataset.vocab_size, parameters, about, parent=parent)
+        run = replace(run, path=new)
+        tokenizer.save(its_tokenizer, new / "tokenizer.json")
         run.save_config()
-        run = replace(run, path=_put_in_place(new, checkpoint_dir, config.model.model, name))
+        fill(run)
+        run = replace(run, path=_put_in_place(new, checkpoint_dir, run.config.model.model, name))
     write_latest(checkpoint_dir, run.name)
     return run
 

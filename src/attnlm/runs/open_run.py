@@ -30,7 +30,8 @@ def open_run(
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
-    content = {"stopped_after": 0.0, "parent": None, **files.read_json(path / "config.json")}
+    known_later = {"stopped_after": 0.0, "parent": None, "imported_from": ""}
+    content = {**known_later, **files.read_json(path / "config.json")}
     if content.get("format") != FORMAT:
         raise AttnlmError(
             f"{path / 'config.json'} was written by another version of attnlm", "use that version"
@@ -41,7 +42,9 @@ def open_run(
         config = resolve({}, content["config"])
     except AttnlmError as error:
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
-    if config.training.steps is None:
+    about = content["dataset"]
+    trained_on = all(about[key] for key in ("train_tokens", "val_tokens", "val_bytes"))
+    if config.training.steps is None or not (trained_on or content["imported_from"]):
         raise damaged(path / "config.json")
     facts = {key: content[key] for key in _CONTENT if key != "config"}
     return Run(path, config, **facts)
@@ -51,14 +54,19 @@ def _is_loss(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isfinite(value))
 
 
+def _is_amount(value: object) -> bool:
+    """An imported run was trained on nothing here."""
+    return is_count(value) or (type(value) is int and value == 0)
+
+
 _DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: isinstance(value, str),
     "path": lambda value: isinstance(value, str) and "\0" not in value,
     "train_sha256": lambda value: isinstance(value, str),
     "val_sha256": lambda value: isinstance(value, str),
-    "train_tokens": is_count,
-    "val_tokens": is_count,
-    "val_bytes": is_count,
+    "train_tokens": _is_amount,
+    "val_tokens": _is_amount,
+    "val_bytes": _is_amount,
     "bigram_loss": _is_loss,
     "floor": _is_loss,
 }
@@ -86,14 +94,20 @@ _CONTENT: dict[str, Callable[[Any], bool]] = {
     "dataset": lambda value: _has(_DATASET_FACTS, value),
     "stopped_after": lambda value: is_number(value) and value >= 0,
     "parent": lambda value: value is None or _has(_PARENT_FACTS, value),
+    "imported_from": lambda value: isinstance(value, str),
 }
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
     """The data set that a run is trained on: where it was, or by its name below `data_dir`.
 
-    Raises AttnlmError when it is gone, or is another one by now.
+    Raises AttnlmError when it is gone, or is another one by now, and for an imported run.
     """
+    if run.imported_from:
+        raise AttnlmError(
+            f"{run.name} was imported, and has no data set of its own",
+            "prepare one with its tokenizer, and give it as `data`",
+        )
     recorded = Path(run.dataset["path"])
     dataset = open_dataset(
         recorded if is_folder(recorded) else run.dataset["name"],

@@ -56,6 +56,8 @@ class Run:
     """Seconds of training when it was stopped between evaluations; 0 where it never was."""
     parent: Mapping[str, Any] | None = None
     """The run whose weights it started from: name, path, checkpoint, its step and its hash."""
+    imported_from: str = ""
+    """Where its weights were imported from; "" where it was trained here."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
@@ -77,7 +79,7 @@ class Run:
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
-    def origin(self) -> str:
+    def started_from(self) -> str:
         """`multi-head-001, step 1,000 (best)`: where its weights started; "" for a random start."""
         if self.parent is None:
             return ""
@@ -242,6 +244,7 @@ class Run:
             "dataset": dict(self.dataset),
             "stopped_after": self.stopped_after,
             "parent": None if self.parent is None else dict(self.parent),
+            "imported_from": self.imported_from,
         }
         files.write_json(self.path / "config.json", content)
 

@@ -230,7 +230,8 @@ def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[A
     try:
         return open_dataset_of(run, data_dir).val
     except AttnlmError as error:
-        raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
+        hint = "give a `text`" if run.imported_from else f"{error.hint}; or give a `text`"
+        raise AttnlmError(error.message, hint) from None
 
 
 def _windows(count: int, block_size: int, most: int) -> NDArray[np.int64]:

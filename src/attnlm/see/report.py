@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlm.base.commands import resume_command
+from attnlm.base.commands import command_for, resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.compute.device import choose_device
@@ -124,6 +124,11 @@ def report(
     never evaluated, and when its files are missing or damaged.
     """
     records = run.metrics()
+    if not records and run.imported_from:
+        raise AttnlmError(
+            f"{run.name} was imported, and has no training to report on",
+            f"see what it attends to: {command_for('attnlm attend TEXT', run.path)}",
+        )
     if not records:
         raise AttnlmError(
             f"{run.name} has no evaluations yet",

@@ -62,7 +62,7 @@ def _facts(report: Report) -> dict[str, str]:
         "data": f"{run.dataset['name']}: {run.vocab_size:,} ids, "
         f"{run.dataset['train_tokens']:,} tokens to train on, "
         f"{run.dataset['val_tokens']:,} to validate",
-        **({"started from": run.origin} if run.origin else {}),
+        **({"started from": run.started_from} if run.started_from else {}),
         "best loss": f"{best['val_loss']:.4f} nats per token on "
         f"{run.evaluated_part or 'the whole validation split'}, at step {best['step']:,}",
         **{

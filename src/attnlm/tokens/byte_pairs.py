@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
 from attnlm.text.download import cached
+from attnlm.tokens import byte_characters
 from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
 
@@ -80,7 +80,7 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     id_of: dict[str, int] = trained.get_vocab()
     # The trainer may record two merges that make the same bytes. They share the id of the first,
     # which is all that ranks can say.
-    merged = [_token_bytes(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
+    merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
     try:
         tokenizer = BpeTokenizer(
             name, GPT2_PATTERN, [*(bytes([byte]) for byte in range(256)), *merged]
@@ -96,7 +96,7 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
         )
 
     head = "".join(sample)[:_COMPARED]
-    theirs = [_token_bytes(token) for token in trained.encode(head).tokens]
+    theirs = [byte_characters.read(token) for token in trained.encode(head).tokens]
     if theirs != [tokenizer.decode_bytes([token]) for token in tokenizer.encode(head)]:
         on_event(Note("tokenizers splits some of this text differently; tiktoken's way is used"))
     return tokenizer
@@ -151,27 +151,11 @@ def _gpt2_ranks(content: str) -> list[bytes]:
     """From GPT-2's own file: one merge a line, after a line with the version."""
     merges = content.splitlines()[1:]
     return [
-        *(bytes([byte]) for byte in _byte_of_character().values()),
-        *(_token_bytes(merge.replace(" ", "")) for merge in merges),
+        *(bytes([byte]) for byte in byte_characters.byte_of_character().values()),
+        *(byte_characters.read(merge.replace(" ", "")) for merge in merges),
     ]
 
 
 def _tiktoken_ranks(content: str) -> list[bytes]:
     """From a file of tiktoken's: a token in base64 and its rank a line, in the order of ranks."""
     return [base64.b64decode(line.split()[0]) for line in content.splitlines()]
-
-
-def _token_bytes(token: str) -> bytes:
-    """The bytes of a token as GPT-2 and `tokenizers` write it."""
-    byte_of = _byte_of_character()
-    return bytes(byte_of[character] for character in token)
-
-
-@functools.cache
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2 writes each byte as a visible character; its ids are in this order."""
-    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }

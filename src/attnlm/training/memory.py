@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import astuple, dataclass, replace
 
 import torch
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.readable import byte_size
-from attnlm.compute.device import Device
+from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
@@ -255,8 +254,5 @@ def _memory_of(device: Device) -> int | None:
     """Bytes that a GPU has free, or a process' share of the machine's, where it tells."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return there // max(1, local_count())
-    except (AttributeError, ValueError, OSError):
-        return None
+    there = machine_memory()
+    return None if there is None else there // max(1, local_count())

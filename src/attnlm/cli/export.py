@@ -1,0 +1,68 @@
+"""`attnlm export`: a run for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from attnlm.base.errors import UsageError
+from attnlm.cli import console
+from attnlm.cli.help import Command
+from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, RunArgument, opened_run
+
+
+class ExportCommand(Command):
+    """`attnlm export [RUN] DIR`: a single argument is the folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does, which gives a single argument to RUN. Raises UsageError as Command's."""
+        rest = TyperCommand.parse_args(self, ctx, args)
+        given = [ctx.params.pop(name) for name in ("run_option", "run", "folder")]
+        named = [name for name in given if name is not None]
+        if len(named) == 3:
+            raise UsageError("RUN and --run exclude each other", "give one of them")
+        if not named or (len(named) == 1 and given[0] is not None):
+            raise UsageError("the folder to write is missing", "attnlm export [RUN] DIR")
+        ctx.params |= {"run": named[0] if len(named) == 2 else None, "folder": named[-1]}
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """`[RUN] DIR`."""
+        return [piece.replace("[DIR]", "DIR") for piece in super().collect_usage_pieces(ctx)]
+
+
+def export(
+    run: RunArgument = None,
+    folder: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="new folder to write", show_default=False)
+    ] = None,
+    to: Annotated[str, typer.Option(help="format: hf, a folder that transformers loads")] = "hf",
+    checkpoint: Checkpoint = "auto",
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Write a run in a format that other tools load."""
+    assert folder is not None  # the command's class sees to it
+    opened = opened_run(run, checkpoint_dir)
+
+    from attnlm.experiments import export as experiment
+
+    exported = experiment.export(opened, folder, to=to, checkpoint=checkpoint)
+    console.say(
+        f"{opened.name}, {opened.checkpoint(exported.checkpoint)}: {exported.stock_class}, "
+        f"{opened.parameters:,} parameters"
+    )
+    if json:
+        console.result_json(
+            {
+                "path": str(exported.path),
+                "class": exported.stock_class,
+                "checkpoint": exported.checkpoint,
+                "parameters": opened.parameters,
+            }
+        )
+    else:
+        console.result(str(exported.path))

@@ -1,0 +1,42 @@
+"""`attnlm import`: a model of others as a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnlm.base.commands import command_for
+from attnlm.cli import console
+from attnlm.cli.options import CheckpointDir, JsonOption
+
+
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|FILE", help="Hugging Face folder, or a safetensors file in one"
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="name of the run; default: <model>-001 and so on")
+    ] = None,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Make a run of a published model: GPT-2, Llama or Qwen3."""
+    from attnlm.runs.hugging_face.import_run import import_run
+
+    run = import_run(source, name=name, checkpoint_dir=checkpoint_dir)
+    a = run.config.model
+    console.say(
+        f"{run.name}: {a.model}, {run.parameters:,} parameters: layers {a.layers}, "
+        f"heads {a.heads}, embed_dim {a.embed_dim}, block_size {a.block_size:,}; "
+        f"{run.vocab_size:,} ids ({run.tokenizer.name})"
+    )
+    if json:
+        console.result_json({"path": str(run.path), "model": a.model, "parameters": run.parameters})
+    else:
+        console.result(str(run.path))
+    console.say_next(command_for("attnlm sample", run.path))

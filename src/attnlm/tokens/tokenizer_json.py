@@ -1,0 +1,124 @@
+"""Tokenizers for other tools: the `tokenizers` library's form of ours, its tokenizer.json.
+
+Of byte pairs, tiktoken merges any two neighbours that make a token, the one of the lowest id first;
+`tokenizers` merges the pairs that are listed, in their order. So every pair that makes a token is
+listed, those of lower ids first, and a word that is a token is taken whole, as by tiktoken.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attnlm.base.errors import AttnlmError
+from attnlm.tokens import byte_characters
+from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, CharTokenizer, Tokenizer
+
+_CHECKED, _LENGTH = 200, 100  # texts, and pieces of each
+_AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\ufeff\U0010ffff"
+
+
+def library_tokenizer(tokenizer: Tokenizer) -> Any:
+    """The `tokenizers.Tokenizer` that encodes and decodes as ours does.
+
+    Raises AttnlmError where `check_equal` finds that it does not.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        made = _characters_tokenizer(tokenizer)
+    elif isinstance(tokenizer, BpeTokenizer):
+        pairs = list(_pairs(list(map(byte_characters.written, tokenizer.ranks))))
+        made = pairs_tokenizer(tokenizer.ranks, pairs, tokenizer.pattern, tokenizer.end_of_text)
+    else:
+        made = pairs_tokenizer(tokenizer.tokens, [], None, None)
+    check_equal(tokenizer, made)
+    return made
+
+
+def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
+    """Compares a `tokenizers.Tokenizer` with ours, on texts of our tokens and awkward characters.
+
+    Raises AttnlmError where they differ.
+    """
+    for text in _texts(tokenizer):
+        ids = tokenizer.encode(text)
+        found = theirs.encode(text, add_special_tokens=False).ids
+        if found != ids or theirs.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
+            raise AttnlmError(
+                f"this {tokenizer.name} and that of the installed tokenizers differ: "
+                f"{text[:20]!r} is encoded differently",
+                "install the version that attnlm's constraints name, or use `tokenizer` byte",
+            )
+
+
+def _characters_tokenizer(tokenizer: CharTokenizer) -> Any:
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    # A word's model refuses an unknown word, as ours does; byte pairs would leave it out.
+    id_of = {character: i for i, character in enumerate(tokenizer.characters)}
+    made = LibraryTokenizer(models.WordLevel(id_of))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return made
+
+
+def pairs_tokenizer(
+    ranks: Sequence[bytes],
+    pairs: list[tuple[str, str]],
+    pattern: str | None,
+    end_of_text: int | None,
+    *,
+    whole: bool = True,
+) -> Any:
+    """The `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
+
+    `pattern` is one of ours, or None where text is not split to words; `whole` says whether a word
+    that is a token is taken at once.
+    """
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    id_of = {byte_characters.written(token): rank for rank, token in enumerate(ranks)}
+    if end_of_text is not None:
+        id_of[END_OF_TEXT] = end_of_text
+    made = LibraryTokenizer(models.BPE(id_of, pairs, ignore_merges=whole))
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer, made.decoder = as_bytes, decoders.ByteLevel()
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(library_pattern(pattern)), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    if end_of_text is not None:
+        made.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return made
+
+
+def library_pattern(pattern: str) -> str:
+    """A pattern of ours as the library's regular expressions have it.
+
+    What is possessive in ours can't match otherwise either: it is so for speed. `$` would end a
+    line there, not the text.
+    """
+    return re.sub(r"([+*?}])\+", r"\1", pattern).replace("$", r"\z")
+
+
+def _pairs(tokens: list[str]) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens that makes a token, by the ids of what they make."""
+    known = set(tokens)
+    for token in tokens:
+        for place in range(1, len(token)):
+            if token[:place] in known and token[place:] in known:
+                yield token[:place], token[place:]
+
+
+def _texts(tokenizer: Tokenizer) -> Iterator[str]:
+    """The same texts for the same tokenizer: of its own tokens, and of awkward characters."""
+    drawn = random.Random(0)
+    is_char = isinstance(tokenizer, CharTokenizer)
+    for _ in range(_CHECKED):
+        ids = drawn.choices(range(tokenizer.vocab_size), k=_LENGTH)
+        words = [tokenizer.tokens[i].decode(errors="ignore") for i in ids]
+        others = drawn.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
+        drawn.shuffle(pieces := words + others)
+        yield "".join(pieces)

@@ -1,0 +1,239 @@
+"""Runs as stock classes of `transformers`: the same ids, logits and texts there."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.model.inspection import count_parameters
+from attnlm.model.language_model import build_model
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.create_run import create_run
+from attnlm.runs.run import Run
+from attnlm.tokens.byte_pairs import train
+from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
+from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer_json import library_tokenizer
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.models import FRUITS
+
+# Sizes that differ from each other, and a context with room for 200 tokens.
+SIZES = {"embed_dim": 24, "heads": 4, "head_size": 6, "layers": 2, "block_size": 210, "steps": 1}
+CLASSES = {
+    "transformer": "Qwen3ForCausalLM",
+    "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
+    "qwen3:qkv_bias=true:rotary_base=500": "Qwen3ForCausalLM",
+    "llama:kv_heads=1:tie_embeddings=true": "LlamaForCausalLM",
+    "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
+    "transformer:query_key_norm=false:qkv_bias=true:norm_epsilon=0.03": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt2:bias=false:tie_embeddings=false:mlp=relu2": "GPT2LMHeadModel",
+    "gpt2:positions=none:qkv_bias=false": "GPT2LMHeadModel",
+}
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
+    """A run whose weights are nowhere zero, without training."""
+    torch.manual_seed(1)
+    config = resolve(variant(name), SIZES)
+    model = build_model(config.model, dataset.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
+    save_checkpoint(run.best, model, {"step": 1, "val_loss": 2.5})
+    return run
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_stock_class_computes_the_same(
+    name: str, dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    run = random_run(name, dataset, tmp_path)
+    exported = attnlm.export(run, tmp_path / "out")
+    assert exported.stock_class == CLASSES[name]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported.path, dtype="auto")
+    assert type(theirs).__name__ == CLASSES[name] and theirs.dtype == torch.float32
+    model, _ = attnlm.load_model(run, device="cpu")
+    ids = torch.randint(run.vocab_size, (2, 200), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, their_logits = model(ids), theirs(ids).logits
+    assert logits.abs().max() > 1
+    torch.testing.assert_close(their_logits, logits, atol=1e-5, rtol=1e-5)
+
+    if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true", "gpt2"):
+        return  # two hundred tokens of one model of each class are enough
+    prompt = torch.tensor([run.tokenizer.encode("3 apples")])
+    text = "".join(attnlm.sample(run, prompt="3 apples", tokens=200, temperature=0, device="cpu"))
+    generated = theirs.generate(prompt, max_new_tokens=200, do_sample=False)[0]
+    assert len(generated) == 208 and run.tokenizer.decode(generated.tolist()) == text
+
+
+def test_the_tokenizer_is_one_that_transformers_finds(
+    dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    for name in ("transformer", "gpt2", "llama"):
+        run = random_run(name, dataset, tmp_path)
+        path = attnlm.export(run, tmp_path / f"out-{name}").path
+        theirs = transformers.AutoTokenizer.from_pretrained(path)
+        text = FRUITS[:300]
+        assert theirs(text).input_ids == run.tokenizer.encode(text)
+        assert theirs.decode(run.tokenizer.encode(text)) == text
+        assert theirs.model_max_length == 210
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bigram", "a table of logits"),
+        ("multi-head", "no `projection`, no `residual`"),
+        ("gpt2:kv_heads=2", "fewer `kv_heads` than `heads`; the closest is GPT2LMHeadModel"),
+        ("gpt2:query_key_norm=true", "has `query_key_norm`"),
+        ("llama:positions=none", "has `positions` none; the closest is LlamaForCausalLM"),
+        ("llama:mlp=gelu", "has `mlp` gelu"),
+        ("transformer:bias=true", "a `bias` in the MLP; the closest is Qwen3ForCausalLM"),
+        ("transformer:head_bias=true", "has a `head_bias`"),
+        ("transformer:attention=none:positions=learned", "`attention` none"),
+        ("transformer:mlp=none", "has no `mlp`; the closest is Qwen3ForCausalLM"),
+    ],
+)
+def test_what_no_class_can_express_is_refused(
+    name: str, reason: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    used = variant(name)
+    sizes = {k: v for k, v in SIZES.items() if k in ("block_size", "steps") or name != "bigram"}
+    config = resolve(used, sizes)
+    run = create_run(config, dataset, 1, name=None, checkpoint_dir=tmp_path)
+    with pytest.raises(UsageError) as refused:
+        attnlm.export(run, tmp_path / "out")
+    assert reason in refused.value.message and "`model`" in refused.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_whole_or_absent(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = random_run("transformer", dataset, tmp_path / "checkpoints")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "mine").touch()
+    with pytest.raises(AttnlmError, match="not empty"):
+        attnlm.export(run, taken)
+    with pytest.raises(AttnlmError, match="not a folder"):
+        attnlm.export(run, taken / "mine")
+    with monkeypatch.context() as patch:
+        full = OSError(28, "No space left on device")
+
+        def fails_late(path: Path, *_: object) -> None:
+            assert path.name == "model.safetensors" and len(list(path.parent.iterdir())) == 5
+            path.touch()
+            raise full
+
+        patch.setattr("attnlm.runs.hugging_face.export.write_in_turn", fails_late)
+        with pytest.raises(AttnlmError, match="No space left"):
+            attnlm.export(run, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "taken"]
+    (tmp_path / "out").mkdir()  # an empty one is as good as none
+    attnlm.export(run, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+
+
+def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
+    run = random_run("gpt2", dataset, tmp_path / "checkpoints")
+    done = command("export", "out", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout) == {
+        "path": "out",
+        "class": "GPT2LMHeadModel",
+        "checkpoint": "best",
+        "parameters": run.parameters,
+    }
+    assert command("export", run.name, "again", "--to", "hf", cwd=tmp_path).stdout == "again\n"
+    assert command("export", "once-more", "--run", run.name, cwd=tmp_path).code == 0
+    fails("export", cwd=tmp_path, code=2, says="folder to write is missing", hints="[RUN] DIR")
+    fails("export", "x", "--run", run.name, "y", cwd=tmp_path, code=2, says="--run", hints="one")
+    fails("export", "x", "--to", "onnx", cwd=tmp_path, code=2, says="--to", hints="hf")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for fact in (
+        *("GPT2LMHeadModel", attnlm.__version__, run.dataset["train_sha256"], "1 of 1"),
+        *("2.5000 nats per token", "learning_rate = 0.02", 'model = "gpt2"', "fruits-char"),
+    ):
+        assert fact in card
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {str(t.dtype) for t in tensors.values()} == {"torch.float32"}
+    assert "lm_head.weight" not in tensors  # it is the token embedding
+
+
+RANKS = train("bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n cafés …" * 40]).ranks
+TOKENIZERS = (
+    ByteTokenizer(),
+    CharTokenizer(" \n\r\x00aAé\u0301'\U0001f44d\ufeff\uffff\u2028<|>"),
+    BpeTokenizer("bpe:600", GPT2_PATTERN, RANKS),
+    BpeTokenizer("gpt2", GPT2_PATTERN, RANKS, vocab_size=601, end_of_text=600),
+    # With unused ids around that of the end of a text, as theirs have.
+    BpeTokenizer("cl100k_base", CL100K_PATTERN, RANKS, vocab_size=620, end_of_text=605),
+    BpeTokenizer("o200k_base", O200K_PATTERN, RANKS, vocab_size=620, end_of_text=605),
+)
+
+
+def texts(tokenizer: Tokenizer) -> Iterator[str]:
+    drawn = random.Random(2)
+    for _ in range(400):
+        if isinstance(tokenizer, CharTokenizer):
+            yield "".join(drawn.choices(tokenizer.characters, k=drawn.randrange(50)))
+            continue
+        ends = (128, 0x3000, 0x110000)
+        points = [drawn.randrange(drawn.choice(ends)) for _ in range(drawn.randrange(60))]
+        yield "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+        signs = [*" \n\r\t'sSdDLlvVrRe019aAé\u017f\u00a0/!", "<|endoftext|>", "    ", "apples"]
+        yield "".join(drawn.choices(signs, k=drawn.randrange(80)))
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)
+def test_ids_and_decoded_texts_are_identical(tokenizer: Tokenizer) -> None:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    theirs = LibraryTokenizer.from_str(library_tokenizer(tokenizer).to_str())
+    assert theirs.get_vocab_size() <= tokenizer.vocab_size
+    drawn = random.Random(3)
+    for text in texts(tokenizer):
+        ids = tokenizer.encode(text)
+        assert theirs.encode(text).ids == ids
+        assert theirs.decode(ids, skip_special_tokens=False) == text
+        any_ids = drawn.choices(range(tokenizer.vocab_size), k=20)
+        assert theirs.decode(any_ids, skip_special_tokens=False) == tokenizer.decode(any_ids)
+
+
+def test_an_unknown_character_is_refused_there_too() -> None:
+    theirs = library_tokenizer(CharTokenizer("abc"))
+    with pytest.raises(Exception, match="UNK"):
+        theirs.encode("abd")
+
+
+def test_a_tokenizer_that_the_library_encodes_differently_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("attnlm.tokens.tokenizer_json.library_pattern", lambda pattern: r"\S+")
+    with pytest.raises(AttnlmError, match="this bpe:600 and that of"):
+        library_tokenizer(TOKENIZERS[2])

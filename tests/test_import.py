@@ -1,0 +1,300 @@
+"""Folders of Hugging Face's format as runs: exact, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.runs.hugging_face.read_config import read_config
+from attnlm.tokens import byte_characters
+from attnlm.tokens.byte_pairs import published
+from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
+from attnlm.tokens.tokenizer_json import library_tokenizer
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.test_export import RANKS, TOKENIZERS, random_run
+
+GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 600}
+LLAMA = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 600,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "max_position_embeddings": 40,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 30}),
+    "llama": ("Llama", LLAMA),
+    "llama-biased": ("Llama", {**LLAMA, "attention_bias": True, "tie_word_embeddings": True}),
+    "llama-mlp": ("Llama", {**LLAMA, "mlp_bias": True, "num_key_value_heads": 4}),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 10, "num_key_value_heads": 1}),
+    "qwen3-tied": ("Qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_transformers_computes_the_same_here(
+    name: str, tmp_path: Path, transformers: Any
+) -> None:
+    family, sizes = FAMILIES[name]
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(1)
+    theirs = getattr(transformers, family + head)(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    sharded = {"max_shard_size": "20KB"} if name == "llama" else {}
+    dtype = {"qwen3": torch.bfloat16, "gpt2-untied": torch.float16}.get(name, torch.float32)
+    theirs.to(dtype).save_pretrained(tmp_path / "theirs", **sharded)
+    theirs = type(theirs).from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (name == "llama")
+    (tmp_path / "theirs" / "tokenizer.json").write_text(library_tokenizer(TOKENIZERS[2]).to_str())
+
+    run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
+    model, _ = attnlm.load_model(run, device="cpu")
+    ids = torch.randint(600, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours, expected = model(ids), theirs(ids).logits
+    assert expected.abs().max() > 0.5
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-5)
+    assert run.tokenizer.to_json() == TOKENIZERS[2].to_json()
+
+
+@pytest.fixture
+def folder(dataset: Any, tmp_path: Path) -> Path:
+    """What a run is exported to."""
+    path: Path = attnlm.export(
+        random_run("llama:kv_heads=2", dataset, tmp_path / "runs"), tmp_path / "out"
+    ).path
+    return path
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:bias=true", "qwen3:kv_heads=2"])
+def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path: Path) -> None:
+    run = random_run(name, dataset, tmp_path / "checkpoints")
+    source = attnlm.export(run, tmp_path / "out").path
+    back = attnlm.import_run(source, name="back", checkpoint_dir=tmp_path / "checkpoints")
+    assert back.tokenizer.to_json() == run.tokenizer.to_json()
+    assert back.imported_from == str(source) and back.dataset["name"] == "out"
+    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (run, back))
+    ids = torch.arange(20)[None] % run.vocab_size
+    assert torch.equal(ours(ids), theirs(ids))
+    again = attnlm.export(back, tmp_path / "again").path
+    same = [(path / "model.safetensors").read_bytes() for path in (source, again)]
+    if "bias" not in name:  # which brings biases of queries, keys and values, all zero
+        assert same[0] == same[1]
+    assert "imported from" in (again / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+    done = command("import", folder, "--name", "theirs", cwd=tmp_path)
+    assert done.stdout == "checkpoints/theirs\n" and "210" in done.stderr
+    text = "12 apples and 13 pears"
+    (tmp_path / "text.txt").write_text(text * 20)
+    sampled = command("sample", "--prompt", text, "--tokens", "300", cwd=tmp_path)
+    assert sampled.stdout.startswith(text) and "attnlm attend TEXT" in sampled.stderr
+    for arguments in (("attend", text), ("trace", text), ("trace", text, "--as-code")):
+        assert command(*arguments, cwd=tmp_path).stdout
+    assert "mixed" in command("heads", "--text", "text.txt", cwd=tmp_path).stdout
+    lacks: dict[str, Any] = {"cwd": tmp_path, "code": 1, "says": "was imported"}
+    fails("heads", **lacks, hints="--text")
+    fails("eval", **lacks, hints="--data")
+    fails("report", **lacks, hints="attnlm attend TEXT")
+    fails("train", "--resume", "theirs", **lacks, hints="train a new run")
+
+
+def test_only_an_imported_run_was_trained_on_nothing(folder: Path, tmp_path: Path) -> None:
+    run = attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+    assert attnlm.open_run(run.path) == run
+    replace(run, imported_from="").save_config()
+    with pytest.raises(AttnlmError, match=r"config\.json is damaged"):
+        attnlm.open_run(run.path)
+
+
+def test_evaluation_on_a_data_set_of_the_same_tokenizer(
+    folder: Path, dataset: Any, tmp_path: Path
+) -> None:
+    run = attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+    original = attnlm.open_run("llama-001", checkpoint_dir=tmp_path / "runs")
+    losses = [attnlm.evaluate(r, data=dataset, device="cpu").loss for r in (run, original)]
+    assert losses[0] == losses[1]
+
+
+def change_config(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def change_tokenizer(*keys: str, to: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        content = part = json.loads(path.read_text())
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = to
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def change_weights(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def write(name: str, content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def index(*names: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+        places = {f"tensor {i}": name for i, name in enumerate(names)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    return change
+
+
+NORM = "model.norm.weight"
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "another family": (change_config(model_type="mamba"), "'mamba'"),
+    "no family": (change_config(model_type=["llama"]), "`model_type`"),
+    "scaled positions": (
+        change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+        "rope_scaling 'llama3', 'factor'",
+    ),
+    "scaled in the new key": (
+        change_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+        "rope_parameters 'yarn'",
+    ),
+    "quantised": (change_config(quantization_config={"bits": 4}), "'quantization_config'"),
+    "another activation": (change_config(hidden_act="gelu"), "'hidden_act' 'gelu'"),
+    "an unknown option": (change_config(logit_scale=0.5), "'logit_scale' 0.5"),
+    "a wrong size": (change_config(hidden_size=-3), "hidden_size -3"),
+    "a huge vocabulary": (change_config(vocab_size=2**30), "vocab_size"),
+    "a text for a number": (change_config(rms_norm_eps="small"), "norm_epsilon"),
+    "too large": (
+        change_config(hidden_size=2**20, intermediate_size=2**20, num_hidden_layers=99),
+        "of memory to open, and this machine has",
+    ),
+    "deep JSON": (write("config.json", b"[" * 10**5), "not a JSON object"),
+    "a long number": (write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"), "not a JSON object"),
+    "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "has shape (7,)"),
+    "a missing tensor": (change_weights(lambda t: t.pop(NORM)), f"{NORM} is missing"),
+    "one too many": (change_weights(lambda t: t.update(x=torch.ones(7))), "'x' is none of"),
+    "a type": (change_weights(lambda t: t.update({NORM: t[NORM].double()})), "type F64"),
+    "not finite": (change_weights(lambda t: t[NORM].fill_(torch.nan)), "NaN"),
+    "a huge header": (write("model.safetensors", struct.pack("<Q", 2**50)), "is damaged"),
+    "no safetensors": (write("model.safetensors", b"garbage, and more"), "is damaged"),
+    "a path in the index": (index("../model.safetensors"), "'../model.safetensors'"),
+    "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
+    "no name in the index": (index({}), "names ''"),
+    "a shard that is missing": (index("model-2.safetensors"), "can't read"),
+    "an empty index": (index(), "names 0 files"),
+    "a normaliser": (change_tokenizer("normalizer", to={"type": "NFC"}), "normalizer"),
+    "an added token": (
+        change_tokenizer("added_tokens", to=[{"id": 1, "content": "<s>"}]),
+        "added token '<s>'",
+    ),
+    "another tokenizer": (change_tokenizer("model", "type", to="Unigram"), "model 'Unigram'"),
+    "a gap in the ids": (change_tokenizer("model", "vocab", "a", to=999), "is damaged"),
+    "no model": (change_tokenizer("model", to=3), "is damaged"),
+    "another decoder": (change_tokenizer("decoder", to=None), "decoder None"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_can_not_be_right_is_refused_in_one_line(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    harm, says = HOSTILE[name]
+    harm(folder)
+    with pytest.raises(AttnlmError) as refused:
+        attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+    assert says in refused.value.message and "\n" not in refused.value.message
+    assert refused.value.hint
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+def test_pickled_weights_and_what_is_no_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    fails("import", folder, cwd=tmp_path, code=1, says="no model.safetensors", hints="pickled")
+    fails("import", "gpt2", cwd=tmp_path, code=1, says="neither a folder nor", hints="download")
+
+
+def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path) -> None:
+    run = random_run("gpt2", dataset, tmp_path / "runs")
+    folder = attnlm.export(run, tmp_path / "out").path
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare |= {"h.0.attn.bias": torch.ones(1, 1, 210, 210), "lm_head.weight": bare["wte.weight"] + 0}
+    save_file(bare, folder / "other.safetensors")
+    back = attnlm.import_run(folder / "other.safetensors", checkpoint_dir=tmp_path / "checkpoints")
+    assert back.config.model.tie_embeddings
+    ids = torch.arange(20)[None] % run.vocab_size
+    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (run, back))
+    assert torch.equal(ours(ids), theirs(ids))
+
+
+def test_options_that_change_nothing_are_taken(folder: Path) -> None:
+    change_config(rope_scaling=None, use_cache=False, torch_dtype="bfloat16", sliding_window=None)(
+        folder
+    )
+    assert read_config(folder / "config.json").config.model.num_kv_heads == 2
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)
+def test_tokenizers_come_back_the_same(tokenizer: Any) -> None:
+    content = json.loads(library_tokenizer(tokenizer).to_str())
+    back = read_tokenizer(content, tokenizer.vocab_size)
+    assert back.to_json() | {"name": tokenizer.name} == tokenizer.to_json()
+
+
+def test_merges_in_another_order_are_refused() -> None:
+    content = json.loads(library_tokenizer(TOKENIZERS[2]).to_str())
+    content["model"]["merges"].reverse()
+    with pytest.raises(AttnlmError, match="another order"):
+        read_tokenizer(content, len(RANKS))
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="GPT-2's vocabulary is needed")
+def test_gpt2s_own_files_are_our_gpt2(tmp_path: Path) -> None:
+    ours = published("gpt2", spool=tmp_path, offline=True)
+    (merges,) = [
+        path.read_text(encoding="utf-8")
+        for path in Path(os.environ["TIKTOKEN_CACHE_DIR"]).iterdir()
+        if path.read_bytes()[:8] == b"#version"
+    ]
+    vocabulary = {byte_characters.written(token): i for i, token in enumerate(ours.ranks)}
+    vocabulary["<|endoftext|>"] = 50256
+    assert read_vocab_and_merges(vocabulary, merges, 50257).to_json() == ours.to_json()
