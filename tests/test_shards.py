@@ -508,6 +508,39 @@ def test_records_are_never_in_memory_as_a_whole(tmp_path: Path, data: Path) -> N
     assert len(list(data.glob("*/train-*.bin"))) > 20
 
 
+STOPPED = """
+import os, signal
+from attnlm.data import bins, unfinished
+bins.SHARD_BYTES, add = 1000, unfinished.Log.add
+def add_and_stop(log, split, shard):
+    add(log, split, shard)
+    os.kill(os.getpid(), signal.SIGINT)
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+if int(os.environ["KEPT"]):
+    unfinished.Log.add = add_and_stop
+else:
+    unfinished.Log.take_over = stop
+from attnlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_stopped_command_says_what_is_kept(kept: int, source: Path, data: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, "prepare", str(source), "--data-dir", str(data)]
+    environ = {**os.environ, "KEPT": str(kept)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 130
+    (line,) = done.stderr.splitlines()
+    partial = [str(path) for path in data.glob(".partial-*")]
+    if kept:
+        assert line.startswith(f"stopped; {partial[0]} keeps ") and "the same again" in line
+    else:
+        assert (line, partial) == ("stopped; nothing is kept", [])
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
 def test_two_do_not_write_to_the_same_folder(source: Path, data: Path) -> None:
     stopped_after(source, data, 2)
