@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attnlm.base.events import Note
+from attnlm.base.events import Note, Progress
 from attnlm.base.settings import Setting
 from attnlm.cli import console, displays, exits
 from attnlm.config.settings import resolve
@@ -137,6 +137,21 @@ def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str])
     """Which no shell can pass on, but a program that starts the command in its own process can."""
     assert exits.run(Path("a\0b").stat) == 1
     assert "NUL" in capsys.readouterr().err
+
+
+def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(displays.time, "perf_counter", lambda: now)
+    display = displays.PreparationDisplay()
+    for now, task, total in [  # noqa: B007
+        *((0.0, "read", None), (9.9, "read", None), (10.1, "read", None), (19.0, "read", None)),
+        *((25.0, "encode", 4000), (34.0, "encode", 4000), (36.0, "encode", 4000)),
+    ]:
+        display(Progress(task, 1000, total, "chars"))
+    told = capsys.readouterr().err
+    assert told == "read: 1,000 chars\nencode: 1,000 of 4,000 chars (25%)\n"
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ GOOD = lines(["The cat sat."] * 5)
         (GOOD + b"[" * 100_000, "line 6 of x.jsonl is not valid JSON", "one record"),
         (GOOD + b'["a"]', "line 6 of x.jsonl is not an object: a list", "one record"),
         (GOOD + b'{"txt": "a", "id": 1}', "line 6 of x.jsonl has no column 'text'", "txt?"),
-        (GOOD + b'{"b": "a"}', "line 6 of x.jsonl has no column 'text'", "there are b"),
+        (GOOD + b'{"b": "a"}', "line 6 of x.jsonl has no column 'text'", "there is b"),
         (GOOD + b"{}", "line 6 of x.jsonl has no column 'text'", "no columns"),
         (GOOD + b'{"text": null}', "line 6 of x.jsonl: column 'text' is null", "leave such"),
         (GOOD + b'{"text": 5}', "line 6 of x.jsonl: column 'text' is not text: a number", "column"),
@@ -288,7 +288,7 @@ GOOD = lines(["The cat sat."] * 5)
 def test_bad_lines_are_named(
     content: bytes, message: str, hint: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_LONGEST_LINE", 200_000 if b"[[" in content else 200)
+    monkeypatch.setattr(records, "LONGEST", 200_000 if b"[[" in content else 200)
     (here / "x.jsonl").write_bytes(content)
     with pytest.raises(AttnlmError, match=message) as caught:
         prepare("x.jsonl")
@@ -338,6 +338,7 @@ def write_broken_tables(here: Path) -> None:
     write_table(here / "null.parquet", ["a"] * 70 + [None])
     write_table(here / "number.parquet", [1, 2])
     write_table(here / "txt.parquet", ["a"], "txt")
+    pq.write_table(pa.table([["a"], ["b"]], ["text", "text"]), here / "two.parquet")
     (here / "twice.parquet.gz").write_bytes(gzip.compress(whole))
     bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": bad}), here / "bytes.parquet")
@@ -353,6 +354,7 @@ def write_broken_tables(here: Path) -> None:
         ("null.parquet", "row 71 of null.parquet: column 'text' is null", "leave such"),
         ("number.parquet", "column 'text' of number.parquet is not text: int64", "no column"),
         ("txt.parquet", "txt.parquet has no column 'text'", "did you mean txt?"),
+        ("two.parquet", "two.parquet has two columns named 'text'", "rename"),
         ("bytes.parquet", "row 2 of bytes.parquet: column 'text' is not UTF-8", "leave such"),
         ("twice.parquet.gz", "compressed once more", "decompress it first"),
     ],
@@ -367,6 +369,55 @@ def test_texts_of_a_table_may_be_stored_in_other_ways(here: Path) -> None:
     for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
         pq.write_table(pa.table({"text": pa.array(["ab", "c"] * 30, kind)}), here / "x.parquet")
         assert text_of(prepare("x.parquet", force=True)) == "ab\nc\n" * 30
+
+
+def test_a_record_of_a_table_may_be_too_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LONGEST", 200)
+    write_table(here / "x.parquet", ["é" * 100, "é" * 101])
+    with pytest.raises(AttnlmError, match=r"row 2 of x.parquet is longer than"):
+        prepare("x.parquet")
+
+
+ROOM = """
+import resource, sys
+from pathlib import Path
+from attnlm.text.compressed import optional
+optional("pyarrow.parquet", "large", "")
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29,) * 2)
+from attnlm.text.records import records
+print(sum(len(text) for text in records(Path(sys.argv[1]), "text", "x")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_rows_that_refer_to_one_large_value_are_read_one_by_one(here: Path) -> None:
+    large = pa.DictionaryArray.from_arrays(pa.array([0] * 64), pa.array(["a" * 2**24]))
+    pq.write_table(pa.table({"text": large}), here / "x.parquet", compression="zstd")
+    assert (here / "x.parquet").stat().st_size < 2000
+    command = [sys.executable, "-c", ROOM, str(here / "x.parquet")]
+    assert int(subprocess.run(command, check=True, capture_output=True).stdout) == 2**30
+
+
+def test_a_name_of_the_hub_is_never_a_folder(hub: Path, here: Path) -> None:
+    """What is asked of the library then is not what a folder of that name would be."""
+    from attnlm.text.hub import HubName, _texts
+
+    class Library:
+        @staticmethod
+        def disable_progress_bars() -> None: ...
+
+        @staticmethod
+        def load_dataset_builder(path: str, config: str | None) -> None:
+            raise ValueError(f"asked for {path}")
+
+    for name, asked, hint in (
+        ("stories", "hf://datasets/stories", "for the folder, give hf:./stories"),
+        ("a/b", "a/b", "the network"),
+    ):
+        with pytest.raises(AttnlmError, match=f"asked for {asked}$") as caught:
+            list(_texts(Library, HubName(name, None, "train"), "text", f"hf:{name}"))
+        assert hint in caught.value.hint
 
 
 def test_a_pattern_without_a_file_is_refused(here: Path) -> None:
@@ -412,11 +463,11 @@ def hub(here: Path) -> Path:
 @needs_gpt2
 def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
     options = ("--tokenizer", "gpt2", "--column", "story", "--offline", "--json")
-    done = attnlm("prepare", "hf:stories", *options, cwd=here)
+    done = attnlm("prepare", "hf:./stories", *options, cwd=here)
     assert json.loads(done.stdout)["documents"] == len(TEXTS)
     dataset = open_dataset()
     assert documents_of(dataset) == TEXTS
-    assert (dataset.name, dataset.source) == ("stories-gpt2", "hf:stories")
+    assert (dataset.name, dataset.source) == ("stories-gpt2", "hf:./stories")
     attnlm("prepare", "hf:./stories:test", *options, "--name", "test", cwd=here)
     assert documents_of(open_dataset()) == ["Dogs."] * 40
 
@@ -424,19 +475,20 @@ def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
 def test_tables_of_the_hub_are_streamed(here: Path) -> None:
     (here / "tables").mkdir()
     write_table(here / "tables" / "x.parquet", TEXTS)
-    assert text_of(prepare("hf:tables")).startswith("The cat sat.\nA dog,")
+    assert text_of(prepare("hf:./tables")).startswith("The cat sat.\nA dog,")
 
 
 @pytest.mark.parametrize(
     ("source", "says", "hints"),
     [
-        ("hf:stories:trian", "can't read hf:stories:trian: Bad split: trian", "hf:OWNER/NAME"),
-        ("hf:stories", "hf:stories has no column 'text'", "there are id, story"),
-        ("hf:pickled", "can't read hf:pickled: ", "hf:OWNER/NAME"),
-        ("hf:scripted", "can't read hf:scripted: ", "hf:OWNER/NAME"),
-        ("hf:archived", "is of a kind that is not read here: webdataset", "json"),
-        ("hf:broken", "can't read hf:broken", "hf:OWNER/NAME"),
-        ("hf:null", "row 2 of hf:null: column 'text' is null", "leave such"),
+        ("hf:./stories:trian", "can't read hf:./stories:trian: Bad split: trian", "hf:OWNER/NAME"),
+        ("hf:./stories", "hf:./stories has no column 'text'", "there are id, story"),
+        ("hf:./pickled", "can't read hf:./pickled: ", "hf:OWNER/NAME"),
+        ("hf:./scripted", "can't read hf:./scripted: ", "hf:OWNER/NAME"),
+        ("hf:./archived", "is of a kind that is not read here: webdataset", "json"),
+        ("hf:./broken", "can't read hf:./broken", "hf:OWNER/NAME"),
+        ("hf:./null", "row 2 of hf:./null: column 'text' is null", "leave such"),
+        ("hf:stories", "hf:stories needs the network", "for the folder, give hf:./stories"),
         ("hf:nobody/nothing", "hf:nobody/nothing needs the network", "a folder"),
     ],
 )
@@ -470,6 +522,9 @@ def test_the_parts_of_a_name() -> None:
     assert parsed("hf:squad") == HubName("squad", None, "train")
     assert parsed("hf:a/b") == HubName("a/b", None, "train")
     assert parsed("hf:a/b/en/x:test") == HubName("a/b", "en/x", "test")
+    assert [parsed(f"hf:{path}").is_local for path in ("./a", "../a/b", "/a", "~/a", ".a")] == [
+        *(True, True, True, True, False)
+    ]
     assert parsed("hf:./a/b/c:test") == HubName("./a/b/c", None, "test")
 
 

@@ -305,6 +305,128 @@ def test_shards_that_are_gone_or_cut_short_are_made_again(source: Path, data: Pa
     assert content(sharded(source, data).path) == whole
 
 
+@pytest.mark.parametrize("change", ["byte", "link", "folder"])
+def test_shards_are_taken_over_before_the_first_that_is_damaged(
+    change: str, source: Path, data: Path, tmp_path: Path
+) -> None:
+    whole = content(sharded(source, data / "whole").path)
+    stopped_after(source, data, 6)
+    (kept,) = data.glob(".partial-*")
+    bad, sound = kept / "train-00003.bin", kept / "train-00002.bin"
+    shard, at = bad.read_bytes(), sound.stat().st_mtime_ns
+    bad.unlink()
+    match change:
+        case "byte":
+            bad.write_bytes(bytes([shard[0] ^ 1]) + shard[1:])
+        case "link":
+            (tmp_path / "elsewhere").write_bytes(shard)
+            bad.symlink_to(tmp_path / "elsewhere")
+        case "folder":
+            bad.mkdir()
+    made = sharded(source, data)
+    assert content(made.path) == whole
+    assert not any(path.is_symlink() for path in made.path.iterdir())
+    assert (made.path / sound.name).stat().st_mtime_ns == at
+    if change == "link":
+        assert (tmp_path / "elsewhere").read_bytes() == shard
+
+
+def test_only_files_of_a_data_set_are_published(source: Path, data: Path, tmp_path: Path) -> None:
+    whole = content(sharded(source, data / "whole").path)
+    stopped_after(source, data, 3)
+    (kept,) = data.glob(".partial-*")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    (kept / "link").symlink_to(tmp_path / "mine")
+    (kept / "train-00099.bin").write_bytes(b"x")
+    (kept / "meta.json").mkdir()
+    (kept / ".train-00003.bin.0badcafe.tmp").write_bytes(b"x")
+    assert content(sharded(source, data).path) == whole
+    assert (tmp_path / "mine" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        None,
+        {"sha256": 5},
+        {"sha256": None},
+        {"tokens": 499},
+        {"tokens": True},
+        {"tokens": 500.0},
+        {"tokens": "500"},
+        {"characters": -1},
+        {"characters": 10**30},
+        {"utf8_bytes": 0},
+        {"utf8_bytes": None},
+        {"handed": -1},
+        {"handed": 501},
+        {"handed": []},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_shards_whose_numbers_can_not_be_are_made_again(
+    changes: dict[str, Any] | None, source: Path, data: Path, small_shards: None
+) -> None:
+    whole = content(prepare(source, data_dir=data / "whole").path)
+    stopped_after(source, data, 6)
+    (log,) = data.glob(".partial-*/progress.json")
+    written = files.read_json(log)
+    train = written["train"]
+    train[2] = None if changes is None else {**train[2], **changes}
+    files.write_json(log, {"train": train, "val": []})
+    events: list[object] = []
+    assert content(sharded(source, data, on_event=events.append).path) == whole
+    assert "going on behind 2 shards" in "".join(e.text for e in events if isinstance(e, Note))
+
+
+@pytest.mark.parametrize("content_of_log", [{}, {"train": []}, {"train": None, "val": {"a": 1}}])
+def test_a_log_of_nothing_is_none(content_of_log: dict[str, Any], source: Path, data: Path) -> None:
+    whole = content(sharded(source, data / "whole").path)
+    stopped_after(source, data, 3)
+    (log,) = data.glob(".partial-*/progress.json")
+    files.write_json(log, content_of_log)
+    assert content(sharded(source, data).path) == whole
+
+
+@pytest.mark.parametrize("forge", ["place", "ids"])
+def test_what_only_the_text_shows_to_be_forged_is_removed(
+    forge: str, source: Path, data: Path, small_shards: None
+) -> None:
+    whole = content(prepare(source, data_dir=data / "whole").path)
+    stopped_after(source, data, 3)
+    (log,) = data.glob(".partial-*/progress.json")
+    written = files.read_json(log)
+    last = written["train"][-1]
+    if forge == "place":  # more ids than a piece has, which would be waited for without end
+        last["handed"] = 500
+    else:
+        path = log.with_name("train-00002.bin")
+        path.write_bytes(b"\xff" * SHARD)
+        last["sha256"] = files.file_hash(path)
+    files.write_json(log, written)
+    with pytest.raises(AttnlmError, match="what is kept of this preparation is damaged"):
+        sharded(source, data)
+    assert entries(data) == {"whole"}
+    assert content(sharded(source, data).path) == whole
+
+
+def test_strange_entries_are_no_leftovers(source: Path, data: Path, tmp_path: Path) -> None:
+    data.mkdir()
+    key = "0123456789abcdef"
+    (data / ".partial-x").mkdir()
+    (data / f".partial-{key}").write_text("a file")
+    (data / f".partial-{key[::-1]}").symlink_to(tmp_path)
+    ours = data / f".partial-{'0' * 16}"
+    ours.mkdir()
+    (ours / "link").symlink_to("nowhere")
+    events: list[object] = []
+    sharded(source, data, on_event=events.append)
+    (told,) = [event.text for event in events if isinstance(event, Note)]
+    assert told.startswith(str(ours))
+
+
 @pytest.mark.parametrize("change", ["text", "split", "tokenizer", "touch", "shards"])
 def test_nothing_is_taken_over_from_another_preparation(
     change: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
@@ -384,6 +506,39 @@ def test_records_are_never_in_memory_as_a_whole(tmp_path: Path, data: Path) -> N
     peak = int(subprocess.run(command, check=True, capture_output=True).stdout) * 1024
     assert peak < 80 * 2**20  # the interpreter and NumPy take some 40 of these, the text 64
     assert len(list(data.glob("*/train-*.bin"))) > 20
+
+
+STOPPED = """
+import os, signal
+from attnlm.data import bins, unfinished
+bins.SHARD_BYTES, add = 1000, unfinished.Log.add
+def add_and_stop(log, split, shard):
+    add(log, split, shard)
+    os.kill(os.getpid(), signal.SIGINT)
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+if int(os.environ["KEPT"]):
+    unfinished.Log.add = add_and_stop
+else:
+    unfinished.Log.take_over = stop
+from attnlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_stopped_command_says_what_is_kept(kept: int, source: Path, data: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, "prepare", str(source), "--data-dir", str(data)]
+    environ = {**os.environ, "KEPT": str(kept)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 130
+    (line,) = done.stderr.splitlines()
+    partial = [str(path) for path in data.glob(".partial-*")]
+    if kept:
+        assert line.startswith(f"stopped; {partial[0]} keeps ") and "the same again" in line
+    else:
+        assert (line, partial) == ("stopped; nothing is kept", [])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")

@@ -59,10 +59,11 @@ def parts_in_words(model: Architecture) -> str:
 
 @dataclass
 class PreparationDisplay:
-    """Listens to `prepare`: notes as lines, progress as bars."""
+    """Listens to `prepare`: notes as lines; progress as bars, or a line now and then elsewhere."""
 
     _bar: tqdm[Any] | None = None
     _task: str = ""
+    _next_line: float = 0.0
 
     def __call__(self, event: object) -> None:
         if isinstance(event, Note):
@@ -75,12 +76,30 @@ class PreparationDisplay:
                 self._task = event.task
             self._bar.n = event.done
             self._bar.refresh()
+        elif isinstance(event, Progress):
+            now = time.perf_counter()
+            if event.task == self._task and now >= self._next_line:
+                say(_in_words(event))
+            elif event.task == self._task:
+                return
+            self._task, self._next_line = event.task, now + _SECONDS_BETWEEN_REPORTS
 
     def close(self) -> None:
         """Ends the bar that is open."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+_SECONDS_BETWEEN_REPORTS = 10.0
+
+
+def _in_words(event: Progress) -> str:
+    """`encode: 1,000 of 4,000 chars (25%)`, without the whole where it is not known."""
+    if not event.total:
+        return f"{event.task}: {event.done:,} {event.unit}"
+    share = event.done / event.total
+    return f"{event.task}: {event.done:,} of {event.total:,} {event.unit} ({share:.0%})"
 
 
 _SECONDS_BETWEEN_LINES = 0.25

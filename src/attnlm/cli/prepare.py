@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnlm.base.commands import command_for
+from attnlm.base.readable import byte_size
 from attnlm.cli import console
 from attnlm.cli.displays import PreparationDisplay, reference_losses
 from attnlm.cli.options import DataDir, JsonOption
@@ -60,7 +62,7 @@ def prepare(
     from attnlm.data.prepare import prepare as run_prepare
 
     display = PreparationDisplay()
-    with contextlib.closing(display):
+    with contextlib.closing(display), _telling_what_is_kept(data_dir):
         dataset = run_prepare(
             source or None,
             tokenizer=tokenizer,
@@ -105,3 +107,23 @@ def prepare(
         )
     else:
         console.result(str(dataset.path))
+
+
+@contextlib.contextmanager
+def _telling_what_is_kept(data_dir: Path) -> Iterator[None]:
+    """Says after Ctrl-C what the same command will go on from."""
+    from attnlm.data.unfinished import kept_folders
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):  # nobody may be listening any more
+            kept = kept_folders(data_dir)
+            for folder, size in kept.items():
+                console.say(
+                    f"stopped; {folder} keeps {byte_size(size)}: "
+                    "prepare the same again to go on with it, or delete the folder"
+                )
+            if not kept:
+                console.say("stopped; nothing is kept")
+        raise

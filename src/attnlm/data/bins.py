@@ -23,7 +23,7 @@ from attnlm.data.dataset import id_dtype, joint_hash
 from attnlm.data.documents import encode_documents, safe_documents
 from attnlm.data.shards import Ids, file_name
 from attnlm.data.splits import Split, cut
-from attnlm.data.unfinished import Log, Shard
+from attnlm.data.unfinished import DamagedLogError, Log, Shard
 from attnlm.text.documents import Piece
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, UnknownCharactersError
 from attnlm.tokens.word_table import PieceEncoder, piece_encoder
@@ -192,6 +192,8 @@ class _Feed:
             self._piece = next(self._encoding, None)
             if self._piece is None:
                 return False
+            if self.handed > len(self._piece.ids):
+                raise _damaged_log()
             self._pairs.add(self._piece.ids, self._piece.pair_counts)
             self._count(self._piece.characters)
         return True
@@ -219,6 +221,12 @@ def _encode(
         len(text),
         len(text) if text.isascii() else len(text.encode()),
         _pair_counts(ids, vocab_size),
+    )
+
+
+def _damaged_log() -> DamagedLogError:
+    return DamagedLogError(
+        "what is kept of this preparation is damaged, and is removed now", "prepare the same again"
     )
 
 
@@ -250,6 +258,8 @@ class _Pairs:
             left -= len(ids)
             for first in range(0, len(ids), _BLOCK):
                 block = np.array(ids[first : first + _BLOCK])
+                if block.max() >= vocab_size:
+                    raise _damaged_log()
                 self.add(block, _pair_counts(block, vocab_size))
 
 

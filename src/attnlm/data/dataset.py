@@ -20,7 +20,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
 from attnlm.base.folders import find_folder
 from attnlm.base.names import is_safe_name
-from attnlm.data.shards import Ids, Shards, file_name
+from attnlm.data.shards import MOST_SHARDS, Ids, Shards, file_name
 from attnlm.tokens import tokenizer
 
 # Of meta.json and the files beside it: one bin for each split, or several.
@@ -30,7 +30,6 @@ LONGEST_TEXT = 2**13  # characters, in meta.json
 _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
-_MOST_SHARDS = 2**16
 _SAMPLE = 2**20  # bytes
 _DAMAGED = "prepare it again with `force`, or copy it again from where it came"
 
@@ -213,7 +212,7 @@ _UNKNOWN_BEFORE: dict[str, Any] = {"column": "text", "documents": 0}
 
 
 def _are_hashes(value: object) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= _MOST_SHARDS and all(map(_is_hash, value))
+    return isinstance(value, list) and 0 < len(value) <= MOST_SHARDS and all(map(_is_hash, value))
 
 
 _SHARDED_META: dict[str, Callable[[Any], bool]] = {

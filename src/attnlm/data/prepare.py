@@ -27,7 +27,7 @@ from attnlm.data.dataset import (
     sampled_hash,
 )
 from attnlm.data.splits import Split, Text, TextChangedError, read_text
-from attnlm.data.unfinished import Log, kept_folder, kept_folders
+from attnlm.data.unfinished import DamagedLogError, Log, kept_folder, kept_folders
 from attnlm.text.corpus import NEWLINES, Source, get_corpus
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.tokenizer import (
@@ -189,23 +189,29 @@ def _build_large(
     }
     with kept_folder(data_dir, facts) as folder:
         log = Log(folder)
-        log.read(id_dtype(tokenizer.vocab_size).itemsize)
+        log.take_over(
+            bins.shard_tokens(tokenizer.vocab_size),
+            id_dtype(tokenizer.vocab_size).itemsize,
+            {
+                "train": split.train_characters,
+                "val": split.characters - split.train_characters,
+            },
+        )
         if there := sum(map(len, log.shards.values())):
             on_event(Note(f"going on behind {there} shards that an earlier `prepare` has written"))
         try:
             _build(folder, name, split, tokenizer, origin, on_event, log)
-        except TextChangedError:
+        except (TextChangedError, DamagedLogError):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         log.finish(work / "new")
 
 
 def _tell_kept(data_dir: Path, on_event: OnEvent) -> None:
-    for folder in kept_folders(data_dir):
-        size = byte_size(sum(path.stat().st_size for path in folder.iterdir()))
+    for folder, size in kept_folders(data_dir).items():
         on_event(
             Note(
-                f"{folder} has {size} of a preparation that was stopped: "
+                f"{folder} has {byte_size(size)} of a preparation that was stopped: "
                 "prepare the same again to go on with it, or delete the folder"
             )
         )

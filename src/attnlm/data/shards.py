@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_SHARDS = 2**16  # of a split
 Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
 

@@ -23,7 +23,7 @@ _ROWS_PER_EVENT = 1000
 
 
 class HubName(NamedTuple):
-    """What `hf:OWNER/NAME/CONFIG:SPLIT` names; `path` may be a folder of this machine."""
+    """What `hf:OWNER/NAME/CONFIG:SPLIT` names; `path` is a folder of this machine if it says so."""
 
     path: str
     config: str | None
@@ -31,7 +31,7 @@ class HubName(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        return Path(self.path).is_dir()
+        return self.path.startswith(("/", "~")) or self.path.split("/")[0] in (".", "..")
 
 
 def parsed(source: str) -> HubName:
@@ -39,10 +39,10 @@ def parsed(source: str) -> HubName:
     name, colon, split = source.removeprefix(PREFIX).partition(":")
     if not name or bool(colon) != bool(split):
         raise UsageError(f"{source!r} names no data set", f"give {SYNTAX}")
-    parts = name.split("/")
-    if Path(name).is_dir() or len(parts) <= 2 or parts[0] in ("", ".", "..", "~"):
-        return HubName(name, None, split or "train")
-    return HubName("/".join(parts[:2]), "/".join(parts[2:]), split or "train")
+    whole, parts = HubName(name, None, split or "train"), name.split("/")
+    if whole.is_local or len(parts) <= 2:
+        return whole
+    return HubName("/".join(parts[:2]), "/".join(parts[2:]), whole.split)
 
 
 def copy_texts(
@@ -57,7 +57,9 @@ def copy_texts(
     if offline and not name.is_local:
         raise AttnlmError(
             f"{source} needs the network, which `offline` forbids",
-            "pass a folder or a file, or use `attnlm prepare tales`",
+            f"for the folder, give {PREFIX}./{name.path}"
+            if Path(name.path).is_dir()
+            else "pass a folder or a file, or use `attnlm prepare tales`",
         )
     datasets = optional("datasets", "hf", f"reading {source}")
     with gzip.open(destination, "wt", compresslevel=_FAST, encoding="utf-8") as file:
@@ -71,9 +73,15 @@ def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[s
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # which report errors themselves, and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    row = 0
+    row, path, hint = 0, name.path, f"check the name ({SYNTAX}), and the network"
+    if name.is_local:
+        path = str(Path(path).expanduser().absolute())
+        hint = f"check the name ({SYNTAX})"
+    elif Path(path).is_dir():  # which the library would take for what is meant
+        path = f"hf://datasets/{name.path}"
+        hint = f"for the folder, give {PREFIX}./{name.path}"
     try:
-        builder = datasets.load_dataset_builder(name.path, name.config)
+        builder = datasets.load_dataset_builder(path, name.config)
         if builder.name not in _READERS:
             raise AttnlmError(
                 f"{source} is of a kind that is not read here: {builder.name}",
@@ -93,5 +101,5 @@ def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[s
         after = f" after row {row:,}" if row else ""
         raise AttnlmError(
             f"can't read {source}{after}: {first_line(error)}",
-            f"check the name ({SYNTAX}), and the network",
+            hint,
         ) from error

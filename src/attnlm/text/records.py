@@ -14,8 +14,7 @@ from attnlm.text.compressed import COMPRESSED, opened, optional
 from attnlm.text.encodings import unreadable
 
 RECORDS = (".jsonl", ".parquet")
-_LONGEST_LINE = 2**26  # bytes: a record is read as a whole
-_ROWS = 64  # of a parquet file, at once
+LONGEST = 2**24  # bytes of a record, which is read as a whole
 _MOST_NAMED = 8
 
 
@@ -47,35 +46,42 @@ def checked(value: object, column: str, where: str) -> str:
             f"{where}: column {column!r} is {what}",
             "leave such records out, or choose another `column`",
         )
+    size = len(value)
     if not value.isascii():
         try:
-            value.encode()
+            size = len(value.encode())
         except UnicodeEncodeError:
             raise AttnlmError(
                 f"{where}: column {column!r} has half a surrogate pair, which is no character",
                 "repair or leave out this record",
             ) from None
+    if size > LONGEST:
+        raise _too_long(where)
     return value
+
+
+def _too_long(where: str) -> AttnlmError:
+    return AttnlmError(
+        f"{where} is longer than {LONGEST / 2**20:g} MiB", "cut this record into several"
+    )
 
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     """The error for a column that is not there, with the nearest that is."""
+    verb = "are" if len(columns) > 1 else "is"
     there = ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
-    hint = suggestion(column, columns, f"choose a `column`: there are {there}" if there else "")
+    hint = suggestion(column, columns, f"choose a `column`: there {verb} {there}" if there else "")
     return AttnlmError(f"{where} has no column {column!r}", hint or "it has no columns at all")
 
 
 def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
     with opened(path, shown) as file:
         number = 0
-        while line := file.readline(_LONGEST_LINE + 1):
+        while line := file.readline(LONGEST + 1):
             number += 1
             where = f"line {number:,} of {shown}"
-            if len(line) > _LONGEST_LINE:
-                raise AttnlmError(
-                    f"{where} is longer than {_LONGEST_LINE // 2**20} MiB",
-                    "a .jsonl file has one record on each line: cut this one into several",
-                )
+            if len(line) > LONGEST:
+                raise _too_long(where)
             if not line.isspace():
                 yield checked(_value(line, column, where), column, where)
 
@@ -123,7 +129,8 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
     try:
         with open_regular(path) as file, parquet.ParquetFile(file) as table:
             _check_schema(arrow.types, table.schema_arrow, column, shown)
-            for batch in table.iter_batches(_ROWS, columns=[column], use_threads=False):
+            # One row at a time: a small file may refer to one large value from many rows.
+            for batch in table.iter_batches(1, columns=[column], use_threads=False):
                 for scalar in batch.column(0):
                     row += 1
                     yield checked(scalar.as_py(), column, f"row {row:,} of {shown}")
@@ -144,6 +151,10 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
 def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
     if column not in schema.names:
         raise missing(column, schema.names, shown)
+    if schema.names.count(column) > 1:
+        raise AttnlmError(
+            f"{shown} has two columns named {column!r}", "rename or leave out one of them"
+        )
 
     def is_text(kind: Any) -> bool:
         kind = kind.value_type if types.is_dictionary(kind) else kind
