@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(displays.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     display = displays.PreparationDisplay()
     for now, task, total in [  # noqa: B007
         *((0.0, "read", None), (9.9, "read", None), (10.1, "read", None), (19.0, "read", None)),
