@@ -218,6 +218,7 @@ def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo")
+@pytest.mark.slow
 def test_several_processes_are_measured_together(dataset: Dataset, tmp_path: Path) -> None:
     """As they train; one of them reports."""
     arguments = [str(dataset.path), "--processes", "2", "--block-size", "8", "--batch-size", "4"]
