@@ -58,6 +58,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
 
 
+@pytest.fixture(scope="module")
+def project(dataset: Any) -> Path:
+    """The folder that a user would be in, with the small data set in data/."""
+    folder: Path = dataset.path.parent.parent
+    return folder
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     yield from launched()

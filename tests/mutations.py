@@ -628,8 +628,8 @@ MUTATIONS = (
     Mutation(
         "a signal saves nothing",
         "training/loop.py",
-        "self._save()\n        if self._checkpoints is not None:",
-        "if self._checkpoints is not None:",
+        "self._saver.save()\n        self._saver.finish()",
+        "self._saver.finish()",
         "test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step",
     ),
     Mutation(

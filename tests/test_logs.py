@@ -17,7 +17,7 @@ from attnlm.base import files
 from attnlm.base.events import Note
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from attnlm.see import curves, followed, log_tools
+from attnlm.see import curves, log_listener, log_tools
 from attnlm.training import loop
 from attnlm.training.schedule import learning_rate
 from tests.command import fails, here
@@ -140,7 +140,7 @@ def test_a_tool_that_fails_stops_nothing(
             notes.append(event.text)
 
     run = train(dataset, tmp_path, log=["os", "json"], on_event=listen)
-    assert notes == ["os has failed, and follows no more: no such server"]
+    assert notes == ["os failed, and no longer logs this run: no such server"]
     plain = train(dataset, tmp_path)
     assert run.last.read_bytes() == plain.last.read_bytes()
     other = kept.made[-1]
@@ -172,7 +172,7 @@ def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> Non
 def test_few_points_of_a_long_training(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "_MOST_POINTS", 3)
+    monkeypatch.setattr(log_listener, "_MOST_POINTS", 3)
     train(dataset, tmp_path, log=["json"], steps=12)
     assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
 
@@ -208,7 +208,7 @@ def test_the_command_names_several(
 def test_maps_lie_side_by_side() -> None:
     maps = np.zeros((2, 3, 4, 4), np.float32)
     maps[1, 2, 3, 0] = 1.0
-    sheet = followed.map_sheet(maps)
+    sheet = log_listener.map_sheet(maps)
     side = len(sheet) // 2
     assert sheet.shape == (2 * side, 3 * side, 3)
     rows, columns = np.nonzero(sheet[..., 0] == 0)

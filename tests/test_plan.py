@@ -160,7 +160,7 @@ def test_a_billion_parameters_by_hand() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_grows(model: str) -> None:
     if model == "bigram":
-        with pytest.raises(UsageError, match="bigram makes no products"):
+        with pytest.raises(UsageError, match="bigram has no matrix products"):
             stated(model=model)
         return
     planned = stated(model=model, batch_size=6, processes=2)
@@ -261,7 +261,12 @@ def test_nothing_is_needed_for_help_and_bad_arguments(tmp_path: Path) -> None:
         ("--vocab-size 9 --peak nan", 2, "--peak nan is out of range", "at least"),
         ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "--share 1.5 is out of range", "most 1"),
         ("--vocab-size 9 --share 0.5", 2, "--share needs the --peak", "989e12"),
-        ("--vocab-size 9 --model bigram --peak 1e9", 2, "bigram makes no products", "measured"),
+        (
+            "--vocab-size 9 --model bigram --peak 1e9",
+            2,
+            "bigram has no matrix products",
+            "measured",
+        ),
         ("--vocab-size 9 --model bigram --heads 2", 2, "--heads does not apply", "--model"),
         ("--vocab-size 9 --processes 3 --peak 1", 2, "can't be divided among 3", "--batch-size"),
         ("--vocab-size 9 --device cuda", 1, "--device cuda can't be used", "--peak"),

@@ -24,7 +24,6 @@ from attnlm.compute import processes as module
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
-from tests.models import FRUITS
 from tests.processes import NAMES, SHARDED, numbers, sharded_numbers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -33,14 +32,6 @@ TRAIN = (
     *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
     *("--steps", "1000", "--eval-every", "100"),
 )
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "fruits.txt").write_text(FRUITS)
-    attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
-    return folder
 
 
 def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
@@ -138,7 +129,7 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
         for loss in ("train_loss", "val_loss"):
             assert one[loss] == pytest.approx(other[loss], abs=1e-4)
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
-    with pytest.raises(attnlm.UsageError, match="`processes` is 2, and 1 started"):
+    with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 started"):
         attnlm.train(resume=whole, steps=2000, data_dir=project / "data")
 
 

@@ -28,7 +28,6 @@ from attnlm.runs.checkpoint import load_checkpoint, load_rows, named_tensors
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
 from tests.command import ATTNLM
-from tests.models import FRUITS
 from tests.test_processes import ended, ranks, started, timeless, until_evaluated
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -36,14 +35,6 @@ TRAIN = (
     *("train", "fruits-char", "--model", "multi-head", "--batch-size", "6", "--block-size", "8"),
     *("--seed", "1", "--shard", "--steps", "200", "--eval-every", "25", "--gradient-clip", "1"),
 )
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "fruits.txt").write_text(FRUITS)
-    attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
-    return folder
 
 
 def trained(project: Path, name: str, processes: int, *more: str) -> Run:
@@ -301,7 +292,7 @@ def test_names_of_files_do_not_lead_elsewhere(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_sharded_or_recomputed_is_refused() -> None:
-    with pytest.raises(attnlm.UsageError, match="`compile` on is for models that are not sharded"):
+    with pytest.raises(attnlm.UsageError, match="`compile` on can't be combined with `shard`"):
         attnlm.train(shard=True, compile="on")
     with pytest.raises(attnlm.UsageError, match="bigram has none"):
         attnlm.train(model="bigram", recompute=True)

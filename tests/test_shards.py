@@ -245,7 +245,7 @@ def test_a_killed_prepare_goes_on_and_makes_the_same(
     assert content(made.path) == whole
     assert all((made.path / name).stat().st_mtime_ns == at for name, at in written.items())
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == [f"going on behind {len(written)} shards that an earlier `prepare` has written"]
+    assert notes == [f"continuing after {len(written)} shards that an earlier `prepare` wrote"]
     done = [e for e in events if isinstance(e, Progress) and e.task == "encode"]
     assert (done[-1].done, done[-1].total) == (made.characters, made.characters)
     assert entries(data) == {"whole", "latest", made.name}
@@ -378,7 +378,7 @@ def test_shards_whose_numbers_can_not_be_are_made_again(
     files.write_json(log, {"train": train, "val": []})
     events: list[object] = []
     assert content(sharded(source, data, on_event=events.append).path) == whole
-    assert "going on behind 2 shards" in "".join(e.text for e in events if isinstance(e, Note))
+    assert "continuing after 2 shards" in "".join(e.text for e in events if isinstance(e, Note))
 
 
 @pytest.mark.parametrize("content_of_log", [{}, {"train": []}, {"train": None, "val": {"a": 1}}])

@@ -168,7 +168,7 @@ class TrainingDisplay:
                 f"{training.schedule}, seed {training.seed}",
                 **({"evaluation": f"on {part}, spread evenly"} if part else {}),
                 "device": _device_in_words(event.device, training.threads),
-                **({"division": division} if (division := division_in_words(training)) else {}),
+                **({"split": division} if (division := division_in_words(training)) else {}),
                 "memory": f"about {byte_size(event.memory)} in addition to PyTorch"
                 + (", in each process" if training.processes > 1 else ""),
                 "run": str(run.path),
@@ -243,12 +243,12 @@ class TrainingDisplay:
 
 
 def division_in_words(training: TrainingConfig) -> str:
-    """`2 processes, sharded, at most 8 windows at once, recomputed`: as much of it as applies."""
+    """`2 processes, sharded, at most 8 windows at once, activations recomputed`, or less of it."""
     words = [_counted(training.processes, "process")] if training.processes > 1 else []
     words += ["sharded"] if training.is_sharded else []
     if training.micro_batch_size is not None:
         words.append(f"at most {_counted(training.micro_batch_size, 'window')} at once")
-    return ", ".join([*words, *(["recomputed"] if training.recompute else [])])
+    return ", ".join([*words, *(["activations recomputed"] if training.recompute else [])])
 
 
 def _device_in_words(device: Device, threads: int) -> str:

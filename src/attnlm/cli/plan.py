@@ -35,7 +35,7 @@ _BUDGET = ("tokens", "steps")
 _SETTINGS = [
     name
     for name in setting_names()
-    if name in fields_of(Architecture) or name in (*_TRAINING, *_WHERE, *_BUDGET)
+    if name in fields_of(Architecture) or name in (*_TRAINING, *_WHERE)
 ]
 
 
@@ -60,11 +60,14 @@ def plan(
     tokens: Annotated[
         int | None, typer.Option(help="tokens to train on; default: 20 per parameter")
     ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="steps to train for, in place of tokens")
+    ] = None,
     peak: Annotated[
         float | None,
         typer.Option(
-            help="FLOP/s that each process' device reaches at most, such as 989e12; "
-            "default: ten steps are measured on this machine"
+            help="peak FLOP/s of each process' device, such as 989e12; "
+            "default: measure ten steps on this machine"
         ),
     ] = None,
     share: Annotated[
@@ -76,7 +79,8 @@ def plan(
     json: JsonOption = False,
     **settings: Any,
 ) -> None:
-    """Tell what a training costs: memory, operations, time, and how they grow."""
+    """Show what a training would cost: memory, FLOPs, time, and how they grow."""
+    settings["steps"] = steps
     given = {name: value for name, value in settings.items() if value is not None}
     config = resolve(given, load_recipe(recipe) if recipe is not None else None)
     if vocab_size is None:

@@ -219,7 +219,7 @@ def joined() -> Iterator[Processes]:
     rank, count = _told(_RANK) or 0, launched_count()
     if is_launched() and rank >= count:
         raise AttnlmError(
-            f"{_RANK} is {rank}, and {_COUNT} {count}",
+            f"{_RANK} is {rank}, but {_COUNT} is {count}",
             "start the processes with torchrun, or unset both variables",
         )
     if count == 1:

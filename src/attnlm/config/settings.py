@@ -128,7 +128,7 @@ class TrainingConfig:
         "divide weights and the optimizer's state among the processes too", default=False
     )
     recompute: bool = setting(
-        "compute activations again on the way back: less memory, more time", default=False
+        "recompute activations in the backward pass: less memory, more time", default=False
     )
 
     @property
@@ -308,9 +308,7 @@ def _check_training(
     if processes > 1 and training.budget is not None:
         raise UsageError("`budget` is for one process", "leave `budget` out")
     if training.shard and training.compile == "on":
-        raise UsageError(
-            "`compile` on is for models that are not sharded", "leave out `compile` or `shard`"
-        )
+        raise UsageError("`compile` on can't be combined with `shard`", "leave one of them out")
     if training.recompute and model.embed_dim is None:
         raise UsageError(
             f"`recompute` is for the blocks of a model, and {model.model} has none",

@@ -198,7 +198,7 @@ def _build_large(
             },
         )
         if there := sum(map(len, log.shards.values())):
-            on_event(Note(f"going on behind {there} shards that an earlier `prepare` has written"))
+            on_event(Note(f"continuing after {there} shards that an earlier `prepare` wrote"))
         try:
             _build(folder, name, split, tokenizer, origin, on_event, log)
         except (TextChangedError, DamagedLogError):

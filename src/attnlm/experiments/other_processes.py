@@ -24,7 +24,7 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
     """Raises UsageError unless there are as many processes as the configuration says."""
     if training.processes != processes.count:
         raise UsageError(
-            f"`processes` is {training.processes}, and {processes.count} started",
+            f"`processes` is {training.processes}, but {processes.count} started",
             f"start as many with torchrun, or give `processes` {processes.count}",
         )
 

@@ -85,8 +85,8 @@ def plan(
     stated = Plan(config, opened.vocab_size, opened.val_tokens, name, tokens, 1.0)
     if not stated.step_flops:
         raise UsageError(
-            f"{config.model.model} makes no products, whose time would follow from a `peak`",
-            "leave `peak` out, and its steps are measured",
+            f"{config.model.model} has no matrix products: a `peak` says nothing about its time",
+            "leave `peak` out: its steps are then measured",
         )
     share = USUAL_SHARE if share is None else share
     seconds = stated.step_flops / (peak * share)

@@ -36,7 +36,7 @@ from attnlm.runs.parent import start_record
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
-from attnlm.see.followed import Followed
+from attnlm.see.log_listener import LogListener
 from attnlm.see.log_tools import check_tools
 from attnlm.training.deadline import Deadline
 from attnlm.training.loop import fit
@@ -149,7 +149,7 @@ def _training(on_event: OnEvent | None, log: Sequence[str] | None) -> Iterator[O
     afterwards the threads are as before."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        with contextlib.closing(Followed(CurveDrawer(on_event or ignore), log)) as listener:
+        with contextlib.closing(LogListener(CurveDrawer(on_event or ignore), log)) as listener:
             yield listener
     finally:
         torch.set_num_threads(threads)

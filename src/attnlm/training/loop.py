@@ -18,13 +18,12 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.run import Run
-from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
 from attnlm.runs.ticker import Snapshot
 from attnlm.training.deadline import Deadline
 from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
 from attnlm.training.memory import estimate_memory
+from attnlm.training.saving import Saver, ShardedSaver
 from attnlm.training.schedule import learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import TrainingState, keeping_random_state
@@ -121,10 +120,9 @@ class _Loop:
         self._on_event, self._interruption = on_event, interruption
         self._take_snapshot = take_snapshot
         self._is_main = stepper.processes.is_main
-        self._checkpoints: ShardedCheckpoints | None = None
-        if run.config.training.shard:
-            self._checkpoints = ShardedCheckpoints(stepper.processes)
         self._state, self._config = stepper.state, run.config.training
+        kind = ShardedSaver if self._config.shard else Saver
+        self._saver = kind(run, self._state, stepper.processes)
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
         self._evaluation_seconds, self._step_seconds = 0.0, math.inf
@@ -138,34 +136,14 @@ class _Loop:
     def save_stopped(self) -> None:
         """Saves the last complete step, for a training that ends before its end."""
         state = self._state
-        if not self._is_main and self._checkpoints is None:
+        if not self._saver.is_writer:
             return
         state.seconds = self.seconds()
         state.loss_sum = self._stepper.read_loss_sum(together=True)
-        self._save()
-        if self._checkpoints is not None:
-            self._checkpoints.finish()
+        self._saver.save()
+        self._saver.finish()
         if self._is_main:
             replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
-
-    def _save(self, best_loss: float | None = None) -> None:
-        """Writes the last checkpoint; before it the best one, where this is it."""
-        state, step, run = self._state, self._state.step, self.run
-        about_best = {"step": step, "val_loss": best_loss}
-
-        def saved() -> None:
-            state.saved_step = step
-
-        if self._checkpoints is None:
-            if best_loss is not None:
-                save_checkpoint(run.best, state.model, about_best)
-            save_checkpoint(run.last, state.model, state.facts(), state.optimizer.state())
-            saved()
-        else:
-            weights, remembered = state.copies(self._stepper.processes)
-            if best_loss is not None:
-                self._checkpoints.save(run.best, weights, about_best)
-            self._checkpoints.save(run.last, weights | remembered, state.facts(), saved)
 
     def steps_and_evaluations(self) -> None:
         """Trains to the last step, or until patience runs out."""
@@ -186,8 +164,7 @@ class _Loop:
             assert config.steps is not None
             out_of_patience = config.patience is not None and state.stale >= config.patience
             if state.step >= config.steps or out_of_patience:
-                if self._checkpoints is not None:
-                    self._checkpoints.finish()
+                self._saver.finish()
                 self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
             loss = self._step()
@@ -308,6 +285,6 @@ class _Loop:
             }
             if taken is not None:
                 run.append_evaluation(record, *taken)
-            if taken is not None or self._checkpoints is not None:
-                self._save(evaluation.loss if improved else None)
+            if self._saver.is_writer:
+                self._saver.save(evaluation.loss if improved else None)
         return Evaluated(record, improved, taken and taken[0])

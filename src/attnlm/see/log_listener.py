@@ -33,7 +33,7 @@ _MEASURED = {
 }
 
 
-class Followed:
+class LogListener:
     """Tells `on_event` of a training, then the tools of these names.
 
     None are those that the run had when it was trained before. A tool that fails is left out from
@@ -134,7 +134,7 @@ class Followed:
         except Exception as error:  # noqa: BLE001 - no log is worth a run
             self._tools.pop(name, None)
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            self._on_event(Note(f"{name} has failed, and follows no more: {reason}"))
+            self._on_event(Note(f"{name} failed, and no longer logs this run: {reason}"))
 
 
 def map_sheet(maps_LHTT: Numbers) -> Pixels:
