@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnlm.see.attend import Numbers
 
-_MOST = 750_000  # shares that a page holds, of four characters each
+_MOST = 700_000  # shares that a page holds, of four characters each
 
 
 def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
