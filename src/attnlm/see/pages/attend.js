@@ -75,12 +75,13 @@ function draw(canvas, head, cells, [red, green, blue]) {
   canvas.width = canvas.height = cells;
   const context = canvas.getContext("2d");
   const picture = context.createImageData(cells, cells);
+  const pixels = picture.data;
   const shares = inCells(head, cells);
   for (let cell = 0; cell < shares.length; cell++) {
-    picture.data[4 * cell] = red;
-    picture.data[4 * cell + 1] = green;
-    picture.data[4 * cell + 2] = blue;
-    picture.data[4 * cell + 3] = Math.round(255 * Math.sqrt(Math.max(0, shares[cell])));
+    pixels[4 * cell] = red;
+    pixels[4 * cell + 1] = green;
+    pixels[4 * cell + 2] = blue;
+    pixels[4 * cell + 3] = Math.round(255 * Math.sqrt(Math.max(0, shares[cell])));
   }
   context.putImageData(picture, 0, 0);
 }
