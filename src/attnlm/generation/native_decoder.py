@@ -28,8 +28,8 @@ _PANEL = 32
 _NORMS = ("none", "rms", "layer")
 _MLPS = ("none", "swiglu", "gelu", "relu2")
 
-_ROWS, _MOST_ROWS = 64, 256
-"""Tokens that go through all layers together: of small models, and of those that come from memory."""
+_ROWS, _MOST_ROWS = 64, 512
+"""Tokens that go through all layers together: of small models, of large ones."""
 _LARGE = 2**23
 """Numbers in the maps of a model that is worth a crew: no cache holds them."""
 _LONG = 256
@@ -54,7 +54,7 @@ class _Struct(ctypes.Structure):
 
 
 class _Rows:
-    """Where the rows of matrices (N, C) lie, of each filled up to whole panels with one of zeros."""
+    """Where the rows of matrices (N, C) lie; each is filled up to whole panels with zeros."""
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         zeros = np.zeros(matrices[0].size(1), np.float32)
@@ -105,7 +105,8 @@ class _Memory(_Struct):
     _fields_ = (
         *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
         *_fields(_POINTER, "keys", "values", "x", "read", "packed", "mixed", "hidden"),
-        *_fields(_POINTER, "query", "scores"),
+        *_fields(_POINTER, "query", "scores", "panel"),
+        *_fields(_INTEGER, "panel_size"),
     )
 
 
@@ -127,8 +128,9 @@ class NativeModel:
         row = (_Block * a.layers)(*blocks)
         self._kept = blocks, row
         head = _map(weights, "head")
-        numbers = sum(m.inputs * m.outputs for b in blocks for m in b.maps()) 
-        self.is_large = numbers + head.inputs * head.outputs >= _LARGE
+        maps = [head, *(found for block in blocks for found in block.maps())]
+        self.is_large = sum(found.inputs * found.outputs for found in maps) >= _LARGE
+        self.panel_size = _PANEL * max((found.inputs for found in maps if found.rows), default=0)
         self.qkv_outputs, self.up_outputs = blocks[0].qkv.outputs, blocks[0].up.outputs
         softmax = a.attention == "softmax"
         key_at = _whole(self.heads * self.size) if softmax else 0
@@ -234,6 +236,8 @@ class NativeDecoder:
             hidden=_space(rows * model.up_outputs),
             query=_space(members * (model.size + _PANEL)),
             scores=_space(members * capacity),
+            panel=_space(members * model.panel_size),
+            panel_size=model.panel_size,
         )
         self._call = functools.partial(
             model.compiled.next_logits,

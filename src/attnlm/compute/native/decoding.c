@@ -10,6 +10,8 @@
 #include "crew.h"
 #include "products.h"
 
+#define MANY 32 /* new tokens of a window, from which rows of matrices become panels */
+
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
 enum { NO_MLP, SWIGLU, GELU, RELU2 };
 
@@ -34,12 +36,14 @@ struct model {
 
 /* What a decoder writes to: the keys and values that it remembers, and scratch for `rows` tokens that
    go through the layers together. All rows are whole panels. Each member of the crew has a query and
-   scores of its own. */
+   scores of its own, and a panel. */
 struct memory {
     int64_t rows, capacity, stride, mixed_stride; /* tokens of a window, numbers of a row */
     float *keys, *values;                         /* (L, B, K, S/LANES, D, LANES), (L, B, K, S, D) */
     float *x, *read, *packed, *mixed, *hidden;    /* the stream, and what its parts make of it */
     float *query, *scores;                        /* (members, D + a panel), (members, S) */
+    float *panel;                                 /* (members, panel_size) */
+    int64_t panel_size;                           /* 0: no map needs it */
 };
 
 /* The new tokens that go through the layers together: some of those of all windows in a row. */
@@ -194,17 +198,19 @@ static void gather(int64_t size, int64_t visible, const float *query, const floa
 }
 
 /* The first layer's queries, keys and values from the tables of tokens and positions. */
-static void look_up(const struct model *m, const struct memory *to, const struct tokens *t)
+static void look_up(struct member who, const struct model *m, const struct memory *to,
+                    const struct tokens *t)
 {
     const int64_t size = m->blocks->qkv.outputs;
     float *packed = to->packed;
     struct place p = first_of(t);
-    for (int64_t r = 0; r < t->rows; r++, packed += size, move_on(&p, t)) {
+    for (int64_t r = 0; who.number == 0 && r < t->rows; r++, packed += size, move_on(&p, t)) {
         const float *token = m->token_maps + t->ids[t->begin + r] * size;
         const float *added = m->position_maps + (t->known + p.at) * size;
         for (int64_t i = is_wanted(m, 0, t, p) ? 0 : m->key_at; i < size; i += LANES)
             *(vector *)(packed + i) = load(token + i) + load(added + i);
     }
+    meet(who);
 }
 
 /* One key and value head's part of `attend`, with the heads that ask it: rows of `packed` hold queries,
@@ -239,17 +245,17 @@ static void attend_head(struct member who, const struct model *m, const struct m
 /* Remembers the keys and values of tokens, and writes to `mixed` what each gathers; in the last layer
    each window's last, since no other is wanted. */
 static void attend(struct member who, const struct model *m, const struct memory *to, int64_t layer,
-                   const struct tokens *t)
+                   const struct tokens *t, float *panel)
 {
     const struct map *qkv = &m->blocks[layer].qkv;
     const float *packed = to->packed;
     int64_t stride = qkv->outputs;
     if (layer == 0 && m->token_maps) {
-        look_up(m, to, t); /* a model with tables has no crew but one */
+        look_up(who, m, to, t);
     } else {
         const float *read = normed(who, m, to, t->rows, m->width, m->blocks[layer].attention_norm);
         if (there_is(qkv)) {
-            product(who, qkv, t->rows, read, to->stride, to->packed, stride, 0);
+            product(who, qkv, panel, t->rows, read, to->stride, to->packed, stride, 0);
             meet(who);
         } else {
             packed = read, stride = to->stride;
@@ -279,10 +285,11 @@ static int64_t keep_last(struct member who, const struct memory *to, const struc
 
 /* What the heads gathered, mapped or as it is, joins the stream or becomes it. */
 static void pass_on(struct member who, const struct model *m, const struct memory *to,
-                    const struct map *projection, int64_t rows)
+                    const struct map *projection, float *panel, int64_t rows)
 {
     if (there_is(projection)) {
-        product(who, projection, rows, to->mixed, to->mixed_stride, to->x, to->stride, m->residual);
+        product(who, projection, panel, rows, to->mixed, to->mixed_stride, to->x, to->stride,
+                m->residual);
         meet(who);
         return;
     }
@@ -313,11 +320,11 @@ INLINE vector activation(int64_t kind, vector x)
 }
 
 static void feed_forward(struct member who, const struct model *m, const struct memory *to,
-                         const struct block *b, int64_t rows)
+                         const struct block *b, float *panel, int64_t rows)
 {
     const float *read = normed(who, m, to, rows, m->width, b->mlp_norm);
     const int64_t stride = b->up.outputs, hidden = m->mlp == SWIGLU ? stride / 2 : stride;
-    product(who, &b->up, rows, read, to->stride, to->hidden, stride, 0);
+    product(who, &b->up, panel, rows, read, to->stride, to->hidden, stride, 0);
     meet(who);
     struct range own = share(who, hidden / PANEL);
     for (int64_t r = 0; r < rows; r++)
@@ -329,18 +336,15 @@ static void feed_forward(struct member who, const struct model *m, const struct 
             *(vector *)x = y;
         }
     meet(who);
-    product(who, &b->down, rows, to->hidden, stride, to->x, to->stride, m->residual);
+    product(who, &b->down, panel, rows, to->hidden, stride, to->x, to->stride, m->residual);
     meet(who);
 }
 
-static void embed(struct member who, const struct model *m, const struct memory *to, const struct tokens *t)
+static void embed(struct member who, const struct model *m, const struct memory *to,
+                  const struct tokens *t)
 {
-    if (who.number > 0) {
-        meet(who);
-        return;
-    }
     struct place p = first_of(t);
-    for (int64_t r = 0; r < t->rows; r++, move_on(&p, t)) {
+    for (int64_t r = 0; who.number == 0 && r < t->rows; r++, move_on(&p, t)) {
         const float *token = m->tokens + t->ids[t->begin + r] * m->width;
         float *x = to->x + r * to->stride;
         memcpy(x, token, m->width * sizeof(float));
@@ -350,6 +354,7 @@ static void embed(struct member who, const struct model *m, const struct memory 
                 x[i] += position[i];
         }
     }
+    meet(who);
 }
 
 struct task {
@@ -372,19 +377,22 @@ static void compute(struct member who, const void *about)
         int64_t left = all - t.begin, rows = t.rows = left < to->rows ? left : to->rows;
         if (!m->token_maps || m->residual)
             embed(who, m, to, &t);
+        float *panel = to->panel + who.number * to->panel_size;
+        if (task->count < MANY || !to->panel_size)
+            panel = NULL;
         for (int64_t layer = 0; layer < m->layers; layer++) {
             const struct block *b = m->blocks + layer;
             if (m->heads)
-                attend(who, m, to, layer, &t);
+                attend(who, m, to, layer, &t, panel);
             if (layer == m->layers - 1)
-                rows = keep_last(who, to, &t);
+                rows = keep_last(who, to, &t), panel = NULL;
             if (m->heads)
-                pass_on(who, m, to, &b->projection, rows);
+                pass_on(who, m, to, &b->projection, panel, rows);
             if (m->mlp != NO_MLP)
-                feed_forward(who, m, to, b, rows);
+                feed_forward(who, m, to, b, panel, rows);
         }
         const float *read = normed(who, m, to, rows, m->head.inputs, m->last_norm);
-        product(who, &m->head, rows, read, to->stride, logits, m->head.outputs, 0);
+        product(who, &m->head, NULL, rows, read, to->stride, logits, m->head.outputs, 0);
         meet(who);
         logits += rows * m->head.outputs;
     }

@@ -19,6 +19,8 @@
 #define MOST_SUMS 16 /* of TILE rows and a panel, or of a row and WIDE panels */
 #define NEAR 65536   /* numbers of a matrix that stay in the cache while all rows of x pass */
 
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+
 /* A linear map. Its matrix comes in one of two forms. As panels: 32 outputs side by side for the first
    input, then for the second, and so on. Or as the rows that it has in the model, one for each output:
    where they lie. `outputs` are filled up with zeros to whole panels. */
@@ -57,11 +59,12 @@ INLINE void tile(const int rows, const int panels, int64_t inputs, const float *
             *(vector *)(y + r * y_stride + p * LANES) = sums[r * parts + p];
 }
 
-static void by_panels(const struct map *map, struct range outputs, int64_t rows, const float *x,
-                      int64_t x_stride, float *y, int64_t y_stride, int add)
+/* Outputs of which `panels` holds the weights. */
+static void by_panels(const struct map *map, const float *panels, struct range outputs, int64_t rows,
+                      const float *x, int64_t x_stride, float *y, int64_t y_stride, int add)
 {
 #define PRODUCT(few, wide) \
-    tile(few, wide, map->inputs, x + r * x_stride, x_stride, map->panels + o * map->inputs, \
+    tile(few, wide, map->inputs, x + r * x_stride, x_stride, panels + (o - outputs.begin) * map->inputs, \
          map->bias + o, y + r * y_stride + o, y_stride, add)
     for (int64_t o = outputs.begin, r = 0; o < outputs.end; o += PANEL, r = 0) {
         if (rows == 1 && o + WIDE * PANEL <= outputs.end) {
@@ -92,7 +95,6 @@ INLINE float total(vector x)
 /* The sum of a vector's numbers, by quarters. */
 INLINE float folded(vector x)
 {
-    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
     four sums = *(four *)&x;
     for (int l = 4; l < LANES; l += 4)
         sums += *(four *)((float *)&x + l);
@@ -145,11 +147,35 @@ static void by_rows(const struct map *map, struct range outputs, int64_t rows, c
 #undef PRODUCT
 }
 
-/* y = map(x), or y += it: a member's share of the outputs, in whole panels. */
-static void product(struct member who, const struct map *map, int64_t rows, const float *x,
-                    int64_t x_stride, float *y, int64_t y_stride, int add)
+/* As a panel, 32 rows of a matrix: four by four. */
+static void pack(const struct map *map, int64_t output, float *panel)
+{
+    const float *const *rows = map->rows + output;
+    for (int64_t i = 0; i < map->inputs; i += 4)
+        for (int o = 0; o < PANEL; o += 4) {
+            four a = *(four *)(rows[o] + i), b = *(four *)(rows[o + 1] + i);
+            four c = *(four *)(rows[o + 2] + i), d = *(four *)(rows[o + 3] + i);
+            for (int l = 0; l < 4; l++)
+                *(four *)(panel + (i + l) * PANEL + o) = (four){a[l], b[l], c[l], d[l]};
+        }
+}
+
+/* Of a member's share of the outputs, in whole panels: y = map(x), or y += it. `panel` is scratch of 32 ·
+   `inputs` numbers: with it, rows of a matrix become panels first, which pays where x has many rows.
+   Either way has its own order of sums, so that which is taken must not depend on other samples. */
+static void product(struct member who, const struct map *map, float *panel, int64_t rows,
+                    const float *x, int64_t x_stride, float *y, int64_t y_stride, int add)
 {
     struct range panels = share(who, map->outputs / PANEL);
     struct range outputs = {panels.begin * PANEL, panels.end * PANEL};
-    (map->rows ? by_rows : by_panels)(map, outputs, rows, x, x_stride, y, y_stride, add);
+    if (!map->rows)
+        by_panels(map, map->panels + outputs.begin * map->inputs, outputs, rows, x, x_stride, y,
+                  y_stride, add);
+    else if (!panel)
+        by_rows(map, outputs, rows, x, x_stride, y, y_stride, add);
+    else
+        for (int64_t o = outputs.begin; o < outputs.end; o += PANEL) {
+            pack(map, o, panel);
+            by_panels(map, panel, (struct range){o, o + PANEL}, rows, x, x_stride, y, y_stride, add);
+        }
 }
