@@ -32,7 +32,7 @@ Speaker = Callable[[Tensor, int], list[int]]
 
 PROMPTS = {16: 128, 512: 128, 900: 1}
 """Tokens to read, and how many to generate after them."""
-_ROUNDS, _TURNS = 4, 2
+_ROUNDS, _TURNS = 3, 2
 _NUMBERS = 2**27
 _FIRST_TOKEN = """
 import sys, torch, transformers
