@@ -94,15 +94,11 @@ def _speed_rows(ours: Speaker, model: Any) -> list[Row]:
     generator = torch.Generator().manual_seed(1)
     for length, count in PROMPTS.items():
         prompt = torch.randint(50_257, (length,), generator=generator)
+        rows.append(_compared(f"reading {length} tokens", ours, theirs, prompt, 1))
+        if count > 1:
+            name = f"{count} tokens after {length}"
+            rows.append(_compared(name, ours, theirs, prompt, count))
         _check(model, prompt, ours(prompt, count), theirs(prompt, count))
-        rows += [
-            _compared(f"reading {length} tokens", ours, theirs, prompt, 1),
-            *(
-                [_compared(f"{count} tokens after {length}", ours, theirs, prompt, count)]
-                if count > 1
-                else []
-            ),
-        ]
     return rows
 
 
