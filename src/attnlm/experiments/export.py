@@ -24,7 +24,7 @@ def export(
     type: str | None = None,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
-    on_event: OnEvent = ignore,
+    on_event: OnEvent | None = None,
 ) -> Exported:
     """Writes a run's checkpoint in another format: `hf`, a new folder for `transformers`, or
     `gguf`, a new file for llama.cpp, its numbers of `type` f32 (default), f16 or q8_0.
@@ -42,5 +42,5 @@ def export(
     if to == "hf":
         return export_to_hf(opened, Path(path), checkpoint=checkpoint)
     return export_to_gguf(
-        opened, Path(path), checkpoint=checkpoint, type=type or "f32", on_event=on_event
+        opened, Path(path), checkpoint=checkpoint, type=type or "f32", on_event=on_event or ignore
     )
