@@ -19,7 +19,7 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # types of tokens
 # For O200K_PATTERN there is gpt-4o, which splits capitals and marks beyond ASCII differently.
 _SPLITTERS = {GPT2_PATTERN: "gpt-2", CL100K_PATTERN: "llama-bpe"}
 _TAKE_WORDS_WHOLE = ("llama-bpe",)  # those with which a word that is a token is taken at once
-_OTHER = "export to `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
+_OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
 # What llama.cpp takes for a mark by its text, whatever its type: some of them end a text.
 _MARKS = (
     "<|endoftext|> <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_text|> <EOT> _<EOT> [EOT] "
