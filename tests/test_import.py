@@ -221,9 +221,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no name in the index": (index({}), "names ''"),
     "a shard that is missing": (index("model-2.safetensors"), "can't read"),
     "an empty index": (index(), "names 0 files"),
-    "a normaliser": (change_tokenizer("normalizer", to={"type": "NFC"}), "normalizer"),
+    "a normaliser": (change_tokenizer("normalizer", to={"type": "NFKC"}), "normalizer"),
     "an added token": (
-        change_tokenizer("added_tokens", to=[{"id": 1, "content": "<s>"}]),
+        change_tokenizer("added_tokens", to=[{"id": 1, "content": "<s>", "lstrip": True}]),
         "added token '<s>'",
     ),
     "another tokenizer": (change_tokenizer("model", "type", to="Unigram"), "model 'Unigram'"),

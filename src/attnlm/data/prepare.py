@@ -99,7 +99,7 @@ def prepare(
                 encoding=encoding,
                 newlines=newlines,
                 column=column,
-                marks_ends=(taken.name if taken else spec) in PUBLISHED,
+                marks_ends=taken.end_of_text is not None if taken else spec in PUBLISHED,
                 offline=offline,
                 spool=work,
                 on_event=on_event,
