@@ -35,6 +35,13 @@ LLAMA = {
     "intermediate_size": 20,
     "max_position_embeddings": 40,
 }
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 100,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 30}),
@@ -42,6 +49,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("Llama", {**LLAMA, "attention_bias": True, "tie_word_embeddings": True}),
     "llama-mlp": ("Llama", {**LLAMA, "mlp_bias": True, "num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 10, "num_key_value_heads": 1}),
+    "llama-3.1": (
+        "Llama",
+        {**LLAMA, "head_dim": 16, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 900.0}},
+    ),
+    "qwen3-linear": (
+        "Qwen3",
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
     "qwen3-tied": ("Qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
 }
 
@@ -193,6 +208,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "rope_scaling 'llama3', 'factor'",
     ),
+    "positions scaled otherwise": (
+        change_config(rope_scaling={**LLAMA3_ROPE, "low_freq_factor": 2.0}),
+        "rope_scaling 'llama3', 'factor', 'high_freq_factor'",
+    ),
+    "no factor": (change_config(rope_scaling={**LLAMA3_ROPE, "factor": [8]}), "rotary_factor"),
     "scaled in the new key": (
         change_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
         "rope_parameters 'yarn'",

@@ -63,6 +63,17 @@ class Architecture:
     rotary_base: float = setting(
         "base of the rotary frequencies", default=10_000.0, above=1, at_most=1e12
     )
+    rotary_factor: float | None = setting(
+        "stretches rotary positions to a longer context: frequencies are divided by it",
+        at_least=1,
+        at_most=1e6,
+    )
+    rotary_context: int | None = setting(
+        "context before it was stretched: frequencies that turn 4 times in it stay as they are, "
+        "as in Llama 3.1; default: all are divided",
+        at_least=1,
+        at_most=_LARGEST,
+    )
     norm: str = setting(
         "before each part of a block: RMS norm, layer norm, or none",
         default="none",
@@ -237,7 +248,14 @@ _NEEDS: dict[str, tuple[str, _Holds]] = {
         ("heads", "kv_heads", "head_size", "query_key_norm", "qkv_bias", "projection"),
         ("`attention` softmax", _softmax),
     ),
-    "rotary_base": ("`positions` rotary", lambda s: s.get("positions") == "rotary"),
+    **dict.fromkeys(
+        ("rotary_base", "rotary_factor"),
+        ("`positions` rotary", lambda s: s.get("positions") == "rotary"),
+    ),
+    "rotary_context": (
+        "a `rotary_factor`",
+        lambda s: s.get("positions") == "rotary" and s.get("rotary_factor") is not None,
+    ),
     "norm_epsilon": (
         "a `norm`",
         lambda s: _any("norm")(s) or (_softmax(s) and bool(s.get("query_key_norm"))),
