@@ -14,8 +14,9 @@ from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import quoted
+from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
+from attnlm.model.architecture import Architecture
 from attnlm.runs.hugging_face.stock_classes import LLAMA3_TURNS
 
 Content = dict[str, Any]
@@ -52,12 +53,17 @@ class Described:
     config: Config
     """of a run with this architecture"""
     vocab_size: int
+    positions: int
+    """tokens that it sees, of which a run may take less"""
     absent: Callable[[str], bool]
     """whether the config says that there is no such bias: zeros stand for it here"""
 
 
-def read_config(path: Path) -> Described:
-    """The model that a config.json describes. Raises AttnlmError where ours can't be that."""
+def read_config(path: Path, block_size: int | None = None) -> Described:
+    """The model that a config.json describes, with a context of `block_size` tokens if given.
+
+    Raises AttnlmError where ours can't be that, UsageError for a longer context than it has.
+    """
     content = read_object(path)
     kind = content.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -76,11 +82,20 @@ def read_config(path: Path) -> Described:
                 f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
             )
     size = _Reader(path, content).whole("vocab_size", at_most=_MOST_IDS)
+    positions = int(settings["block_size"])
+    if block_size is not None:
+        check_value(Architecture, "block_size", block_size)
+        if block_size > positions:
+            raise UsageError(
+                f"`block_size` {block_size:,} is longer than the model's context",
+                f"give {positions:,} or less",
+            )
+        settings["block_size"] = block_size
     try:
         config = resolve({"model": str(kind), **settings, "steps": 1})
     except UsageError as error:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
-    return Described(config, size, absent)
+    return Described(config, size, positions, absent)
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:

@@ -146,6 +146,8 @@ class Weights:
 
     def _shape(self, stored: Stored) -> tuple[int, ...]:
         first, *more = self.shapes[stored.parts[0]]
+        if stored.parts == ("position_embedding.weight",):
+            first = self._described.positions
         rows = first + sum(self.shapes[part][0] for part in stored.parts[1:])
         return (*more, rows) if stored.transposed else (rows, *more)
 
