@@ -193,6 +193,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "text added after": ({"post_processor": template(A, BEGIN)}, "post_processor"),
     "two texts before": ({"post_processor": template(BEGIN, BEGIN, A)}, "post_processor"),
     "an unknown beginning": ({"post_processor": template(BEGIN, A)}, "is damaged"),
+    "no processor": ({"post_processor": "TemplateProcessing"}, "post_processor"),
     "another processor": ({"post_processor": {"type": "BertProcessing"}}, "post_processor"),
     "a pattern that may take for ever": ({"pre_tokenizer": split("(a+)+$")}, "the split pattern"),
     "a space in a special text": (
@@ -201,7 +202,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one special text within another": (
         {"added_tokens": [{"id": 600, "content": "<a"}, {"id": 601, "content": "<a>"}]},
-        "the added token",
+        "has added tokens",
     ),
     "an id that `tokenizers` would change": (
         {"added_tokens": [{"id": 601, "content": "<a>"}]},

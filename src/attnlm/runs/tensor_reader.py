@@ -41,6 +41,8 @@ class TensorFile:
         if length > min(largest_header, size - 8):
             raise ValueError("too large a header")
         header = json.loads(file.read(length).decode(), object_pairs_hook=_distinct)
+        if not isinstance(header, dict):
+            raise ValueError("no header")
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
         if not isinstance(self.metadata, dict) or not _are_all(str, self.metadata.values()):
             raise ValueError("no texts")

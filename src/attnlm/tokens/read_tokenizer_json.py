@@ -108,8 +108,7 @@ def _beginning(processor: object) -> int | None:
         parts = processor["processors"]
     beginning: int | None = None
     for part in parts:
-        if _kind(part) == "TemplateProcessing":
-            assert isinstance(part, dict)
+        if isinstance(part, dict) and part.get("type") == "TemplateProcessing":
             pieces = [(kind, piece["id"]) for one in part["single"] for kind, piece in one.items()]
             one_before = len(pieces) == 2 and pieces[0][0] == "SpecialToken"
             _expect("post_processor", part["single"], pieces[-1:] == [("Sequence", "A")])
@@ -132,7 +131,8 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
         if type(text) is not str or type(token) is not int or text in special:
             raise ValueError("no text, or twice the same")
         special[text] = token
-        _expect("the added token", text, not widens and not changes and are_apart(special))
+        _expect("the added token", text, not widens and not changes and are_apart([text]))
+    _expect("added tokens", list(special), are_apart(special))
     return special
 
 
