@@ -12,11 +12,10 @@ from typing import Any
 from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import quoted
 from attnlm.tokens import byte_characters
+from attnlm.tokens.specs import IMPORTED, PUBLISHED
 from attnlm.tokens.split_patterns import pattern_of
 from attnlm.tokens.tokenizer import (
     END_OF_TEXT,
-    IMPORTED,
-    PUBLISHED,
     BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,

@@ -13,14 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
+from attnlm.tokens.specs import IMPORTED, bpe_size
 from attnlm.tokens.split_patterns import pattern_of
 
-PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
-IMPORTED = ("llama3", "qwen2", "smollm")
-"""vocabularies that come with a model only"""
-SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 END_OF_TEXT = "<|endoftext|>"
 # Characters. tiktoken's regular expressions give up on a run of a million spaces.
 PIECE = 2**18
@@ -194,17 +191,15 @@ class BpeTokenizer(Tokenizer):
         )
 
     def to_json(self) -> dict[str, Any]:
-        content = {
+        more = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
+        return {
             **super().to_json(),
             "pattern": self.pattern,
             "vocab_size": self.vocab_size,
             "end_of_text": self.end_of_text,
             "ranks": " ".join(base64.b64encode(token).decode() for token in self.ranks),
+            **(more if self.special.keys() - {END_OF_TEXT} or self.nfc else {}),
         }
-        if self.special.keys() - {END_OF_TEXT} or self.nfc:
-            more = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
-            return content | more
-        return content
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         return self._encode(self.normalised(text), set(self.special))
@@ -242,30 +237,6 @@ def _nfc(text: str) -> str:
 
     encoded(text, "utf-8")  # for its error
     return str(NFC().normalize_str(text))
-
-
-def canonical_spec(text: str) -> str:
-    """The spec that is meant by a text such as "GPT-2"; the text itself where it means none."""
-    bare = re.sub("[-_ ]", "", text.lower())
-    for name in ("char", "byte", *PUBLISHED):
-        if bare == name.replace("_", ""):
-            return name
-    pairs = re.fullmatch(r"bpe[-_: ]?([0-9]+)", text.strip().lower())
-    return f"bpe:{pairs[1]}" if pairs else text
-
-
-def bpe_size(spec: str) -> int | None:
-    """N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
-    kind, colon, size = spec.partition(":")
-    if kind == "bpe" and re.fullmatch(r"[1-9][0-9]{2,4}", size) and 257 <= int(size) <= 65536:
-        return int(size)
-    if kind == "bpe" and re.fullmatch(r"[0-9]{1,9}", size):
-        raise UsageError(
-            f"{spec!r} is not a tokenizer: N is too small or too large", f"choose {SPECS}"
-        )
-    if colon or kind not in ("char", "byte", *PUBLISHED):
-        raise UsageError(f"{spec!r} is not a tokenizer", f"choose {SPECS}")
-    return None
 
 
 def safe_pieces(pieces: Iterable[str], limit: int = PIECE) -> Iterator[str]:
