@@ -30,7 +30,7 @@ class Mutation(NamedTuple):
     tests: str
 
 
-_DIGEST = 'metadata.get("digest") != _digest(described, tensors)'
+_DIGEST = 'file.metadata.get("digest") != digest.hexdigest()'
 
 MUTATIONS = (
     # What is on disk.
@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation(
         "a document's own text can end it",
         "data/documents.py",
-        "if END_OF_TEXT not in piece.text:",
+        "if not tokenizer.has_special(piece.text):",
         "if True:",
         "test_documents.py",
     ),
@@ -107,7 +107,7 @@ MUTATIONS = (
     Mutation(
         "a tensor's type is not looked at",
         "runs/checkpoint.py",
-        'found.get_dtype() != "F32" or ',
+        'found.dtype != "F32" or ',
         "",
         "test_checkpoint.py",
     ),

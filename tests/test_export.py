@@ -35,8 +35,8 @@ SIZES = {"embed_dim": 24, "heads": 4, "head_size": 6, "layers": 2, "block_size":
 CLASSES = {
     "transformer": "Qwen3ForCausalLM",
     "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
-    "qwen3:qkv_bias=true:rotary_base=500": "Qwen3ForCausalLM",
-    "llama:kv_heads=1:tie_embeddings=true": "LlamaForCausalLM",
+    "qwen3:qkv_bias=true:rotary_base=500:rotary_factor=4:rotary_context=60": "Qwen3ForCausalLM",
+    "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
     "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
     "transformer:query_key_norm=false:qkv_bias=true:norm_epsilon=0.03": "LlamaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -79,7 +79,7 @@ def test_a_stock_class_computes_the_same(
     assert logits.abs().max() > 1
     torch.testing.assert_close(their_logits, logits, atol=1e-5, rtol=1e-5)
 
-    if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true", "gpt2"):
+    if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2", "gpt2"):
         return  # two hundred tokens of one model of each class are enough
     prompt = torch.tensor([run.tokenizer.encode("3 apples")])
     text = "".join(attnlm.sample(run, prompt="3 apples", tokens=200, temperature=0, device="cpu"))

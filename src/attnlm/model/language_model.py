@@ -94,7 +94,9 @@ class Transformer(nn.Module):
         if a.head_bias:
             nn.init.zeros_(self.head.bias)
         if a.positions == "rotary":
-            cosines, sines = rotary_angles(a.block_size, a.head_dim, a.rotary_base)
+            cosines, sines = rotary_angles(
+                a.block_size, a.head_dim, a.rotary_base, a.rotary_factor, a.rotary_context
+            )
             self.register_buffer("cosines", cosines, persistent=False)
             self.register_buffer("sines", sines, persistent=False)
 

@@ -5,28 +5,27 @@ One safetensors file; a sharded run's are a folder of them (sharded_checkpoint.p
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite, model_skeleton
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.inspection import check_finite, model_of, model_skeleton
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.older_files import from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
 from attnlm.runs.tensor_file import Shape, write_in_turn
+from attnlm.runs.tensor_reader import Stored, TensorFile
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -93,11 +92,7 @@ def load_checkpoint(
     tensors are compared before any is read, and before the model takes memory.
     """
     facts, weights, state = load_rows(path, architecture, vocab_size)
-    model = build_model(architecture, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model, facts, state
+    return model_of(architecture, vocab_size, weights), facts, state
 
 
 def load_rows(
@@ -148,7 +143,7 @@ def _read(
             f"there is no checkpoint {path}",
             "the run stopped before it was written; train it again",
         )
-    # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
+    # A folder has several files, and a trainer may replace it in between.
     shapes = _shapes(architecture, vocab_size)
 
     def read() -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -161,7 +156,7 @@ def _read(
             raise AttnlmError(
                 f"can't read {path}: {error.strerror or error}", "check that it may be read"
             ) from None
-        except (SafetensorError, ValueError, RecursionError):
+        except (ValueError, RecursionError):
             raise _damaged(path) from None
         if found is None:
             raise AttnlmError(
@@ -177,18 +172,22 @@ def _read_file(
     path: Path, shapes: Mapping[str, Shape], numbers: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """None where it is another model's."""
-    with (
-        _opened(path, shapes) as opened,
-        safe_open(_name_of(path, opened), framework="pt") as file,
-    ):
-        metadata = file.metadata() or {}
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    tensors = {}
+    with files.open_regular(path) as opened:
+        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
+        count = sum(map(math.prod, shapes.values()))
+        if os.fstat(opened.fileno()).st_size > 8 + most + _BYTES_PER_NUMBER * count:
+            raise ValueError("too large")
+        file = TensorFile(opened, most)
         layouts = shapes, older_shapes(shapes)
-        if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
+        if not any(_are_of_model(file.tensors, _named(layout)) for layout in layouts):
             return None
-        tensors = {name: file.get_tensor(name) for name in slices if numbers}
-    described = metadata.get("facts", "")
-    if numbers and metadata.get("digest") != _digest(described, tensors):
+        described = file.metadata.get("facts", "")
+        digest = hashlib.sha256(described.encode())
+        for name in sorted(file.tensors) if numbers else ():
+            tensors[name] = file.read(name)
+            _add_to(digest, name, tensors[name])
+    if numbers and file.metadata.get("digest") != digest.hexdigest():
         raise ValueError("another digest")
     facts = json.loads(described)
     if not isinstance(facts, dict):
@@ -209,32 +208,12 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-@contextlib.contextmanager
-def _opened(path: Path, expected: Mapping[str, Shape]) -> Iterator[IO[bytes]]:
-    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
-    with files.open_regular(path) as file:
-        header = int.from_bytes(file.read(8), "little")
-        size = os.fstat(file.fileno()).st_size
-        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
-        numbers = sum(map(math.prod, expected.values()))
-        if header > most or size > 8 + most + _BYTES_PER_NUMBER * numbers:
-            raise ValueError("too large")
-        yield file
-
-
-def _name_of(path: Path, file: IO[bytes]) -> str:
-    """How safetensors opens the very file that was checked, also where its path is no UTF-8."""
-    by_number = f"/dev/fd/{file.fileno()}"
-    return by_number if Path(by_number).exists() else str(path)  # Windows has no such names
-
-
-def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> bool:
+def _are_of_model(tensors: Mapping[str, Stored], expected: Mapping[str, Shape]) -> bool:
     """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
-    for name, found in slices.items():
-        whole = whole_shape(name, expected)
-        if found.get_dtype() != "F32" or tuple(found.get_shape()) != whole:
+    for name, found in tensors.items():
+        if found.dtype != "F32" or found.shape != whole_shape(name, expected):
             return False
-    return expected.keys() <= slices.keys()
+    return expected.keys() <= tensors.keys()
 
 
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:

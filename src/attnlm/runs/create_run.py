@@ -61,6 +61,8 @@ def put_new(
     """
     if name is not None:
         check_name(name)
+        if os.path.lexists(checkpoint_dir / name):  # told before what may take long
+            raise _taken(checkpoint_dir / name)
     with workspace(checkpoint_dir) as work:
         new = work / "new"
         new.mkdir()
@@ -87,7 +89,11 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
                 raise
         if name is not None:
             break
-    raise AttnlmError(
-        f"a run called {name} exists, and runs are never overwritten",
+    raise _taken(path)
+
+
+def _taken(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"a run called {path.name} exists, and runs are never overwritten",
         f"give another `name`, or resume it: {resume_command(path)}",
     )

@@ -35,6 +35,18 @@ def _gpt2_misfits(a: Architecture) -> Misfits:
     return {**gpt2_misfits(a), "`mlp` relu2": a.mlp == "relu2"}
 
 
+def _llama_misfits(a: Architecture) -> Misfits:
+    return {**llama_misfits(a), **_scaled(a)}
+
+
+def _qwen3_misfits(a: Architecture) -> Misfits:
+    return {**qwen3_misfits(a), **_scaled(a)}
+
+
+def _scaled(a: Architecture) -> Misfits:
+    return {"scaled rotary positions (`rotary_factor`)": a.rotary_factor is not None}
+
+
 def _sizes(a: Architecture) -> dict[str, Any]:
     return {
         "context_length": a.block_size,
@@ -123,7 +135,7 @@ def _head(a: Architecture) -> Iterator[Stored]:
 
 
 ARCHITECTURES = (
-    GgufArchitecture("qwen3", qwen3_misfits, _qwen3_stored, _llama_metadata),
-    GgufArchitecture("llama", llama_misfits, _llama_stored, _llama_metadata),
+    GgufArchitecture("qwen3", _qwen3_misfits, _qwen3_stored, _llama_metadata),
+    GgufArchitecture("llama", _llama_misfits, _llama_stored, _llama_metadata),
     GgufArchitecture("gpt2", _gpt2_misfits, _gpt2_stored, _gpt2_metadata),
 )

@@ -11,13 +11,13 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.tokens import byte_characters
-from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN
+from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, LLAMA3_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import check_equal, listed_pairs, pairs_tokenizer
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # types of tokens
 # For O200K_PATTERN there is gpt-4o, which splits capitals and marks beyond ASCII differently.
-_SPLITTERS = {GPT2_PATTERN: "gpt-2", CL100K_PATTERN: "llama-bpe"}
+_SPLITTERS = {GPT2_PATTERN: "gpt-2", CL100K_PATTERN: "llama-bpe", LLAMA3_PATTERN: "llama-bpe"}
 _TAKE_WORDS_WHOLE = ("llama-bpe",)  # those with which a word that is a token is taken at once
 _OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
 # What llama.cpp takes for a mark by its text, whatever its type: some of them end a text.
@@ -38,7 +38,8 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises AttnlmError for a vocabulary that llama.cpp would read differently.
     """
     if isinstance(tokenizer, BpeTokenizer):
-        return {**_pairs(tokenizer), "add_bos_token": False, "add_eos_token": False}
+        adds = tokenizer.beginning is not None
+        return {**_pairs(tokenizer), "add_bos_token": adds, "add_eos_token": False}
     if isinstance(tokenizer, CharTokenizer):
         _check_characters(tokenizer)
     tokens = list(map(_escaped, tokenizer.tokens))
@@ -79,35 +80,39 @@ def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
     splitter = _SPLITTERS.get(tokenizer.pattern)
     if splitter is None:
         raise AttnlmError(
-            f"llama.cpp has no splitter for {tokenizer.name}: its own one differs at capitals and "
-            "combining marks beyond ASCII",
+            f"llama.cpp has no splitter that gives the ids of {tokenizer.name} for every text",
             _OTHER,
         )
-    ranks, end = tokenizer.ranks, tokenizer.end_of_text
-    tokens = list(map(byte_characters.written, ranks))
-    if marks := set(_MARKS.split()).intersection(tokens):
+    if tokenizer.nfc:
+        raise AttnlmError(
+            f"llama.cpp does not normalise a text to NFC, as {tokenizer.name} does", _OTHER
+        )
+    tokens = [byte_characters.written(token) for token in tokenizer.tokens]
+    types = [_NORMAL] * len(tokens)
+    if marks := set(_MARKS.split()).intersection(map(byte_characters.written, tokenizer.ranks)):
         raise AttnlmError(
             f"the vocabulary has {min(marks)!r} as a word like any other, and llama.cpp takes it "
             "for a mark",
             _OTHER,
         )
+    for i, token in enumerate(tokenizer.tokens):
+        if not token:  # no token has a space: it is written otherwise
+            tokens[i], types[i] = f"<unused {i}>", _UNUSED
+    for text, i in tokenizer.special.items():
+        tokens[i], types[i] = text, _CONTROL
     pairs = listed_pairs(tokenizer)
-    whole = splitter in _TAKE_WORDS_WHOLE
-    check_equal(tokenizer, pairs_tokenizer(ranks, pairs, tokenizer.pattern, end, whole=whole))
-    unused = range(len(ranks), tokenizer.vocab_size)
-    tokens += [f"<unused {i}>" for i in unused]  # no token has a space: it is written otherwise
-    types = [_NORMAL] * len(ranks) + [_UNUSED] * len(unused)
+    check_equal(tokenizer, pairs_tokenizer(tokenizer, pairs, whole=splitter in _TAKE_WORDS_WHOLE))
+    begin, end = tokenizer.beginning, tokenizer.end_of_text
     if end is None:
         # By default 11 is the id that ends a text. No text has the byte 255, and so none ends.
-        begin, end = tokenizer.newline, ranks.index(b"\xff")
-    else:
-        begin, tokens[end], types[end] = end, tokenizer.tokens[end].decode(), _CONTROL
+        end = tokenizer.ranks.index(b"\xff")
+        begin = tokenizer.newline if begin is None else begin
     return {
         "model": "gpt2",
         "pre": splitter,
         "tokens": tokens,
         "token_type": types,
         "merges": [" ".join(pair) for pair in pairs],
-        "bos_token_id": begin,
+        "bos_token_id": end if begin is None else begin,
         "eos_token_id": end,
     }

@@ -16,7 +16,6 @@ from attnlm.runs.hugging_face.stock_classes import StockClass, stock_class_for
 from attnlm.runs.run import Run
 from attnlm.runs.stored_tensors import StoredTensors
 from attnlm.runs.tensor_file import write_in_turn
-from attnlm.tokens.tokenizer import END_OF_TEXT
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
 
@@ -84,8 +83,9 @@ def _generation(run: Run) -> dict[str, Any]:
 
 def _special_ids(run: Run) -> dict[str, Any]:
     """Also where there are none: the classes have ids by default, those of other vocabularies."""
-    end = run.tokenizer.end_of_text
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
+    first = end if beginning is None else beginning
+    return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
 
 
 def _tokenizer_files(run: Run) -> dict[str, bytes]:
@@ -95,8 +95,9 @@ def _tokenizer_files(run: Run) -> dict[str, bytes]:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    if run.tokenizer.end_of_text is not None:
-        config |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    for key, token in _special_ids(run).items():
+        if token is not None:
+            config[key.removesuffix("_id")] = run.tokenizer.decode([token])
     tokenizer = library_tokenizer(run.tokenizer).to_str(pretty=False)
     return {"tokenizer.json": tokenizer.encode(), "tokenizer_config.json": _json(config)}
 

@@ -9,6 +9,10 @@ from typing import Any
 from attnlm.model.architecture import Architecture
 from attnlm.runs.forms import Form, Stored, form_for, gpt2_misfits, llama_misfits, qwen3_misfits
 
+LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""within the original context: frequencies below the first are divided, those above the second are
+not"""
+
 
 @dataclass(frozen=True)
 class StockClass(Form):
@@ -74,11 +78,21 @@ def _llama_config(a: Architecture) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": a.norm_epsilon,
         "rope_theta": a.rotary_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": a.rotary_base},
+        "rope_parameters": _rope_parameters(a),
         "attention_bias": _has_attention_biases(a),
         "attention_dropout": 0.0,
         "mlp_bias": a.bias,
     }
+
+
+def _rope_parameters(a: Architecture) -> dict[str, Any]:
+    base = {"rope_theta": a.rotary_base}
+    if a.rotary_factor is None:
+        return {"rope_type": "default", **base}
+    if a.rotary_context is None:
+        return {"rope_type": "linear", "factor": a.rotary_factor, **base}
+    context = {"original_max_position_embeddings": a.rotary_context}
+    return {"rope_type": "llama3", "factor": a.rotary_factor, **LLAMA3_TURNS, **context, **base}
 
 
 def _qwen3_config(a: Architecture) -> dict[str, Any]:
