@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings, fields_of
-from attnlm.config.settings import Config, TrainingConfig, resolve
+from attnlm.config.settings import Config, resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture

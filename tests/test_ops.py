@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import gradcheck
 
+from attnlm.model.linear import Linear
 from attnlm.model.ops import compiled_parts, loss
 from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.heads import Gains, rotary_angles, rotate, split_heads
@@ -21,7 +22,7 @@ Op = Callable[..., Tensor]
 
 B, H, K, T, D, E, V = 2, 4, 2, 5, 6, 37, 23
 COSINES, SINES = (table.double() for table in rotary_angles(T, D, 10.0))
-MAPS = [nn.Linear(D, size).double() for size in (2, 3)]
+MAPS = [Linear(D, size).double() for size in (2, 3)]
 TARGETS = torch.tensor([[1, 0, 6, 22, 6], [3, 3, 2, 0, 9]])
 
 

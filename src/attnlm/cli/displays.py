@@ -22,7 +22,8 @@ from attnlm.cli.console import (
     write,
 )
 from attnlm.cli.help import in_words
-from attnlm.config.settings import TrainingConfig, resolve
+from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -50,7 +50,8 @@ def evaluate(
     training = run.config.training
     if chosen.name == training.device:
         chosen = choose_device(chosen.name, training.dtype)
-    lay_side_by_side(model, training)
+    if training.lora is None:
+        lay_side_by_side(model, training)
     evaluation = validation_loss(
         model,
         dataset.val,

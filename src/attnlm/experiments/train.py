@@ -20,6 +20,7 @@ from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, Processes, joined, restarts
+from attnlm.config.adapters import check_from_a_run
 from attnlm.config.continued import resolve_from
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, described_settings, resolve
@@ -101,6 +102,7 @@ def train(
             parent = None
             if start_from is None:
                 config = resolve(settings, loaded)
+                check_from_a_run(config.training)
             else:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
                 config = resolve_from(parent.config.model, parent.name, settings, loaded)

@@ -79,6 +79,11 @@ class Run:
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
+    def base(self) -> Path:
+        """The weights that the run's adapters are for, where it trains adapters."""
+        return self.path / "base.safetensors"
+
+    @property
     def started_from(self) -> str:
         """`multi-head-001, step 1,000 (best)`: where its weights started; "" for a random start."""
         if self.parent is None:
@@ -122,7 +127,8 @@ class Run:
     def _facts(self, path: Path) -> dict[str, Any]:
         from attnlm.runs.checkpoint import load_facts  # loads torch
 
-        facts = load_facts(path, self.config.model, self.vocab_size)
+        lora = self.config.training.adapters
+        facts = load_facts(path, self.config.model, self.vocab_size, lora)
         if type(facts.get("step")) is not int or type(facts.get("val_loss", 0.0)) is not float:
             raise damaged(path)
         return facts

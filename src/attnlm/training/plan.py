@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from attnlm.base.errors import UsageError
-from attnlm.config.settings import Config, TrainingConfig
+from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture, settings_of
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.sizes import block_shapes, forward_flops, training_flops
