@@ -58,7 +58,9 @@ class _Rival:
             n_embd=shape.width,
             n_layer=shape.layers,
             n_head=shape.heads,
-            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
         )
         adapter: Any = LoraConfig(
             r=_RANK,

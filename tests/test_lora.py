@@ -104,7 +104,7 @@ def test_its_gradients_are_those_of_the_folded_weights(name: str, recompute: boo
     model.recompute = recompute
     ids = some_ids(3, model.architecture.block_size + 1)
     model.train().loss(ids[:, :-1], ids[:, 1:]).backward()
-    maps = {n: m for n, m in model.named_modules() if isinstance(m, Linear)}
+    maps: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, Linear)}
     for path, m in maps.items():
         plain.get_submodule(path).weight.data += 2.0 * m.lora_up.data @ m.lora_down.data
     plain.loss(ids[:, :-1], ids[:, 1:]).backward()
@@ -180,7 +180,7 @@ def test_every_reader_takes_it(folder: Path) -> None:
     run, where = child(folder).path, ("--data-dir", folder / "data")
     loss = json.loads(command("eval", "--json", run, *where, cwd=folder).stdout)["val_loss"]
     assert loss == min(r["val_loss"] for r in attnlm.open_run(run).metrics())
-    text = "3 apples are"
+    text = "3 apples"
     for words in (
         *(("sample", "--tokens", "5"), ("attend", text), ("trace", text)),
         *(("heads", *where), ("report", "--text", text, *where)),

@@ -16,19 +16,23 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|FILE", help="Hugging Face folder, or a safetensors file in one"
+            metavar="DIR|FILE",
+            help="folder of Hugging Face or peft, or a safetensors file in one",
         ),
     ],
+    base: Annotated[
+        str | None, typer.Option(help="of an adapter (peft): name or path of the run it is for")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="name of the run; default: <model>-001 and so on")
     ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Make a run of a published model: GPT-2, Llama or Qwen3."""
+    """Make a run of a published model: GPT-2, Llama or Qwen3; or of an adapter for a run."""
     from attnlm.runs.hugging_face.import_run import import_run
 
-    run = import_run(source, name=name, checkpoint_dir=checkpoint_dir)
+    run = import_run(source, base=base, name=name, checkpoint_dir=checkpoint_dir)
     a = run.config.model
     console.say(
         f"{run.name}: {a.model}, {run.parameters:,} parameters: layers {a.layers}, "

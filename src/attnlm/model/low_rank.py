@@ -52,6 +52,11 @@ def map_path(layer: int, name: str) -> str:
     return f"blocks.{layer}.{_PLACES[name]}.{name}"
 
 
+def map_name(path: str) -> str:
+    """The map of a module's path."""
+    return path.rpartition(".")[2]
+
+
 def adapter_shapes(a: Architecture, lora: LoRA) -> dict[str, Shape]:
     """The parameters of the adapters by their names in the model."""
     shapes = map_shapes(a)

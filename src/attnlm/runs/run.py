@@ -84,6 +84,11 @@ class Run:
         return self.path / "base.safetensors"
 
     @property
+    def adapter(self) -> Path:
+        """The folder with the best adapters in the format of `peft`."""
+        return self.path / "adapter"
+
+    @property
     def started_from(self) -> str:
         """`multi-head-001, step 1,000 (best)`: where its weights started; "" for a random start."""
         if self.parent is None:
@@ -267,6 +272,16 @@ def _is_evaluation(record: dict[str, Any]) -> bool:
     known = record["train_loss"] is None or is_number(record["train_loss"])
     known = known and is_number(record.get("evaluated_tokens", 0))
     return known and all(is_number(record[key]) for key in _NUMBERS)
+
+
+def about_nothing(name: str) -> dict[str, Any]:
+    """Of the data set of an imported run: there is none here."""
+    return {
+        **dict.fromkeys(("train_sha256", "val_sha256", "path"), ""),
+        **dict.fromkeys(("train_tokens", "val_tokens", "val_bytes"), 0),
+        **dict.fromkeys(("bigram_loss", "floor")),
+        "name": name,
+    }
 
 
 def damaged(path: Path) -> AttnlmError:

@@ -6,16 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import is_folder
 from attnlm.base.names import check_name
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
+from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.read_config import read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, about_nothing
 from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -24,9 +25,16 @@ _OPENED = 2  # times its weights: what a checkpoint takes while it is loaded
 
 
 def import_run(
-    source: str | Path, *, name: str | None = None, checkpoint_dir: str | Path = "checkpoints"
+    source: str | Path,
+    *,
+    base: str | Path | Run | None = None,
+    name: str | None = None,
+    checkpoint_dir: str | Path = "checkpoints",
 ) -> Run:
     """Makes a run of a Hugging Face folder, or of one of its safetensors files.
+
+    A folder of `peft` has an adapter: it becomes a run of adapters for the weights of the run
+    `base`.
 
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
     merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. One tensor at a time is in memory.
@@ -37,6 +45,10 @@ def import_run(
     if name is not None:
         check_name(name)
     source = Path(source)
+    if is_adapter(source) or base is not None:
+        if base is None:
+            raise UsageError(f"{source} is an adapter", "name the run that it is for as `base`")
+        return import_adapter(source, base, name=name, checkpoint_dir=Path(checkpoint_dir))
     folder, file = (source, None) if is_folder(source) else (source.parent, source)
     if file is not None and (file.suffix != ".safetensors" or not file.exists()):
         raise AttnlmError(
@@ -55,12 +67,7 @@ def import_run(
         )
     with weights:
         tokenizer = _tokenizer(folder, described.vocab_size)
-        about = {
-            **dict.fromkeys(("train_sha256", "val_sha256", "path"), ""),
-            **dict.fromkeys(("train_tokens", "val_tokens", "val_bytes"), 0),
-            **dict.fromkeys(("bigram_loss", "floor")),
-            "name": folder.absolute().name,
-        }
+        about = about_nothing(folder.absolute().name)
         run = Run(Path(), described.config, described.vocab_size, weights.parameters, about)
         run = replace(run, imported_from=str(source.absolute()))
 

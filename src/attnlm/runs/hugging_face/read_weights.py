@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,13 @@ def _files(folder: Path) -> list[Path]:
     if not 0 < len(names) <= _MOST_FILES:
         raise AttnlmError(f"{folder / _INDEX} names {len(names):,} files", _COPY)
     return [folder / name for name in sorted(names)]
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[dict[str, Any]]:
+    """The tensors of a safetensors file, none of them read yet."""
+    with contextlib.ExitStack() as opening:
+        yield _slices(path, opening)
 
 
 def _slices(path: Path, opening: contextlib.ExitStack) -> dict[str, Any]:

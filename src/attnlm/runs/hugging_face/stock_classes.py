@@ -43,6 +43,13 @@ class StockClass:
         return [reason for reason, holds in {**_misfits(a), **self.misfits(a)}.items() if holds]
 
 
+def fitting_class(a: Architecture) -> StockClass | None:
+    """The class that expresses a model exactly; None if none does."""
+    if a.embed_dim is None:
+        return None
+    return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
+
+
 def stock_class_for(a: Architecture, run: str) -> StockClass:
     """The class that expresses a model exactly. Raises UsageError, with reasons, if none does."""
     if a.embed_dim is None:
