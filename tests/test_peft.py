@@ -188,6 +188,7 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
     ):
         config.write_text(json.dumps({**described, **change}))
         fails(*arguments, cwd=folder, code=1, says=says, hints="")
+    config.write_text(json.dumps(described))
     tensors.write_bytes(b"nothing")
     fails(*arguments, cwd=folder, code=1, says="damaged", hints="copy")
     tensors.unlink()

@@ -62,7 +62,7 @@ class Plan:
     @property
     def training_flops(self) -> int:
         """Of one token, forward and backward."""
-        return training_flops(self.config.model, self.vocab_size)
+        return training_flops(self.config.model, self.vocab_size, self.config.training.adapters)
 
     @property
     def update_flops(self) -> int:
