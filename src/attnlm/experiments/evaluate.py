@@ -52,6 +52,8 @@ def evaluate(
         chosen = choose_device(chosen.name, training.dtype)
     if training.lora is None:
         lay_side_by_side(model, training)
+    else:
+        model.requires_grad_(False)  # other libraries compute with what is frozen
     evaluation = validation_loss(
         model,
         dataset.val,

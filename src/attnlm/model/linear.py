@@ -29,7 +29,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) → (..., outputs)."""
-        return super().forward(x) if self.lora_down is None else joined_linear(x, [self])
+        return super().forward(x) if self.weight.requires_grad else joined_linear(x, [self])
 
 
 class _Undrawn(Linear):

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from attnlm.model.ops import compiled_for, place
+from attnlm.model.ops.products import product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""
@@ -118,7 +119,7 @@ def _compiled(
     wanted: _Gradients,
 ) -> Tensor:
     """With tokens side by side, which such narrow products prefer."""
-    total = torch.zeros((), dtype=torch.float64)
+    total, is_frozen = torch.zeros((), dtype=torch.float64), not head_VC.requires_grad
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
@@ -128,12 +129,17 @@ def _compiled(
         x_mC, targets_m = x_MC[part], targets_M[part]
         shape = head_VC.size(0), len(targets_m)
         logits_Vm = logits[: math.prod(shape)].view(shape)
-        torch.mm(head_VC, x_mC.T, out=logits_Vm)
+        if is_frozen:
+            logits_Vm = product(head_VC, x_mC)
+        else:
+            torch.mm(head_VC, x_mC.T, out=logits_Vm)
         parts.cross_entropy(
             *(*shape, shape[1], 0.0 if wanted is None else 1 / len(targets_M)),
             *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
         )
-        if d_x_MC is not None:
+        if d_x_MC is not None and is_frozen:
+            d_x_MC[part] = product(logits_Vm.T, head_VC.T)
+        elif d_x_MC is not None:
             torch.mm(logits_Vm.T, head_VC, out=d_x_MC[part])
         if d_head_VC is not None:
             d_head_VC.addmm_(logits_Vm, x_mC)
