@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test browser test-slow trials mutations audit bench format clean
+.PHONY: help demo test browser test-slow trials mutations audit bench site format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -16,6 +16,7 @@ help:
 	@echo "make mutations  check that the tests notice faults made on purpose"
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps quality …\" or all"
+	@echo "make site       the documentation as HTML, in build/site"
 	@echo "make format     format the code as \`make test\` requires"
 	@echo "make clean      remove the environment and what the demo made"
 
@@ -69,6 +70,13 @@ audit:
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(PARTS)
+
+# Warnings, such as a link that leads nowhere, are errors.
+site: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/generate.py
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs build/site
+	@echo build/site/index.html
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -187,6 +187,7 @@ def test_where_one_process_is_killed_all_end(training: subprocess.Popen[str]) ->
     assert attnlm.open_run(training.path).checkpoint("last").step > 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -> None:
     path = project / "checkpoints" / "again"
     launcher = sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"

@@ -1,4 +1,4 @@
-"""The README is true: its example runs, its commands, recipes and files exist."""
+"""README and docs are true: examples run, commands, recipes, files and links exist."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import attnlm
 from attnlm.cli.app import run_command
 from attnlm.config.recipes import recipe_names
 from attnlm.model.architecture import MODELS
+from docs.generate import commands_page, pages
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+WRITTEN = "\n".join([README, *PAGES.values()])
 
 
 def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
@@ -35,8 +38,9 @@ def test_the_commands_that_show_what_it_learned_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     attnlm.train(attnlm.prepare("tales").path, steps=2, seed=1, embed_dim=8, heads=2)
+    shown = README + PAGES["insight.md"] + PAGES["sampling.md"]
     commands = re.findall(
-        r"`attnlm ((?:attend|heads|trace|report|sample --show-probs)\b[^`]*)`", README
+        r"`attnlm ((?:attend|heads|trace|report|sample --show-probs)\b[^`]*)`", shown
     )
     assert {command.split()[0] for command in commands} == {
         "attend",
@@ -55,49 +59,55 @@ def test_the_commands_that_show_what_it_learned_run(
 
 def test_every_prompt_can_be_read_by_a_model_of_any_data(tmp_path: Path) -> None:
     """But for those after the command that prepares Tiny Shakespeare again."""
-    before, _, _ = README.partition("$ attnlm prepare tinyshakespeare")
-    prompts = re.findall(r'attnlm [^\n`]*(?:--prompt|--text|attend|trace) "([^"]+)"', before)
+    before, _, _ = PAGES["insight.md"].partition("$ attnlm prepare tinyshakespeare")
+    shown = README + before + PAGES["sampling.md"] + PAGES["learn.md"]
+    prompts = re.findall(r'attnlm [^\n`]*(?:--prompt|--text|attend|trace) "([^"]+)"', shown)
     tokenizer = attnlm.prepare("tales", data_dir=tmp_path).tokenizer
-    assert {"The ", "To be", "To be, or not"} == set(prompts)
+    assert {"The ", "To be", "To be, or not", "To be, or not to be"} == set(prompts)
     assert all(tokenizer.encode(prompt) for prompt in prompts)
 
 
-TORCHRUNS = {
+OTHERS = {
     *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
-    "--max-restarts",
+    *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
+    *("--local-dir", "--signal"),
 }
+"""Options of torchrun, hf and sbatch."""
 
 
-def test_every_flag_that_it_names_exists() -> None:
-    commands = (
-        "",
-        "prepare",
-        "train",
-        "plan",
-        "sample",
-        "eval",
-        "ladder",
-        "attend",
-        "heads",
-        "trace",
-        "report",
-        "export",
-        "import",
-    )
-    helps = " ".join(_help(command) for command in commands)
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", README))
-    named -= TORCHRUNS
-    assert named and all(re.search(rf"{flag}\b", helps) for flag in named)
+def test_every_flag_that_they_name_exists() -> None:
+    helps = commands_page()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", WRITTEN)) - OTHERS
+    assert {flag for flag in named if not re.search(rf"{flag}\b", helps)} == set()
 
 
-def _help(command: str) -> str:
-    arguments = [sys.executable, "-m", "attnlm", *command.split(), "--help"]
-    return subprocess.run(arguments, capture_output=True, encoding="utf-8", check=True).stdout
+def test_the_generated_pages_are_those_of_the_program() -> None:
+    for name, content in pages().items():
+        assert PAGES[name] == content, f"run `python docs/generate.py`: {name} is out of date"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in _anchors(path), target
+
+
+def _anchors(page: Path) -> set[str]:
+    """Those of its headings, as Markdown's renderers make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
 @pytest.mark.parametrize("name", [*MODELS, *recipe_names()])
 def test_every_model_and_recipe_is_explained(name: str) -> None:
-    assert f"`{name}`" in README
+    assert f"`{name}`" in README + PAGES["references.md"] + PAGES["training.md"]
 
 
 def test_the_tour_names_every_room_and_only_what_exists() -> None:

@@ -111,16 +111,3 @@ def test_the_plan_on_the_page_is_what_the_command_says(tmp_path: Path) -> None:
         command, _, output = example.replace("\\\n", " ").partition("\n")
         said = attnlm(*shlex.split(command), cwd=tmp_path).stdout
         assert said.rstrip() == output.rstrip(), said
-
-
-def test_its_commands_take_the_options_that_it_names() -> None:
-    known = {
-        flag
-        for command in root_command().commands.values()
-        for option in command.params
-        for flag in (*option.opts, *option.secondary_opts)
-    }
-    torchruns = {"--nnodes", "--nproc-per-node", "--max-restarts", "--rdzv-backend"}
-    torchruns |= {"--rdzv-endpoint", "--rdzv-id", "--node-rank", "--master-addr", "--signal"}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGE)) - torchruns
-    assert named and named <= known, named - known

@@ -141,6 +141,7 @@ def test_a_run_that_was_stopped_goes_on_with_any_number(
         assert one["val_loss"] == pytest.approx(two["val_loss"], abs=2e-3)
 
 
+@pytest.mark.slow
 def test_where_one_process_is_killed_the_last_checkpoint_stands(
     training: subprocess.Popen[str], project: Path
 ) -> None:

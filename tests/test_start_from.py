@@ -170,6 +170,7 @@ def test_each_of_several_processes_reads_its_rows(count: int, folder: Path) -> N
         assert len(parts[0][name]) == -(-len(whole) // count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")

@@ -71,7 +71,7 @@ def _not_told(outcome: Outcome) -> str | None:
 TRIAL = Trial(
     name="disk",
     promise="a disk that fails at any write: one line of error, the last checkpoint loads",
-    short=20,
+    short=10,
     full=500,
     run=in_own_process(_run),
     skip=lambda: None if sys.platform == "linux" else "it counts what Linux does",

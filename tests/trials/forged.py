@@ -422,7 +422,7 @@ def _seal(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, Any] = 
 TRIAL = Trial(
     "forged",
     "configuration, weights and seals that agree, at odd and impossible sizes: used, or refused",
-    short=14,
+    short=7,
     full=300,
     run=in_own_process(_forged, draws=True),
     skip=lambda: None if sys.platform == "linux" else "it forks, and counts memory as Linux does",

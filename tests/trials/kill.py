@@ -105,7 +105,7 @@ def _kill_by_time(written: list[Scenario], seconds: dict[str, float], generator:
 TRIAL = Trial(
     name="kill",
     promise="kill -9 at any moment: nothing but one save interval is lost, nothing left over",
-    short=30,
+    short=16,
     full=1000,
     run=in_own_process(_run),
     skip=lambda: None if sys.platform == "linux" else "it counts what Linux does",

@@ -185,7 +185,7 @@ def _swap(copy: Path, thing: str, number: int) -> None:
 TRIAL = Trial(
     name="places",
     promise="links, pipes and devices in any place, even late: nothing hangs or leaves its folder",
-    short=12,
+    short=6,
     full=1500,
     run=in_own_process(_run, draws=True),
     skip=lambda: "Windows has no pipes and devices in folders" if os.name == "nt" else None,

@@ -90,7 +90,7 @@ def _compare(
 TRIAL = Trial(
     name="resume",
     promise="stopped after any step and resumed: the same bytes as never stopped",
-    short=14,
+    short=7,
     full=509,
     run=in_own_process(_run),
     skip=lambda: None if hasattr(signal, "pause") else "it forks",

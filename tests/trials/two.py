@@ -125,7 +125,7 @@ def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> 
 TRIAL = Trial(
     name="two",
     promise="two at once on one run or one name: one is refused, no mixed files, readers read on",
-    short=6,
+    short=4,
     full=90,
     run=in_own_process(_run),
     skip=lambda: "Windows has no such locks" if sys.platform == "win32" else None,

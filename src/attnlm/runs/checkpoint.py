@@ -16,7 +16,6 @@ from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from attnlm.base import files
@@ -26,9 +25,9 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, model_skeleton
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.model.low_rank import LoRA, adapter_shapes
-from attnlm.runs.older_files import Shape, from_older, older_shapes
+from attnlm.runs.older_files import from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
-from attnlm.runs.tensor_file import header_bytes, write_in_turn
+from attnlm.runs.tensor_file import Shape, write_in_turn
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -44,20 +43,14 @@ def save_checkpoint(
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
-    Of a model with adapters these are its weights: what is frozen lies elsewhere (base_weights.py).
+    Of a model with adapters these are its weights: what is frozen lies elsewhere (weights.py).
     The file replaces an older one in one step, and the same content is the same bytes. A digest of
     all that it holds is part of it.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     tensors = named_tensors(trained, optimizer or {})
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    described = json.dumps(facts, sort_keys=True)
-    content = save(tensors, {"facts": described, "digest": _digest(described, tensors)})
-    end = 8 + int.from_bytes(content[:8], "little")
-    with files.replacing(path) as file:
-        # safetensors writes the keys of its header in an order that differs from call to call.
-        file.write(header_bytes(json.loads(content[8:end])))
-        file.write(memoryview(content)[end:])
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    _save_in_turn(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 
 
 def save_weights_in_turn(
@@ -70,18 +63,27 @@ def save_weights_in_turn(
 
     `weight` gives that of a name, in float32 and of its shape.
     """
+    _save_in_turn(path, _named(shapes), lambda name: weight(name.removeprefix(_MODEL)), facts)
+
+
+def _save_in_turn(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    tensor: Callable[[str], Tensor],
+    facts: Mapping[str, Any],
+) -> None:
     described = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(described.encode())
 
-    def tensor(name: str) -> Tensor:
-        given = weight(name.removeprefix(_MODEL))
+    def digested(name: str) -> Tensor:
+        given = tensor(name)
         _add_to(digest, name, given)
         return given
 
     def metadata() -> dict[str, str]:
         return {"facts": described, "digest": digest.hexdigest()}
 
-    write_in_turn(path, _named(shapes), tensor, metadata)
+    write_in_turn(path, shapes, digested, metadata)
 
 
 def load_checkpoint(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-Shape = tuple[int, ...]
+from attnlm.runs.tensor_file import Shape
 
 # What is a part of a larger tensor now: its name then, which part it was, of how many.
 _PARTS = {

@@ -26,7 +26,7 @@ from attnlm.base import files
 from attnlm.base.folders import exchange, workspace
 from attnlm.base.rows import rows_of
 from attnlm.compute.processes import Processes, noticing_lost
-from attnlm.runs.older_files import Shape
+from attnlm.runs.tensor_file import Shape
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

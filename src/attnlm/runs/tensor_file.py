@@ -16,7 +16,7 @@ from attnlm.base import files
 Shape = tuple[int, ...]
 
 
-def header_bytes(header: Mapping[str, Any]) -> bytes:
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
     """A file's header with its length before it, padded so that the tensors are aligned."""
     content = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     content += b" " * (-len(content) % 8)
@@ -39,10 +39,10 @@ def write_in_turn(
         begin, end = end, end + 4 * math.prod(shapes[name])
         header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shapes[name]}
     with files.replacing(path) as file:
-        file.write(header_bytes({**header, "__metadata__": metadata()}))
+        file.write(_header_bytes({**header, "__metadata__": metadata()}))
         for name in names:
             given = tensor(name).contiguous()
             assert given.dtype == torch.float32 and given.shape == shapes[name], name
             file.write(given.flatten().view(torch.uint8).numpy().data)
         file.seek(0)
-        file.write(header_bytes({**header, "__metadata__": metadata()}))
+        file.write(_header_bytes({**header, "__metadata__": metadata()}))

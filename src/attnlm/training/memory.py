@@ -38,8 +38,8 @@ _FLOAT = 4  # bytes
 _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
 # What pieces of memory take that have been freed and not been taken again: measured.
 _FRAGMENTS = {"cpu": 1.15, "mps": 1.0, "cuda": 1.0}
-# Serialised before it is written: each tensor by itself, then all of them.
-_CHECKPOINT_COPIES = 2
+# Of a sharded model: training goes on while a copy is serialised and written.
+_SHARDED_COPIES = 2
 # Blocks whose weights are gathered: the one that computes, and the next one. Embeddings and head
 # are gathered all the time.
 _GATHERED = 2
@@ -125,14 +125,14 @@ def estimate_memory(
         activations=activations,
         logits=logits,
         evaluation=evaluation,
-        checkpoint=_checkpoint(trained, optimizer, parameters, form) if device == "cpu" else 0,
+        checkpoint=_checkpoint(trained, optimizer, parameters) if form.sharded else 0,
         process=_PROCESS[device],
     )
 
 
-def _checkpoint(weights: int, optimizer: int, parameters: int, form: _Step) -> int:
+def _checkpoint(weights: int, optimizer: int, parameters: int) -> int:
     """Bytes of copies; the main process gathers all of a sharded model, to sample from it."""
-    return _CHECKPOINT_COPIES * (weights + optimizer) + form.sharded * _FLOAT * parameters
+    return _SHARDED_COPIES * (weights + optimizer) + _FLOAT * parameters
 
 
 def _form(config: Config, vocab_size: int, cut: Cut, device: str) -> _Step:
