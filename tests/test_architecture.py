@@ -34,6 +34,7 @@ def values(record: type, name: str) -> st.SearchStrategy[Any]:
     found: dict[str, list[object]] = {
         "bool": [False, True, 1],
         "int": [*range(-1, 7), 2.0, *([2**41] if name != "layers" else [])],
+        "str": ["query", "down,gate", "all", "quary"],
         "float": [0.0, 1e-3, 0.5, 1, 2.0, float("nan"), "1", 1e13],
     }
     return st.sampled_from(found[kind])

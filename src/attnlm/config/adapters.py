@@ -48,8 +48,10 @@ def _maps(on: str, there: tuple[str, ...], model: str) -> tuple[str, ...]:
             hint = suggestion(name, MAP_NAMES, f"choose from {', '.join(there)}, or all")
             raise UsageError(f"`lora_on` can't be {quoted(name)}", hint)
         if name not in there:
+            several = f", or several of {', '.join(there)}"
             raise UsageError(
-                f"`lora_on` {name}: this {model} has no such map", f"it has {', '.join(there)}"
+                f"`lora_on` {name}: this {model} has no such map",
+                f"give `lora_on` {there[0]}{several}",
             )
     return tuple(name for name in there if name in named)
 
