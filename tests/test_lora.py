@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from attnlm.model.lora import adapt, folded
 from attnlm.model.low_rank import LoRA, adapter_numbers, adapter_shapes, map_shapes
 from attnlm.model.textbook import forward
 from attnlm.runs.run import Run
+from attnlm.see.reproduce import train_command
 from attnlm.training.state import initial_state
+from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.command import fails
 from tests.models import FRUITS, VARIANTS, small_model, some_ids
+from tests.test_processes import ended, started
 
 SMALL: dict[str, Any] = {
     "batch_size": 4,
@@ -155,6 +159,27 @@ def test_it_is_resumed_exactly(folder: Path) -> None:
     parted = attnlm.train(resume=child(folder, **settings), steps=12, eval_every=3, **about(folder))
     assert whole.last.read_bytes() == parted.last.read_bytes()
     assert whole.metrics()[-1]["val_loss"] == parted.metrics()[-1]["val_loss"]
+
+
+def test_its_command_makes_it_again(folder: Path) -> None:
+    run = child(folder, lora_on="all", lora_alpha=1.5)
+    _, *words = shlex.split(train_command(run))
+    command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
+    again = attnlm.open_run(folder / "elsewhere" / "again")
+    assert again.last.read_bytes() == run.last.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+def test_several_processes_train_one_adapter(folder: Path) -> None:
+    alone = child(folder, dropout=0.1)
+    given = {**SMALL, "lora": 3, "dropout": 0.1, "processes": 2, "name": "two"}
+    options = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items()]
+    arguments = "train", "fruits-char", "--from", "parent", *sum(options, ())
+    ended(started(*ATTNLM, *arguments, cwd=folder), 0)
+    two = attnlm.open_run(folder / "checkpoints" / "two")
+    for one, other in zip(alone.metrics(), two.metrics(), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-5)
+    torch.testing.assert_close(weights_of(two), weights_of(alone), rtol=0, atol=1e-4)
 
 
 def test_it_needs_its_parent_no_more(folder: Path, tmp_path: Path) -> None:

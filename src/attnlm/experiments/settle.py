@@ -113,6 +113,7 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
     about = [
         *(asdict(config.model), dataset.vocab_size),
         *(training.batch_size, training.optimizer, training.compile),
+        *([] if training.lora is None else [training.lora]),
     ]
 
     def step_with(threads: int) -> Callable[[], object]:
