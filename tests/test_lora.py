@@ -169,6 +169,7 @@ def test_its_command_makes_it_again(folder: Path) -> None:
     assert again.last.read_bytes() == run.last.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 def test_several_processes_train_one_adapter(folder: Path) -> None:
     alone = child(folder, dropout=0.1)

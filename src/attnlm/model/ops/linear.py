@@ -34,7 +34,7 @@ def joined_linear(x: Tensor, maps: Sequence[Map], *, joins_weights: bool = True)
     if not joins_weights:
         return torch.cat([m(x) for m in maps], dim=-1)
     weight_NC, bias_N = side_by_side([m.weight for m in maps]), _joined_biases(maps)
-    if weight_NC.requires_grad:
+    if any(m.weight.requires_grad for m in maps):
         return F.linear(x, weight_NC, bias_N)
     if not x.is_cpu or torch.is_autocast_enabled("cpu"):
         return _plain_adapted(x, weight_NC, bias_N, maps)
