@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,8 @@ def test_frozen_maps_and_their_adapters(adapted: tuple[int, ...]) -> None:
 
     def ours(x: Tensor, *adapters: Tensor) -> Tensor:
         for i, m in enumerate(adapted):
-            maps[m]._parameters |= {"lora_down": adapters[2 * i], "lora_up": adapters[2 * i + 1]}
+            parameters: dict[str, Any] = maps[m]._parameters  # type: ignore[assignment]
+            parameters |= {"lora_down": adapters[2 * i], "lora_up": adapters[2 * i + 1]}
         return joined_linear(x, maps)
 
     def expected(x: Tensor, *adapters: Tensor) -> Tensor:
