@@ -134,7 +134,7 @@ def test_frozen_maps_and_their_adapters(adapted: tuple[int, ...]) -> None:
 
     def ours(x: Tensor, *adapters: Tensor) -> Tensor:
         for i, m in enumerate(adapted):
-            parameters: dict[str, Any] = maps[m]._parameters  # type: ignore[assignment]
+            parameters: dict[str, Any] = maps[m]._parameters
             parameters |= {"lora_down": adapters[2 * i], "lora_up": adapters[2 * i + 1]}
         return joined_linear(x, maps)
 
