@@ -255,7 +255,7 @@ def test_the_options_are_named_as_they_are_written(folder: Path) -> None:
 def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     run = child(folder)
     run.base.unlink()
-    with pytest.raises(AttnlmError, match="there is no checkpoint"):
+    with pytest.raises(AttnlmError, match="is missing: the weights that"):
         attnlm.load_model(run)
     run.base.write_bytes(b"\0" * 999)
     with pytest.raises(AttnlmError, match="is damaged"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.lora import fold
 from attnlm.runs.checkpoint import load_rows
@@ -38,4 +39,9 @@ def load_weights(
 
 def base_weights(run: Run) -> dict[str, Tensor]:
     """The weights that a run's adapters are for. Raises as `load_checkpoint` does."""
+    if not run.base.exists():
+        raise AttnlmError(
+            f"{run.base} is missing: the weights that the run's adapters are for",
+            "copy the run's folder again, with all of its files",
+        )
     return load_rows(run.base, run.config.model, run.vocab_size)[1]
