@@ -1,7 +1,7 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
 Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, lora, busy,
-processes, sharding, plan, shards, sample, prepare. ATTNLM_TEST_DATA names a folder with
+processes, sharding, plan, shards, sample, prepare, pages. ATTNLM_TEST_DATA names a folder with
 tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
@@ -23,6 +23,7 @@ from benchmarks import (
     growth,
     lora,
     losses,
+    pages,
     plan,
     preparation,
     processes,
@@ -49,6 +50,7 @@ PARTS = {
     "shards": shards.shards,
     "sample": sampling.sample,
     "prepare": preparation.prepare,
+    "pages": pages.pages,
 }
 
 

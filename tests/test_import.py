@@ -112,14 +112,20 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     text = "12 apples and 13 pears"
     (tmp_path / "text.txt").write_text(text * 20)
     sampled = command("sample", "--prompt", text, "--tokens", "300", cwd=tmp_path)
-    assert sampled.stdout.startswith(text) and "attnlm attend TEXT" in sampled.stderr
+    assert sampled.stdout.startswith(text) and "attnlm report" in sampled.stderr
     for arguments in (("attend", text), ("trace", text), ("trace", text, "--as-code")):
         assert command(*arguments, cwd=tmp_path).stdout
     assert "mixed" in command("heads", "--text", "text.txt", cwd=tmp_path).stdout
     lacks: dict[str, Any] = {"cwd": tmp_path, "code": 1, "says": "was imported"}
-    fails("heads", **lacks, hints="--text")
+    assert "random tokens" in command("heads", cwd=tmp_path).stderr
+    fails("heads", "--ablate", **lacks, hints="--text")
     fails("eval", **lacks, hints="--data")
-    fails("report", **lacks, hints="attnlm attend TEXT")
+    reported = command("report", cwd=tmp_path)
+    assert reported.stdout == "checkpoints/theirs/report.html\n"
+    assert "theirs: imported, so there is no training" in reported.stderr
+    facts = json.loads(command("report", "--text", text, "--json", cwd=tmp_path).stdout)
+    assert facts["imported_from"] == str(folder) and facts["best_val_loss"] is None
+    assert facts["commands"][0] == f"attnlm import {folder} --name theirs"
     fails("train", "--resume", "theirs", **lacks, hints="train a new run")
 
 
