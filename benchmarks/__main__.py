@@ -1,8 +1,8 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
 Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, lora, busy,
-processes, sharding, plan, shards, sample, prepare, pages. ATTNLM_TEST_DATA names a folder with
-tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
+processes, sharding, plan, shards, sample, speaking, prepare, pages. ATTNLM_TEST_DATA names a folder
+with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
 
@@ -29,6 +29,7 @@ from benchmarks import (
     processes,
     sampling,
     shards,
+    speaking,
     training,
     transformer,
 )
@@ -49,6 +50,7 @@ PARTS = {
     "plan": plan.plan,
     "shards": shards.shards,
     "sample": sampling.sample,
+    "speaking": speaking.speaking,
     "prepare": preparation.prepare,
     "pages": pages.pages,
 }

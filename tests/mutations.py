@@ -424,8 +424,22 @@ MUTATIONS = (
     Mutation(
         "grouped heads in C read the keys of the first group",
         "compute/native/decoding.c",
-        "int64_t of_head = h / group * to->capacity * size;",
-        "int64_t of_head = h / m->heads * to->capacity * size;",
+        "turned(m, packed + m->key_at + k * size,",
+        "turned(m, packed + m->key_at,",
+        "test_native_decoder.py",
+    ),
+    Mutation(
+        "a crew leaves out the last panel of a product",
+        "compute/native/products.h",
+        "outputs = {panels.begin * PANEL, panels.end * PANEL};",
+        "outputs = {panels.begin * PANEL, panels.end * PANEL - PANEL * (who.number > 1)};",
+        "test_native_decoder.py",
+    ),
+    Mutation(
+        "matrices that become panels are packed from their first rows",
+        "compute/native/products.h",
+        "map->rows + output;",
+        "map->rows;",
         "test_native_decoder.py",
     ),
     Mutation(

@@ -69,7 +69,7 @@ def test_a_stock_class_computes_the_same(
 ) -> None:
     run = random_run(name, dataset, tmp_path)
     exported = attnlm.export(run, tmp_path / "out")
-    assert exported.stock_class == CLASSES[name]
+    assert exported.form == CLASSES[name]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported.path, dtype="auto")
     assert type(theirs).__name__ == CLASSES[name] and theirs.dtype == torch.float32
     model, _ = attnlm.load_model(run, device="cpu")
@@ -171,7 +171,7 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
     }
     assert command("export", run.name, "again", "--to", "hf", cwd=tmp_path).stdout == "again\n"
     assert command("export", "once-more", "--run", run.name, cwd=tmp_path).code == 0
-    fails("export", cwd=tmp_path, code=2, says="folder to write is missing", hints="[RUN] DIR")
+    fails("export", cwd=tmp_path, code=2, says="to write is missing", hints="[RUN] DIR")
     fails("export", "x", "--run", run.name, "y", cwd=tmp_path, code=2, says="--run", hints="one")
     fails("export", "x", "--to", "onnx", cwd=tmp_path, code=2, says="--to", hints="hf")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     if isinstance(tokenizer, CharTokenizer):
         made = _characters_tokenizer(tokenizer)
     elif isinstance(tokenizer, BpeTokenizer):
-        pairs = list(_pairs(list(map(byte_characters.written, tokenizer.ranks))))
+        pairs = listed_pairs(tokenizer)
         made = pairs_tokenizer(tokenizer.ranks, pairs, tokenizer.pattern, tokenizer.end_of_text)
     else:
         made = pairs_tokenizer(tokenizer.tokens, [], None, None)
@@ -103,13 +103,16 @@ def library_pattern(pattern: str) -> str:
     return re.sub(r"([+*?}])\+", r"\1", pattern).replace("$", r"\z")
 
 
-def _pairs(tokens: list[str]) -> Iterator[tuple[str, str]]:
+def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
     """Every pair of tokens that makes a token, by the ids of what they make."""
+    tokens = list(map(byte_characters.written, tokenizer.ranks))
     known = set(tokens)
-    for token in tokens:
-        for place in range(1, len(token)):
-            if token[:place] in known and token[place:] in known:
-                yield token[:place], token[place:]
+    return [
+        (token[:place], token[place:])
+        for token in tokens
+        for place in range(1, len(token))
+        if token[:place] in known and token[place:] in known
+    ]
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:

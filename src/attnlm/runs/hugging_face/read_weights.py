@@ -20,8 +20,9 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import quoted
 from attnlm.model.inspection import model_skeleton
+from attnlm.runs.forms import Stored
 from attnlm.runs.hugging_face.read_config import Described, read_object
-from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES, Stored
+from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _LARGEST_INDEX, _LARGEST_HEADER = 2**24, 2**26  # bytes
