@@ -1,6 +1,6 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy,
+Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, lora, busy,
 processes, sharding, plan, shards, sample, speaking, prepare, pages. ATTNLM_TEST_DATA names a folder
 with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks import (
     busy,
     growth,
+    lora,
     losses,
     pages,
     plan,
@@ -42,6 +43,7 @@ PARTS = {
     "transformer": transformer.transformer,
     "growth": growth.growth,
     "vocabulary": transformer.vocabulary,
+    "lora": lora.lora,
     "busy": busy.busy,
     "processes": processes.processes,
     "sharding": processes.sharding,

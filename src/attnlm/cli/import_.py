@@ -19,10 +19,13 @@ def import_(
         str,
         typer.Argument(
             metavar="DIR|FILE|NAME",
-            help="Hugging Face folder, a safetensors file in one, or a model of the Hugging Face "
-            "Hub, as in Qwen/Qwen3-0.6B",
+            help="folder of Hugging Face or peft, a safetensors file in one, or a model of the "
+            "Hugging Face Hub, as in Qwen/Qwen3-0.6B",
         ),
     ],
+    base: Annotated[
+        str | None, typer.Option(help="of an adapter (peft): name or path of the run it is for")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="name of the run; default: <model>-001 and so on")
     ] = None,
@@ -35,12 +38,13 @@ def import_(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Make a run of a published model: GPT-2, Llama or Qwen3."""
+    """Make a run of a published model: GPT-2, Llama or Qwen3; or of an adapter for a run."""
     from attnlm.runs.hugging_face.import_run import import_run
 
     with contextlib.closing(PreparationDisplay()) as display:
         run = import_run(
             source,
+            base=base,
             name=name,
             revision=revision,
             block_size=block_size,

@@ -22,6 +22,7 @@ from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, model_of, model_skeleton
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.low_rank import LoRA, adapter_shapes
 from attnlm.runs.older_files import from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
 from attnlm.runs.tensor_file import Shape, write_in_turn
@@ -41,10 +42,12 @@ def save_checkpoint(
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
+    Of a model with adapters these are its weights: what is frozen lies elsewhere (weights.py).
     The file replaces an older one in one step, and the same content is the same bytes. A digest of
     all that it holds is part of it.
     """
-    tensors = named_tensors(dict(model.named_parameters()), optimizer or {})
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    tensors = named_tensors(trained, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     _save_in_turn(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 
@@ -96,13 +99,20 @@ def load_checkpoint(
 
 
 def load_rows(
-    path: Path, architecture: Architecture, vocab_size: int, rank: int = 0, count: int = 1
+    path: Path,
+    architecture: Architecture,
+    vocab_size: int,
+    rank: int = 0,
+    count: int = 1,
+    lora: LoRA | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """A checkpoint's facts, weights and optimizer's state: of all tensors, where `count` processes
-    share them out, the rows of one (`rows_of`). Raises as `load_checkpoint` does."""
-    facts, tensors = _read(path, architecture, vocab_size, rank, count)
+    share them out, the rows of one (`rows_of`). With `lora` the weights are those of adapters.
+
+    Raises as `load_checkpoint` does."""
+    shapes = _shapes(architecture, vocab_size, lora)
+    facts, tensors = _read(path, shapes, rank, count)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    shapes = _shapes(architecture, vocab_size)
     if not shapes.keys() <= weights.keys():
         weights, state = from_older(weights, shapes), from_older(state, shapes)
     if path.suffix and count > 1:  # a file is read, and checked, as a whole
@@ -121,18 +131,19 @@ def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
 
-def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+def load_facts(
+    path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
+) -> dict[str, Any]:
     """The facts alone, at once: the numbers are not read, and the digest is not checked.
 
     Raises AttnlmError as `load_checkpoint` does.
     """
-    return _read(path, architecture, vocab_size, numbers=False)[0]
+    return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
 
 
 def _read(
     path: Path,
-    architecture: Architecture,
-    vocab_size: int,
+    shapes: Mapping[str, Shape],
     rank: int = 0,
     count: int = 1,
     *,
@@ -143,9 +154,8 @@ def _read(
             f"there is no checkpoint {path}",
             "the run stopped before it was written; train it again",
         )
-    # A folder has several files, and a trainer may replace it in between.
-    shapes = _shapes(architecture, vocab_size)
 
+    # A folder has several files, and a trainer may replace it in between.
     def read() -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
             if path.suffix:
@@ -195,7 +205,11 @@ def _read_file(
     return facts, tensors
 
 
-def _shapes(architecture: Architecture, vocab_size: int) -> dict[str, Shape]:
+def _shapes(
+    architecture: Architecture, vocab_size: int, lora: LoRA | None = None
+) -> dict[str, Shape]:
+    if lora is not None:
+        return dict(adapter_shapes(architecture, lora))
     skeleton = model_skeleton(architecture, vocab_size)
     return {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
 

@@ -13,7 +13,6 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.runs.checkpoint import load_rows
 from attnlm.runs.facts import facts
 from attnlm.runs.forms import Exported
 from attnlm.runs.gguf.architectures import GgufArchitecture, architecture_for
@@ -21,6 +20,7 @@ from attnlm.runs.gguf.tensor_types import check_type, converted, type_of
 from attnlm.runs.gguf.vocabulary import encodes_alike, vocabulary
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.runs.stored_tensors import StoredTensors
+from attnlm.runs.weights import load_weights
 from attnlm.text.compressed import optional
 
 _SUFFIX = ".gguf"
@@ -55,7 +55,7 @@ def export_to_gguf(
     chosen = run.checkpoint(checkpoint)
     tokens = _below("tokenizer.ggml", vocabulary(run.tokenizer))
     metadata = {**_metadata(form, run, chosen, type), **tokens}
-    _, weights, _ = load_rows(chosen.path, run.config.model, run.vocab_size)
+    _, weights = load_weights(run, chosen.path)
     with files.explaining(path, "free some space, or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         _write(path, form.name, metadata, StoredTensors(form, run.config.model, weights), type)

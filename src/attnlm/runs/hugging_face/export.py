@@ -9,13 +9,13 @@ from typing import Any
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import workspace
-from attnlm.runs.checkpoint import load_rows
 from attnlm.runs.forms import Exported
 from attnlm.runs.hugging_face.model_card import model_card
 from attnlm.runs.hugging_face.stock_classes import StockClass, stock_class_for
 from attnlm.runs.run import Run
 from attnlm.runs.stored_tensors import StoredTensors
 from attnlm.runs.tensor_file import write_in_turn
+from attnlm.runs.weights import load_weights
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
 
@@ -35,7 +35,7 @@ def export_to_hf(run: Run, folder: Path, *, checkpoint: str = "auto") -> Exporte
         "generation_config.json": _json(_generation(run)),
         "README.md": model_card(run, chosen, stock.name).encode(),
     }
-    _, weights, _ = load_rows(chosen.path, run.config.model, run.vocab_size)
+    _, weights = load_weights(run, chosen.path)
     with files.explaining(folder, "free some space, or name another folder"):
         _write(folder, content, StoredTensors(stock, run.config.model, weights))
     return Exported(folder, stock.name, chosen.which)

@@ -16,9 +16,10 @@ from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.hub import downloaded, is_name
+from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, about_nothing
 from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ _OPENED = 2  # times its weights: the native decoder keeps a copy in an order of
 def import_run(
     source: str | Path,
     *,
+    base: str | Path | Run | None = None,
     name: str | None = None,
     revision: str | None = None,
     block_size: int | None = None,
@@ -36,6 +38,9 @@ def import_run(
     on_event: OnEvent | None = None,
 ) -> Run:
     """Makes a run of a Hugging Face folder, of one of its safetensors files, or of a model's name.
+
+    A folder of `peft` has an adapter: it becomes a run of adapters for the weights of the run
+    `base`.
 
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
     merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. A name, as in Qwen/Qwen3-0.6B, is
@@ -48,18 +53,22 @@ def import_run(
     """
     if name is not None:
         check_name(name)
+    if is_adapter(Path(source)) or base is not None:
+        if base is None:
+            raise UsageError(f"{source} is an adapter", "name the run that it is for as `base`")
+        if (revision, block_size) != (None, None):
+            raise UsageError(
+                "an adapter has the context of the run that it is for",
+                "leave out `revision` and `block_size`",
+            )
+        return import_adapter(Path(source), base, name=name, checkpoint_dir=Path(checkpoint_dir))
     origin, folder, file = _found(source, revision, block_size, on_event or ignore)
     described = read_config(folder / "config.json", block_size)
     _check_memory(described)
     weights = Weights(folder, described, file)
     with weights:
         tokenizer = _tokenizer(folder, described.vocab_size)
-        about = {
-            **dict.fromkeys(("train_sha256", "val_sha256", "path"), ""),
-            **dict.fromkeys(("train_tokens", "val_tokens", "val_bytes"), 0),
-            **dict.fromkeys(("bigram_loss", "floor")),
-            "name": origin.rpartition("/")[2].partition("@")[0],
-        }
+        about = about_nothing(origin.rpartition("/")[2].partition("@")[0])
         run = Run(Path(), described.config, described.vocab_size, weights.parameters, about)
         run = replace(run, imported_from=origin)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from attnlm.runs.tensor_reader import TensorFile
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _LARGEST_INDEX, _LARGEST_HEADER = 2**24, 2**26  # bytes
 _MOST_FILES = 2**10
-_TYPES = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
 _COPY = "copy the folder again from where it came"
 # Masks and angles, which are computed: older versions stored them.
 _COMPUTED = re.compile(
@@ -129,9 +129,9 @@ class Weights:
                     f"the tensor {name} has shape {found}, and config.json means {shape}",
                     _COPY,
                 )
-            if kind not in _TYPES:
+            if kind not in FLOATS:
                 raise AttnlmError(
-                    f"the tensor {name} is of type {kind}, not of {', '.join(_TYPES)}",
+                    f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}",
                     "import a folder that is not quantised",
                 )
         if "lm_head.weight" in wanted and "lm_head.weight" not in {s.name for s in self._stored}:
@@ -180,10 +180,18 @@ def _files(folder: Path) -> list[Path]:
 
 def _tensors(path: Path, opening: contextlib.ExitStack) -> dict[str, tuple[TensorFile, str]]:
     """The tensors of a file, none of them read yet."""
-    try:
-        file = TensorFile(opening.enter_context(files.open_regular(path)), _LARGEST_HEADER)
-    except OSError as error:
-        raise AttnlmError(f"can't read {path}: {error.strerror or error}", _COPY) from None
-    except (ValueError, RecursionError):
-        raise AttnlmError(f"{path} is damaged, or is no safetensors file", _COPY) from None
+    file = opening.enter_context(open_tensors(path))
     return {name: (file, name) for name in file.tensors}
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """A safetensors file, of which no tensor is read yet. Raises AttnlmError."""
+    with contextlib.ExitStack() as opening:
+        try:
+            opened = TensorFile(opening.enter_context(files.open_regular(path)), _LARGEST_HEADER)
+        except OSError as error:
+            raise AttnlmError(f"can't read {path}: {error.strerror or error}", _COPY) from None
+        except (ValueError, RecursionError):
+            raise AttnlmError(f"{path} is damaged, or is no safetensors file", _COPY) from None
+        yield opened

@@ -23,6 +23,13 @@ class StockClass(Form):
     """the part of config.json that tells the architecture"""
 
 
+def fitting_class(a: Architecture) -> StockClass | None:
+    """The class that expresses a model exactly; None if none does."""
+    if a.embed_dim is None:
+        return None
+    return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
+
+
 def stock_class_for(a: Architecture, run: str) -> StockClass:
     """The class that expresses a model exactly. Raises UsageError, with reasons, if none does."""
     return form_for(a, STOCK_CLASSES, run, "stock class of transformers")
