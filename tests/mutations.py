@@ -134,7 +134,7 @@ MUTATIONS = (
     ),
     Mutation(
         "GPT-2's matrices are not transposed",
-        "runs/hugging_face/export.py",
+        "runs/stored_tensors.py",
         "joined.T if stored.transposed",
         "joined if stored.transposed",
         "test_export.py",

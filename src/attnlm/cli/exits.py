@@ -101,12 +101,18 @@ def _outliving(stream: TextIO) -> TextIO:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    global _answered
+    _answered = signum
     _on_signals(leave)  # a second one
     if interruption.HANGUP is not None:  # of which there are several
         signal.signal(interruption.HANGUP, signal.SIG_IGN)
     # Some code keeps every exception for itself, as PyTorch's beginning does.
     interruption.later(_PATIENCE, lambda: leave(signum))
     raise Interrupted(signum)
+
+
+_answered: int | None = None
+"""The signal that was raised as an exception while modules were loaded, or later."""
 
 
 def _code_of(error: KeyboardInterrupt) -> int:
@@ -131,6 +137,9 @@ def run(command: Callable[[], object]) -> int:
         # The reader has had enough. What is buffered goes nowhere, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
+        if _answered is not None and isinstance(error, ImportError):
+            # PyTorch kept the exception for itself, and what it was loading is half loaded.
+            return 128 + _answered
         return _explain(error)
     return 0
 

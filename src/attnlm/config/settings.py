@@ -12,7 +12,7 @@ from attnlm.base.settings import Setting, Settings, check_value, fields_of, quot
 from attnlm.base.suggestions import suggestion
 from attnlm.config.adapters import ADAPTERS_RATE, with_adapters
 from attnlm.config.stages import parsed_stages
-from attnlm.config.training import TrainingConfig
+from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -188,12 +188,11 @@ def _check_training(
     processes, windows = training.processes, training.batch_size
     if windows % processes:
         fewer = windows // processes * processes
+        sizes = [n for n in (fewer + processes, fewer) if 0 < n <= LARGEST_BATCH]
         possible = max(n for n in range(1, min(processes, windows) + 1) if windows % n == 0)
         raise UsageError(
             f"a `batch_size` of {windows} can't be divided among {processes} processes",
-            f"give `batch_size` {fewer + processes}"
-            + (f" or {fewer}" if fewer else "")
-            + f", or `processes` {possible}",
+            f"give `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
         )
     if processes > 1 and training.budget is not None:
         raise UsageError("`budget` is for one process", "leave `budget` out")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attnlm.base.settings import setting
 from attnlm.model.low_rank import LoRA
 
-_LARGEST = 2**20
+LARGEST_BATCH = 2**20  # windows
 _MOST_STEPS = 2**40
 
 
@@ -33,12 +33,12 @@ class TrainingConfig:
         "the plans of a run with a budget, STEP:STEPS,…: from step STEP on, STEPS in all; "
         "recorded, so that the run can be reproduced"
     )
-    batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
+    batch_size: int = setting("windows per step", default=32, at_least=1, at_most=LARGEST_BATCH)
     micro_batch_size: int | None = setting(
         "most windows to compute at once; their gradients are accumulated; default: as many as fit "
         "into memory",
         at_least=1,
-        at_most=_LARGEST,
+        at_most=LARGEST_BATCH,
     )
     learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
     optimizer: str = setting(
