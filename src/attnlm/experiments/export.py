@@ -23,6 +23,8 @@ def export(
 ) -> Exported:
     """Writes a run's checkpoint to a new folder in another format: `hf`, for `transformers`.
 
+        attnlm.export("transformer-001", "exported")
+
     The folder is written whole or not at all. Raises UsageError for an unknown format and for a
     model that the format can't express, AttnlmError when the folder is not empty and when files
     are missing or damaged.

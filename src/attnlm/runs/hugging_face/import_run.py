@@ -28,6 +28,8 @@ def import_run(
 ) -> Run:
     """Makes a run of a Hugging Face folder, or of one of its safetensors files.
 
+        run = attnlm.import_run("exported", name="imported")
+
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
     merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. One tensor at a time is in memory.
 
