@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test browser test-slow trials mutations audit bench site format clean
+.PHONY: help demo test browser test-slow trials mutations audit bench site notebook format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -17,6 +17,7 @@ help:
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps quality …\" or all"
 	@echo "make site       the documentation as HTML, in build/site"
+	@echo "make notebook   run docs/ladder.ipynb and save its outputs"
 	@echo "make format     format the code as \`make test\` requires"
 	@echo "make clean      remove the environment and what the demo made"
 
@@ -77,6 +78,9 @@ site: $(READY)
 	$(BIN)/python docs/generate.py
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs build/site
 	@echo build/site/index.html
+
+notebook: $(READY)
+	$(BIN)/python docs/run_notebook.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
