@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test browser test-slow trials mutations audit bench site notebook format clean
+.PHONY: help demo test browser test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench      compare speed with other programs, PARTS=\"steps quality …\" or all"
 	@echo "make site       the documentation as HTML, in build/site"
 	@echo "make notebook   run docs/ladder.ipynb and save its outputs"
+	@echo "make package    the distributions in dist, built twice, checked and tried"
 	@echo "make format     format the code as \`make test\` requires"
 	@echo "make clean      remove the environment and what the demo made"
 
@@ -81,6 +82,10 @@ site: $(READY)
 
 notebook: $(READY)
 	$(BIN)/python docs/run_notebook.py
+
+package: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[package]'
+	$(BIN)/python -m tests.package
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

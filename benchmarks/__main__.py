@@ -1,8 +1,8 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, busy,
-processes, sharding, plan, shards, sample, prepare. ATTNLM_TEST_DATA names a folder with
-tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
+Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, lora, busy,
+processes, sharding, plan, shards, sample, speaking, prepare, pages. ATTNLM_TEST_DATA names a folder
+with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
 folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
 
@@ -21,12 +21,15 @@ from rich.table import Table
 from benchmarks import (
     busy,
     growth,
+    lora,
     losses,
+    pages,
     plan,
     preparation,
     processes,
     sampling,
     shards,
+    speaking,
     training,
     transformer,
 )
@@ -40,13 +43,16 @@ PARTS = {
     "transformer": transformer.transformer,
     "growth": growth.growth,
     "vocabulary": transformer.vocabulary,
+    "lora": lora.lora,
     "busy": busy.busy,
     "processes": processes.processes,
     "sharding": processes.sharding,
     "plan": plan.plan,
     "shards": shards.shards,
     "sample": sampling.sample,
+    "speaking": speaking.speaking,
     "prepare": preparation.prepare,
+    "pages": pages.pages,
 }
 
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from attnlm.data.dataset import Dataset
-from benchmarks.table import Row, attnlm
+from benchmarks.table import Measured, Row, attnlm, measured
 
 _SCRIPT = Path("data/shakespeare_char/prepare.py")
 _ENCODING = """
@@ -33,24 +31,6 @@ began = time.perf_counter()
 encoding.encode_ordinary(text)
 print(time.perf_counter() - began)
 """
-# A child's peak begins with its parent's size at the fork, so a small process measures them.
-_MEASURING = """
-import resource, subprocess, sys, time
-began = time.perf_counter()
-done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-seconds = time.perf_counter() - began
-print(seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-print(done.stdout if done.returncode == 0 else "", end="")
-sys.exit(done.returncode)
-"""
-
-
-class _Measured(NamedTuple):
-    seconds: float
-    mib: float
-    stdout: str
-
-
 _BYTES, _TURNS = 100e6, 3
 
 
@@ -125,21 +105,12 @@ def _preparing(text: Path, tokenizer: str) -> list[str]:
 
 def _taking_turns(
     ours: Sequence[str], theirs: Sequence[str]
-) -> tuple[list[_Measured], list[_Measured]]:
-    runs = [(_measured(ours), _measured(theirs)) for _ in range(_TURNS)]
+) -> tuple[list[Measured], list[Measured]]:
+    runs = [(measured(ours), measured(theirs)) for _ in range(_TURNS)]
     return [run[0] for run in runs], [run[1] for run in runs]
 
 
-def _measured(command: Sequence[str]) -> _Measured:
-    measuring = [sys.executable, "-c", _MEASURING, *command]
-    done = subprocess.run(measuring, check=True, stdout=subprocess.PIPE, text=True)
-    first, _, stdout = done.stdout.partition("\n")
-    seconds, peak = first.split()
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return _Measured(float(seconds), int(peak) * unit / 2**20, stdout)
-
-
-def _seconds(runs: Sequence[_Measured]) -> float:
+def _seconds(runs: Sequence[Measured]) -> float:
     return statistics.median(run.seconds for run in runs)
 
 
@@ -147,6 +118,6 @@ def _seconds_row(name: str, ours: float, theirs: float) -> Row:
     return Row(name, f"{ours:.2f} s", f"{theirs:.2f} s", f"{theirs / ours:.2f}")
 
 
-def _memory_row(name: str, ours: Sequence[_Measured], theirs: Sequence[_Measured]) -> Row:
+def _memory_row(name: str, ours: Sequence[Measured], theirs: Sequence[Measured]) -> Row:
     our_peak, their_peak = (max(run.mib for run in runs) for runs in (ours, theirs))
     return Row(name, f"{our_peak:.0f} MiB", f"{their_peak:.0f} MiB", f"{their_peak / our_peak:.2f}")

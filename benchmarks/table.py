@@ -9,6 +9,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+# A child's peak begins with its parent's size at the fork, so a small process measures them.
+_MEASURING = """
+import resource, subprocess, sys, time
+began = time.perf_counter()
+done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+seconds = time.perf_counter() - began
+print(seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+print(done.stdout if done.returncode == 0 else "", end="")
+sys.exit(done.returncode)
+"""
+
+
+class Measured(NamedTuple):
+    """What a process took, its peak in MiB, and what it printed."""
+
+    seconds: float
+    mib: float
+    stdout: str
+
 
 class Row(NamedTuple):
     """One comparison, as text: above 1 in `ratio` is in our favour."""
@@ -39,6 +58,16 @@ def seconds_of(command: Sequence[str], **options: object) -> float:
         command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options
     )
     return time.perf_counter() - began
+
+
+def measured(command: Sequence[str]) -> Measured:
+    """What a process took and printed; CalledProcessError where it fails."""
+    measuring = [sys.executable, "-c", _MEASURING, *command]
+    done = subprocess.run(measuring, check=True, stdout=subprocess.PIPE, text=True)
+    first, _, stdout = done.stdout.partition("\n")
+    seconds, peak = first.split()
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return Measured(float(seconds), int(peak) * unit / 2**20, stdout)
 
 
 def attnlm(*arguments: str) -> list[str]:

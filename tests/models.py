@@ -16,6 +16,7 @@ from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
 from attnlm.model.ops import pointwise
+from attnlm.model.ops.heads import rotary_angles
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -31,6 +32,8 @@ VARIANTS = (
     "qwen3:kv_heads=1:mlp_width=5",
     "gpt2:positions=none:heads=2:bias=false",
     "transformer:norm=none:norm_epsilon=0.03:rotary_base=7",
+    "llama:rotary_base=900:rotary_factor=8:rotary_context=30",
+    "llama:rotary_factor=3",
     "transformer:residual=false:mlp=relu2:bias=true",
     "transformer:mlp=none:positions=learned:head_bias=true",
     "transformer:projection=false:embed_dim=24:mlp=gelu",
@@ -53,9 +56,8 @@ def small_model(name: str, **more: Setting) -> LanguageModel:
     a = model.architecture
     if isinstance(model, Transformer) and a.positions == "rotary":
         # As exact as the rest; they are made in float32.
-        exponents = -torch.arange(0, a.head_dim, 2).double() / a.head_dim
-        angles = torch.outer(torch.arange(a.block_size), a.rotary_base**exponents)
-        model.cosines, model.sines = (f(angles.repeat(1, 2)) for f in (torch.cos, torch.sin))
+        rotary = a.rotary_base, a.rotary_factor, a.rotary_context, torch.float64
+        model.cosines, model.sines = rotary_angles(a.block_size, a.head_dim, *rotary)
     return model
 
 

@@ -30,7 +30,7 @@ class Mutation(NamedTuple):
     tests: str
 
 
-_DIGEST = 'metadata.get("digest") != _digest(described, tensors)'
+_DIGEST = 'file.metadata.get("digest") != digest.hexdigest()'
 
 MUTATIONS = (
     # What is on disk.
@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation(
         "a document's own text can end it",
         "data/documents.py",
-        "if END_OF_TEXT not in piece.text:",
+        "if not tokenizer.has_special(piece.text):",
         "if True:",
         "test_documents.py",
     ),
@@ -107,7 +107,7 @@ MUTATIONS = (
     Mutation(
         "a tensor's type is not looked at",
         "runs/checkpoint.py",
-        'found.get_dtype() != "F32" or ',
+        'found.dtype != "F32" or ',
         "",
         "test_checkpoint.py",
     ),
@@ -424,8 +424,22 @@ MUTATIONS = (
     Mutation(
         "grouped heads in C read the keys of the first group",
         "compute/native/decoding.c",
-        "int64_t of_head = h / group * to->capacity * size;",
-        "int64_t of_head = h / m->heads * to->capacity * size;",
+        "turned(m, packed + m->key_at + k * size,",
+        "turned(m, packed + m->key_at,",
+        "test_native_decoder.py",
+    ),
+    Mutation(
+        "a crew leaves out the last panel of a product",
+        "compute/native/products.h",
+        "outputs = {panels.begin * PANEL, panels.end * PANEL};",
+        "outputs = {panels.begin * PANEL, panels.end * PANEL - PANEL * (who.number > 1)};",
+        "test_native_decoder.py",
+    ),
+    Mutation(
+        "matrices that become panels are packed from their first rows",
+        "compute/native/products.h",
+        "map->rows + output;",
+        "map->rows;",
         "test_native_decoder.py",
     ),
     Mutation(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings, fields_of
-from attnlm.config.settings import Config, TrainingConfig, resolve
+from attnlm.config.settings import Config, resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
@@ -33,6 +34,7 @@ def values(record: type, name: str) -> st.SearchStrategy[Any]:
     found: dict[str, list[object]] = {
         "bool": [False, True, 1],
         "int": [*range(-1, 7), 2.0, *([2**41] if name != "layers" else [])],
+        "str": ["query", "down,gate", "all", "quary"],
         "float": [0.0, 1e-3, 0.5, 1, 2.0, float("nan"), "1", 1e13],
     }
     return st.sampled_from(found[kind])

@@ -35,8 +35,8 @@ SIZES = {"embed_dim": 24, "heads": 4, "head_size": 6, "layers": 2, "block_size":
 CLASSES = {
     "transformer": "Qwen3ForCausalLM",
     "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
-    "qwen3:qkv_bias=true:rotary_base=500": "Qwen3ForCausalLM",
-    "llama:kv_heads=1:tie_embeddings=true": "LlamaForCausalLM",
+    "qwen3:qkv_bias=true:rotary_base=500:rotary_factor=4:rotary_context=60": "Qwen3ForCausalLM",
+    "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
     "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
     "transformer:query_key_norm=false:qkv_bias=true:norm_epsilon=0.03": "LlamaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -69,7 +69,7 @@ def test_a_stock_class_computes_the_same(
 ) -> None:
     run = random_run(name, dataset, tmp_path)
     exported = attnlm.export(run, tmp_path / "out")
-    assert exported.stock_class == CLASSES[name]
+    assert exported.form == CLASSES[name]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported.path, dtype="auto")
     assert type(theirs).__name__ == CLASSES[name] and theirs.dtype == torch.float32
     model, _ = attnlm.load_model(run, device="cpu")
@@ -79,7 +79,7 @@ def test_a_stock_class_computes_the_same(
     assert logits.abs().max() > 1
     torch.testing.assert_close(their_logits, logits, atol=1e-5, rtol=1e-5)
 
-    if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true", "gpt2"):
+    if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2", "gpt2"):
         return  # two hundred tokens of one model of each class are enough
     prompt = torch.tensor([run.tokenizer.encode("3 apples")])
     text = "".join(attnlm.sample(run, prompt="3 apples", tokens=200, temperature=0, device="cpu"))
@@ -171,7 +171,7 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
     }
     assert command("export", run.name, "again", "--to", "hf", cwd=tmp_path).stdout == "again\n"
     assert command("export", "once-more", "--run", run.name, cwd=tmp_path).code == 0
-    fails("export", cwd=tmp_path, code=2, says="folder to write is missing", hints="[RUN] DIR")
+    fails("export", cwd=tmp_path, code=2, says="to write is missing", hints="[RUN] DIR")
     fails("export", "x", "--run", run.name, "y", cwd=tmp_path, code=2, says="--run", hints="one")
     fails("export", "x", "--to", "onnx", cwd=tmp_path, code=2, says="--to", hints="hf")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

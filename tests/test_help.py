@@ -11,7 +11,8 @@ import pytest
 from attnlm.base.settings import fields_of
 from attnlm.cli.app import root_command
 from attnlm.cli.help import help_with_default, in_words
-from attnlm.config.settings import TrainingConfig, resolve, setting_names
+from attnlm.config.settings import resolve, setting_names
+from attnlm.config.training import TrainingConfig
 from attnlm.experiments.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
 from attnlm.model.architecture import MODELS, Architecture
 from tests.command import attnlm, fails, here

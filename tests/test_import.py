@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnlm
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.hugging_face.read_config import read_config
 from attnlm.tokens import byte_characters
 from attnlm.tokens.byte_pairs import published
@@ -35,6 +36,13 @@ LLAMA = {
     "intermediate_size": 20,
     "max_position_embeddings": 40,
 }
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 100,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 30}),
@@ -42,6 +50,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("Llama", {**LLAMA, "attention_bias": True, "tie_word_embeddings": True}),
     "llama-mlp": ("Llama", {**LLAMA, "mlp_bias": True, "num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 10, "num_key_value_heads": 1}),
+    "llama-3.1": (
+        "Llama",
+        {**LLAMA, "head_dim": 16, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 900.0}},
+    ),
+    "qwen3-linear": (
+        "Qwen3",
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
     "qwen3-tied": ("Qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
 }
 
@@ -112,14 +128,20 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     text = "12 apples and 13 pears"
     (tmp_path / "text.txt").write_text(text * 20)
     sampled = command("sample", "--prompt", text, "--tokens", "300", cwd=tmp_path)
-    assert sampled.stdout.startswith(text) and "attnlm attend TEXT" in sampled.stderr
+    assert sampled.stdout.startswith(text) and "attnlm report" in sampled.stderr
     for arguments in (("attend", text), ("trace", text), ("trace", text, "--as-code")):
         assert command(*arguments, cwd=tmp_path).stdout
     assert "mixed" in command("heads", "--text", "text.txt", cwd=tmp_path).stdout
     lacks: dict[str, Any] = {"cwd": tmp_path, "code": 1, "says": "was imported"}
-    fails("heads", **lacks, hints="--text")
+    assert "random tokens" in command("heads", cwd=tmp_path).stderr
+    fails("heads", "--ablate", **lacks, hints="--text")
     fails("eval", **lacks, hints="--data")
-    fails("report", **lacks, hints="attnlm attend TEXT")
+    reported = command("report", cwd=tmp_path)
+    assert reported.stdout == "checkpoints/theirs/report.html\n"
+    assert "theirs: imported, so there is no training" in reported.stderr
+    facts = json.loads(command("report", "--text", text, "--json", cwd=tmp_path).stdout)
+    assert facts["imported_from"] == str(folder) and facts["best_val_loss"] is None
+    assert facts["commands"][0] == f"attnlm import {folder} --name theirs"
     fails("train", "--resume", "theirs", **lacks, hints="train a new run")
 
 
@@ -176,6 +198,27 @@ def write(name: str, content: bytes) -> Callable[[Path], None]:
     return change
 
 
+def change_header(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """What `edit` gives, or leaves, becomes the header of the weights; bytes or JSON."""
+
+    def change(folder: Path) -> None:
+        content = (folder / "model.safetensors").read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        header = edit(header) or header
+        written = header if isinstance(header, bytes) else json.dumps(header).encode()
+        whole = struct.pack("<Q", len(written)) + written + content[end:]
+        (folder / "model.safetensors").write_bytes(whole)
+
+    return change
+
+
+def in_two_files(folder: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(folder / "model.safetensors", folder / f"{name}.safetensors")
+    index("a.safetensors", "b.safetensors")(folder)
+
+
 def index(*names: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
@@ -193,6 +236,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "rope_scaling 'llama3', 'factor'",
     ),
+    "positions scaled otherwise": (
+        change_config(rope_scaling={**LLAMA3_ROPE, "low_freq_factor": 2.0}),
+        "rope_scaling 'llama3', 'factor', 'high_freq_factor'",
+    ),
+    "no factor": (change_config(rope_scaling={**LLAMA3_ROPE, "factor": [8]}), "rotary_factor"),
     "scaled in the new key": (
         change_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
         "rope_parameters 'yarn'",
@@ -215,15 +263,31 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a type": (change_weights(lambda t: t.update({NORM: t[NORM].double()})), "type F64"),
     "not finite": (change_weights(lambda t: t[NORM].fill_(torch.nan)), "NaN"),
     "a huge header": (write("model.safetensors", struct.pack("<Q", 2**50)), "is damaged"),
+    **{
+        f"a header: {what}": (change_header(edit), "is damaged, or is no safetensors file")
+        for what, edit in {
+            "no object": lambda header: b"[1]",
+            "no text": lambda header: b'{"\xff": 1}',
+            "deep": lambda header: b'{"a":' * 10**5,
+            "twice": lambda header: json.dumps(header)[:-1].encode() + b', "__metadata__": {}}',
+            "metadata": lambda header: header.update(__metadata__={"a": 1}),
+            "a gap": lambda header: header.pop(NORM) and None,
+            "overlap": lambda header: header[NORM].update(data_offsets=[0, 96]),
+            "a negative place": lambda header: header[NORM].update(data_offsets=[-96, 0]),
+            "a negative size": lambda header: header[NORM].update(shape=[-24]),
+            "a size that is not its own": lambda header: header[NORM].update(shape=[25]),
+        }.items()
+    },
+    "a tensor in two files": (in_two_files, "is in two files"),
     "no safetensors": (write("model.safetensors", b"garbage, and more"), "is damaged"),
     "a path in the index": (index("../model.safetensors"), "'../model.safetensors'"),
     "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
     "no name in the index": (index({}), "names ''"),
     "a shard that is missing": (index("model-2.safetensors"), "can't read"),
     "an empty index": (index(), "names 0 files"),
-    "a normaliser": (change_tokenizer("normalizer", to={"type": "NFC"}), "normalizer"),
+    "a normaliser": (change_tokenizer("normalizer", to={"type": "NFKC"}), "normalizer"),
     "an added token": (
-        change_tokenizer("added_tokens", to=[{"id": 1, "content": "<s>"}]),
+        change_tokenizer("added_tokens", to=[{"id": 1, "content": "<s>", "lstrip": True}]),
         "added token '<s>'",
     ),
     "another tokenizer": (change_tokenizer("model", "type", to="Unigram"), "model 'Unigram'"),
@@ -249,7 +313,7 @@ def test_what_can_not_be_right_is_refused_in_one_line(
 def test_pickled_weights_and_what_is_no_folder_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     fails("import", folder, cwd=tmp_path, code=1, says="no model.safetensors", hints="pickled")
-    fails("import", "gpt2", cwd=tmp_path, code=1, says="neither a folder nor", hints="download")
+    fails("import", "./gpt2", cwd=tmp_path, code=1, says="neither a folder nor", hints="Hub")
 
 
 def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path) -> None:
@@ -264,6 +328,25 @@ def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path
     ids = torch.arange(20)[None] % run.vocab_size
     ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (run, back))
     assert torch.equal(ours(ids), theirs(ids))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_shorter_context_computes_the_same(name: str, dataset: Any, tmp_path: Path) -> None:
+    whole = random_run(name, dataset, tmp_path / "runs")
+    folder = attnlm.export(whole, tmp_path / "out").path
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
+    short = attnlm.import_run(folder, block_size=20, **options)
+    assert short.config.model.block_size == 20
+    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (short, whole))
+    ids = torch.arange(20)[None] % whole.vocab_size
+    assert torch.equal(ours(ids), theirs(ids))
+    for size in (211, 0):
+        with pytest.raises(UsageError, match="block_size"):
+            attnlm.import_run(folder, block_size=size, **options)
+    with pytest.raises(AttnlmError, match="a run called short exists"):
+        attnlm.import_run(
+            folder, name="short", checkpoint_dir=short.path.rename(tmp_path / "short").parent
+        )
 
 
 def test_options_that_change_nothing_are_taken(folder: Path) -> None:

@@ -168,6 +168,66 @@ def test_wide_models_and_large_vocabularies() -> None:
         assert_textbook(model, 2, [(0, 3), (3, 4)], compiled())
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_large_models_are_computed_by_a_crew_from_the_weights_where_they_lie(
+    width: str, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More members than some parts have pieces, and few tokens or many."""
+    monkeypatch.setattr(native_decoder, "_LARGE", 0)
+    monkeypatch.setattr(native_decoder, "_MOST_ROWS", 50)
+    monkeypatch.setattr(native_decoder, "_LONG", 32)
+    monkeypatch.setattr(native_decoder, "cores", lambda: members)
+    sizes: Settings = {"embed_dim": 64, "layers": 2, "block_size": 80}
+    variants: list[tuple[str, Settings]] = [
+        ("gpt2", {"heads": 4, "mlp_width": 160}),
+        ("qwen3", {"heads": 4, "kv_heads": 2, "head_size": 10, "qkv_bias": True}),
+        ("llama", {"heads": 2, "mlp": "none"}),
+    ]
+    for name, more in variants:
+        model = a_model(name, {**sizes, **more}, vocab_size=99)
+        native = NativeModel(model, compiled(width))
+        assert native.laid.head.rows and not native.laid.head.panels
+        for num_samples in (1, 3):
+            assert_textbook(model, num_samples, LONG, compiled(width))
+
+
+def test_a_crew_computes_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_decoder, "_LARGE", 0)
+    monkeypatch.setattr(native_decoder, "cores", lambda: 3)
+    for model, settings in VARIANTS:
+        assert_textbook(a_model(model, settings), 3, [(0, 7), (7, 8)], compiled())
+
+
+def test_samples_of_a_large_model_do_not_depend_on_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_decoder, "_LARGE", 0)
+    monkeypatch.setattr(native_decoder, "_MOST_ROWS", 41)
+    monkeypatch.setattr(native_decoder, "_LONG", 32)
+    native = NativeModel(a_model("gpt2", {**PARTS, "embed_dim": 64, "block_size": 80}), compiled())
+    ids_BS = torch.randint(V, (7, 80)).numpy()
+    for known, total in ((0, 1), (0, 40), (0, 70)):
+        many = NativeDecoder(native, 7)
+        both = [many.logits(ids_BS[:, :total], known), many.logits(ids_BS[:, : total + 1], total)]
+        for count in (1, 2, 3):
+            few = NativeDecoder(native, count)
+            assert np.array_equal(few.logits(ids_BS[:count, :total], known), both[0][:count])
+            assert np.array_equal(few.logits(ids_BS[:count, : total + 1], total), both[1][:count])
+
+
+def test_long_rows_are_not_copied() -> None:
+    model = a_model("gpt2", {**PARTS, "embed_dim": 256, "layers": 1})
+    native = NativeModel(model, compiled())
+    assert native.laid.head.rows and native.laid.blocks
+    decoder = NativeDecoder(native, 1)
+    before = decoder.logits(np.array([[3, 1]]), 0)
+    with torch.no_grad():
+        model.get_parameter("token_embedding.weight").mul_(2)
+    after = decoder.logits(np.array([[3, 1]]), 0)
+    assert not np.array_equal(before, after)
+
+
 @pytest.mark.parametrize("largest", [1, 2**24])
 def test_tables_are_made_up_to_a_size(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
@@ -245,6 +305,14 @@ for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
     tests.assert_textbook(model, 1, [(0, 64), (0, 1)], found)
     model = tests.a_model("multi-head", {**settings, "projection": True}, vocab_size)
     tests.assert_textbook(model, 65, [(0, 1), (0, 64)], found)
+# A crew, and rows of matrices where they lie.
+tests.native_decoder._LARGE, tests.native_decoder._LONG = 0, 32
+tests.native_decoder.cores = lambda: 3
+for name in ("gpt2", "qwen3"):
+    settings = {"embed_dim": 64, "heads": 2, "head_size": 17, "layers": 2, "block_size": 64}
+    odd = {"head_size": 16} if name == "qwen3" else {}
+    model = tests.a_model(name, {**settings, **odd}, 33)
+    tests.assert_textbook(model, 2, [(0, 63), (63, 64), (0, 1)], found)
 print("clean")
 """
 

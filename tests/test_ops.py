@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import gradcheck
 
+from attnlm.model.linear import Linear
 from attnlm.model.ops import compiled_parts, loss
 from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.heads import Gains, rotary_angles, rotate, split_heads
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.norms import rms_norm
+from attnlm.model.ops.products import product
 from tests.models import needs_compiler
 
 Op = Callable[..., Tensor]
 
 B, H, K, T, D, E, V = 2, 4, 2, 5, 6, 37, 23
 COSINES, SINES = (table.double() for table in rotary_angles(T, D, 10.0))
-MAPS = [nn.Linear(D, size).double() for size in (2, 3)]
+MAPS = [Linear(D, size).double() for size in (2, 3)]
 TARGETS = torch.tensor([[1, 0, 6, 22, 6], [3, 3, 2, 0, 9]])
 
 
@@ -118,6 +121,56 @@ def test_values_and_gradients(name: str) -> None:
         inputs += [p for m in MAPS for p in m.parameters()]
     torch.testing.assert_close(ours(*inputs), expected(*inputs))
     assert gradcheck(ours, inputs)
+
+
+@pytest.mark.parametrize("adapted", [(), (0,), (0, 2), (0, 1, 2)])
+def test_frozen_maps_and_their_adapters(adapted: tuple[int, ...]) -> None:
+    maps = [Linear(D, size).double().requires_grad_(False) for size in (2, 3, 4)]
+    for i in adapted:
+        maps[i].adapt(2 + i, 0.5)
+    found = [p.data.normal_() for m in maps for p in (m.lora_down, m.lora_up) if p is not None]
+    inputs = [torch.randn(B, T, D).double(), *(p.double() for p in found)]
+    inputs = [x.requires_grad_() for x in inputs]
+
+    def ours(x: Tensor, *adapters: Tensor) -> Tensor:
+        for i, m in enumerate(adapted):
+            parameters: dict[str, Any] = maps[m]._parameters
+            parameters |= {"lora_down": adapters[2 * i], "lora_up": adapters[2 * i + 1]}
+        return joined_linear(x, maps)
+
+    def expected(x: Tensor, *adapters: Tensor) -> Tensor:
+        outs = [x @ m.weight.T + m.bias for m in maps]
+        for i, m in enumerate(adapted):
+            outs[m] = outs[m] + 0.5 * x @ adapters[2 * i].T @ adapters[2 * i + 1].T
+        return torch.cat(outs, -1)
+
+    torch.testing.assert_close(ours(*inputs), expected(*inputs))
+    assert gradcheck(ours, inputs)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)])
+def test_a_frozen_head_has_no_gradient_and_its_input_the_same(compiled: bool) -> None:
+    found = []
+    for frozen in (False, True):
+        torch.manual_seed(1)
+        x, weight = torch.randn(B, T, D, requires_grad=True), torch.randn(V, D)
+        with compiled_parts(compiled):
+            loss = linear_cross_entropy(x, weight.requires_grad_(not frozen), None, TARGETS)
+            loss.backward()
+        found.append((loss.detach(), x.grad))
+    assert weight.grad is None
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (130, 64, 33)])
+def test_products_with_frozen_matrices_are_products(shape: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = shape
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    expected = x.double() @ weight.double().T
+    for one in (x, x.T.contiguous().T):
+        for other in (weight, weight.T.contiguous().T):
+            torch.testing.assert_close(product(one, other).double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(product(x, weight, bias), product(x, weight) + bias)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)])

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import Settings
 from attnlm.cli.app import root_command
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
@@ -25,7 +26,8 @@ from attnlm.model.architecture import MODELS
 from attnlm.model.dropout import drawing_from
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.language_model import build_model
-from attnlm.model.ops import compiled_parts
+from attnlm.model.lora import adapt
+from attnlm.model.ops import compiled_parts, products
 from attnlm.model.sizes import forward_flops, training_flops
 from attnlm.training.activations import joined_matrices, kept_by_block, kept_outside
 from attnlm.training.memory import estimate_memory
@@ -69,6 +71,23 @@ def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, wi
         assert counter.get_total_flops() == training_flops(a, vocab_size) * ids.numel()
 
 
+@pytest.mark.parametrize("on", ["query,value", "all", "down"])
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2"])
+def test_so_are_those_beside_adapters(name: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what the first block need not pass on to the embeddings, which are frozen."""
+    monkeypatch.setattr(products, "_onednn", lambda: None)  # whose operations are not counted
+    config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
+    a, lora = config.model, config.training.adapters
+    assert lora is not None
+    model = build_model(a, 3000)
+    adapt(model, lora)
+    ids = torch.zeros((20, a.block_size), dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.loss(ids, ids).backward()
+    stated = training_flops(a, 3000, lora) * ids.numel()
+    assert stated * (1 - 1 / a.layers) < counter.get_total_flops() <= stated
+
+
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
 def test_so_are_those_of_an_update(name: str) -> None:
     config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
@@ -89,12 +108,23 @@ KEPT = (
 
 @needs_compiler
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("name", KEPT)
-def test_activations_are_what_autograd_keeps(name: str, compiled: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        *((name, "") for name in KEPT),
+        *((name, on) for name in ("gpt2", "transformer") for on in ("query,value", "up,down")),
+        *((name, "all") for name in ("gpt2:dropout=0.1", "llama:kv_heads=2")),
+    ],
+)
+def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool) -> None:
     """Copies of weights too; but for integers, and a few numbers for each head."""
     sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
-    a, vocab_size, windows = resolve(variant(name), sizes).model, 7, 5
+    adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
+    config = resolve({**variant(name), **adapters}, sizes)
+    a, lora, vocab_size, windows = config.model, config.training.adapters, 7, 5
     model = build_model(a, vocab_size).train()
+    if lora is not None:
+        adapt(model, lora)
     tensors = [*model.parameters(), *model.buffers()]
     lasting = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -114,10 +144,14 @@ def test_activations_are_what_autograd_keeps(name: str, compiled: bool) -> None:
     ):
         model.loss(ids, ids)
     found = sum(storage.nbytes() for storage in kept.values())
-    numbers = a.layers * kept_by_block(a, compiled=compiled).bytes(4)
+    numbers = a.layers * kept_by_block(a, compiled=compiled, lora=lora).bytes(4)
     numbers += kept_outside(a, compiled=compiled).bytes(4)
-    expected = ids.numel() * (numbers + 4 * vocab_size) + 4 * a.layers * joined_matrices(a)
-    assert found == pytest.approx(expected, rel=0.05, abs=20 * ids.numel())
+    expected = ids.numel() * (numbers + 4 * vocab_size)
+    if lora is None:
+        expected += 4 * a.layers * joined_matrices(a)
+        assert found == pytest.approx(expected, rel=0.05, abs=20 * ids.numel())
+    else:  # the first block keeps less, as do norms that are frozen
+        assert found < expected + 20 * ids.numel() and expected < 1.5 * found
 
 
 def test_memory_is_divided_among_shards_and_given_for_computation() -> None:

@@ -78,6 +78,21 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     assert_probabilities(next_token_probabilities(four, top_p=1e-9), 0, 1, 0, 0)
 
 
+def test_the_nucleus_of_a_large_vocabulary_is_the_same_without_sorting_all_of_it() -> None:
+    random = np.random.default_rng(1)
+    for spread, top_p in ((6.0, 0.9), (1.0, 0.5), (0.0, 0.3), (1.0, 0.999999)):
+        # Few different values: equals are kept in the order of their ids.
+        weights_BV = np.exp(np.round(random.normal(size=(3, 20_000)) * spread, 1))
+        weights_BV[1] = weights_BV[1, ::-1] ** 2
+        got_BV = next_token_weights(np.log(weights_BV), 1.0, None, top_p)
+        for got_V, weights_V in zip(got_BV, normalised(weights_BV), strict=True):
+            places = np.argsort(-weights_V, kind="stable")
+            count = 1 + int((np.cumsum(weights_V[places]) < top_p).sum())
+            assert abs(len(places[got_V[places] > 0]) - count) <= 1  # to rounding
+            assert (got_V[places[: count - 1]] > 0).all()
+            assert not got_V[places[count + 1 :]].any()
+
+
 def test_top_k_comes_before_top_p() -> None:
     got = next_token_probabilities(logits(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.5)
     assert_probabilities(got, 1, 0, 0, 0)

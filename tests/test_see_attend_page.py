@@ -15,6 +15,7 @@ import pytest
 from attnlm.runs.open_run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import attention_page
+from attnlm.see.maps import packed_maps
 from attnlm.see.next_tokens import CANDIDATES
 from tests.browser import check_fits, opened
 from tests.command import attnlm
@@ -62,10 +63,8 @@ def test_it_is_one_file_that_asks_for_nothing_else(attention: Attention) -> None
 
 def test_its_data_are_the_attention(attention: Attention) -> None:
     data = json.loads(elements(attention_page(attention)).scripts[0])
-    triangles = np.frombuffer(base64.b64decode(data["weights"]), np.uint8)
-    rows, columns = np.tril_indices(len(TEXT))
-    wanted = attention.weights[..., rows, columns].ravel()
-    np.testing.assert_allclose(triangles / 255, wanted, atol=0.5 / 255 + 1e-6)
+    assert data["maps"]["least"] == 1 and data["heads"] == 2
+    np.testing.assert_allclose(drawn(data["maps"], attention), attention.weights, atol=0.51 / 255)
     at_1 = data["next"]["temperatures"].index(1.0)
     assert len(data["next"]["candidates"]) == len(data["next"]["sums"]) == len(TEXT)
     for place, candidates in enumerate(data["next"]["candidates"]):
@@ -83,13 +82,78 @@ def test_a_text_cannot_break_out_of_it(attention: Attention) -> None:
     assert json.loads(found.scripts[0])["tokens"][:4] == tokens[:4]
 
 
+def drawn(maps: dict[str, Any], attention: Attention) -> np.ndarray[Any, Any]:
+    """The maps as a page draws them: what it holds, and in each row the rest in equal shares."""
+    counts, columns = (
+        np.frombuffer(base64.b64decode(maps[key]), "<u2") for key in ("counts", "columns")
+    )
+    steps = np.frombuffer(base64.b64decode(maps["steps"]), np.uint8)
+    length, at, rows = len(attention.tokens), 0, []
+    for number, count in enumerate(counts.tolist()):
+        place = number % length
+        held = steps[at : at + count].astype(float)
+        others = place + 1 - count
+        each = min(max(0, 255 - held.sum()) / max(1, others), maps["least"] - 0.5)
+        row = np.where(np.arange(length) <= place, each, 0.0)
+        row[columns[at : at + count]] = held
+        rows.append(row / 255)
+        at += count
+    assert at == len(steps) == len(columns)
+    return np.array(rows).reshape(attention.weights.shape)
+
+
+def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Attention:
+    """Of a model that was never there: each head is sharper than the one before."""
+    random = np.random.default_rng(1)
+    weights = np.zeros((layers, heads, length, length), np.float32)
+    for number, weights_TT in enumerate(weights.reshape(-1, length, length)):
+        scores = random.standard_normal((length, length), np.float32) * (number % 9)
+        weights_TT[:] = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
+        weights_TT /= weights_TT.sum(-1, keepdims=True).clip(1e-9)
+    logits = random.standard_normal((length, vocabulary), np.float32)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    words = [f" word{i}" for i in range(vocabulary)]
+    tokens = [words[i % vocabulary] for i in range(length)]
+    return Attention("run", "gpt2", tokens, words, weights, probabilities)
+
+
+def test_of_a_long_text_the_largest_shares_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = attention_like(2, 5, 60, 7)
+    whole = packed_maps(attention.weights)
+    np.testing.assert_allclose(drawn(whole, attention), attention.weights, atol=0.51 / 255)
+    monkeypatch.setattr("attnlm.see.maps._MOST", 3000)
+    less = packed_maps(attention.weights)
+    assert 2000 < len(base64.b64decode(less["steps"])) <= 3000 < len(whole["steps"]) / 4 * 3
+    assert less["least"] > 1
+    shown = drawn(less, attention)
+    np.testing.assert_allclose(shown, attention.weights, atol=less["least"] / 255)
+    uniform = np.tril(np.ones((60, 60))) / np.arange(1, 61)[:, None]
+    attention.weights[0, 0] = uniform  # of which little is held, and all is drawn
+    shown = drawn(packed_maps(attention.weights), attention)[0, 0, 30:]
+    np.testing.assert_allclose(shown, uniform[30:], atol=0.5 / 255)
+
+
 def test_a_large_model_and_a_long_text_stay_below_3_mb() -> None:
-    length, vocabulary = 256, [chr(33 + i) for i in range(65)]
-    weights = np.full((6, 6, length, length), 1 / length, np.float32)
-    probabilities = np.full((length, 65), 1 / 65, np.float32)
-    tokens = [vocabulary[i % 65] for i in range(length)]
-    large = Attention("run", "transformer", tokens, vocabulary, weights, probabilities)
+    """As a page's bytes grow with heads × tokens beyond the maps', of which there are so many."""
+    small, large = attention_like(6, 6, 64, 65), attention_like(6, 6, 256, 65)
     assert len(attention_page(large)) < 3_000_000
+    without_maps = [
+        len(attention_page(one)) - sum(map(len, map(str, packed_maps(one.weights).values())))
+        for one in (small, large)
+    ]
+    assert without_maps[1] < 4.5 * without_maps[0] < 1_000_000
+
+
+@pytest.mark.slow
+def test_gpt2_with_a_full_context_stays_below_5_mb(browser: Any, tmp_path: Path) -> None:
+    page = attention_page(attention_like(12, 12, 1024, 50_257))
+    assert len(page) < 5_000_000
+    (tmp_path / "map.html").write_bytes(page)
+    with opened(browser, tmp_path / "map.html") as view:
+        assert opaque(view, "#map") > 1000
+        assert min(opaque(view, f"td:nth-child({n}) canvas") for n in (2, 13)) > 100
+        view.get_by_label("layer 12 head 12", exact=True).click()
+        assert "layer 12 head 12: token 1024" in view.inner_text("#head-caption")
 
 
 def test_the_command_writes_it(trained: Path) -> None:
@@ -98,13 +162,34 @@ def test_the_command_writes_it(trained: Path) -> None:
     assert (trained / "map.html").read_bytes().startswith(b"<!doctype html>")
 
 
-def shares(view: Any, head: int) -> list[float]:
+def shares(view: Any) -> list[float]:
+    """The tints of the text."""
     script = (
-        "n => [...document.querySelectorAll('.head')[n].querySelectorAll('.looked span')]"
-        ".map(s => Number(s.style.getPropertyValue('--share')))"
+        "[...document.querySelectorAll('#text button')]"
+        ".map(button => Number(button.style.getPropertyValue('--share')))"
     )
-    found: list[float] = view.evaluate(script, head)
+    found: list[float] = view.evaluate(script)
     return found
+
+
+def pixels(view: Any, canvas: str) -> np.ndarray[Any, Any]:
+    """Of a canvas, (rows, columns, 4): red, green, blue and opacity, from 0 to 255."""
+    script = (
+        "c => { const copy = new OffscreenCanvas(c.width, c.height).getContext('2d');"
+        " copy.drawImage(c, 0, 0);"
+        " return [c.width, ...copy.getImageData(0, 0, c.width, c.height).data] }"
+    )
+    width, *found = view.locator(canvas).first.evaluate(script)
+    return np.array(found).reshape(-1, width, 4)
+
+
+def opacities(view: Any, canvas: str) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = pixels(view, canvas)[..., 3]
+    return found
+
+
+def opaque(view: Any, canvas: str) -> int:
+    return int((opacities(view, canvas) > 0).sum())
 
 
 def test_pointing_and_keys_in_a_real_browser(
@@ -114,23 +199,84 @@ def test_pointing_and_keys_in_a_real_browser(
     with opened(browser, tmp_path / "map.html") as view:
 
         def shows(place: int) -> None:
-            for head, weights_TT in enumerate(attention.weights.reshape(-1, len(TEXT), len(TEXT))):
-                np.testing.assert_allclose(shares(view, head), weights_TT[place], atol=0.003)
+            np.testing.assert_allclose(shares(view), attention.weights[0, 0, place], atol=0.003)
             token, _ = attention.next_tokens(place)[0]
             shown = {" ": "␣", "\n": "⏎"}.get(token, token)
             assert view.locator("#next .candidate").first.text_content() == shown
-            assert view.locator("[aria-pressed=true]").get_attribute("data-place") == str(place)
+            pressed = view.locator("#text [aria-pressed=true]")
+            assert pressed.get_attribute("data-place") == str(place)
+            assert f"token {place + 1}," in view.inner_text("#head-caption")
+            for head, most in enumerate(attention.weights.reshape(4, len(TEXT), -1)[:, place]):
+                caption = view.locator(".most").nth(head).text_content()
+                assert caption.split("%")[0] == f"{100 * round(255 * most.max()) / 255:.0f}"
 
         shows(len(TEXT) - 1)
         view.hover("[data-place='5']")
         shows(5)
         view.mouse.move(0, 0)
-        view.focus("[aria-pressed=true]")
+        view.focus("#text [aria-pressed=true]")
         view.keyboard.press("ArrowRight")
         shows(6)
         view.keyboard.press("Home")
         view.keyboard.press("ArrowLeft")
         shows(0)
+        box = view.locator("#map").bounding_box()
+        view.locator("#map").click(position={"x": 5, "y": box["height"] * 9.5 / len(TEXT)})
+        shows(9)
+
+
+def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, tmp_path: Path) -> None:
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
+    with opened(browser, tmp_path / "map.html") as view:
+
+        def shows(layer: int, head: int) -> None:
+            weights_TT = attention.weights[layer, head]
+            wanted = 255 * np.sqrt(weights_TT)
+            small = f"#overview tbody tr:nth-child({layer + 1}) td:nth-child({head + 2}) canvas"
+            for canvas in ("#map", small):
+                found = opacities(view, canvas)
+                np.testing.assert_allclose((found / 255) ** 2, weights_TT, atol=1.5 / 255)
+                assert found[wanted > 20].min() > 10
+            np.testing.assert_allclose(shares(view), weights_TT[-1], atol=0.003)
+            name = f"layer {layer + 1} head {head + 1}"
+            assert view.inner_text("#head-caption").startswith(f"{name}: token {len(TEXT)}")
+            assert view.locator("#overview [aria-pressed=true]").get_attribute("aria-label") == name
+
+        shows(0, 0)
+        view.get_by_label("layer 2 head 1", exact=True).click()
+        shows(1, 0)
+        for key, place in (
+            ("ArrowRight", (1, 1)), ("ArrowUp", (0, 1)), ("ArrowLeft", (0, 0)),
+            ("ArrowDown", (1, 0)), ("End", (1, 1)), ("ArrowDown", (1, 1)), ("Home", (0, 0)),
+        ):  # fmt: skip
+            view.keyboard.press(key)
+            shows(*place)
+
+
+def test_cells_are_blocks_of_a_long_text(browser: Any, tmp_path: Path) -> None:
+    attention = attention_like(1, 4, 300, 7)
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
+    with opened(browser, tmp_path / "map.html") as view:
+        view.get_by_label("layer 1 head 4", exact=True).click()
+        for canvas, cells in (("#map", 256), ("#overview td:nth-child(5) canvas", 48)):
+            cell_of = np.arange(300) * cells // 300
+            member = np.eye(cells)[cell_of]
+            blocks = member.T @ attention.weights[0, 3] @ member / member.sum(0)[:, None]
+            np.testing.assert_allclose(blocks.sum(-1), 1, atol=1e-4)
+            found = (opacities(view, canvas) / 255) ** 2
+            np.testing.assert_allclose(found, blocks, atol=0.03)
+
+
+def test_maps_take_the_colour_of_the_scheme(
+    browser: Any, attention: Attention, tmp_path: Path
+) -> None:
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
+    small = "#overview td:nth-child(3) canvas"
+    with opened(browser, tmp_path / "map.html", color_scheme="light") as view:
+        assert pixels(view, "#map")[0, 0].tolist() == [0x4A, 0x9A, 0xE8, 255]
+        view.emulate_media(color_scheme="dark")
+        for canvas in ("#map", small):
+            assert pixels(view, canvas)[0, 0].tolist() == [0x1F, 0x6F, 0xC2, 255]
 
 
 def test_the_temperature_is_a_slider(browser: Any, attention: Attention, tmp_path: Path) -> None:

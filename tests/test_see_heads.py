@@ -15,12 +15,12 @@ from attnlm.base.errors import AttnlmError
 from attnlm.model.attention import SelfAttention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.see.heads import (
+from attnlm.see.heads import study_heads
+from attnlm.see.patterns import (
     PATTERNS,
     THRESHOLDS,
     name_of,
     pattern_sums,
-    study_heads,
     word_starts,
 )
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
@@ -137,6 +137,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
     if name == "average":
         assert report.heads[0].name == "uniform"
         assert report.heads[0].scores == pytest.approx(report.chance)
+        assert report.repeated == 8 and report.has_text
         # Without its only head the logits are the bias alone.
         bias = dict(model.named_parameters())["head.bias"].detach()
         targets = torch.from_numpy(np.asarray(whole[1:]).astype(np.int64))

@@ -30,6 +30,7 @@ from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import study_heads
 from attnlm.see.lens import LensRow
+from attnlm.see.patterns import PATTERNS
 from attnlm.see.report import Report, report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import prepare_command
@@ -67,6 +68,7 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
     np.testing.assert_array_equal(found.attention.weights, seen.weights)
     np.testing.assert_array_equal(found.attention.probabilities, seen.probabilities)
     assert found.heads == study_heads(run, windows=3, device="cpu")
+    assert found.best is not None
     assert found.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
     assert found.data_gone == "" and "3 windows of 16 tokens" in found.heads_over
 
@@ -90,6 +92,7 @@ def test_without_a_text_it_reads_the_validation_split(runs: Path, trained: Path)
 def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
     found = of(rung, runs)
     page = html(report_page(found))
+    assert found.best is not None
     assert f"{found.best['val_loss']:.4f}" in page and found.verdict[1:] in page
     assert (CAUTION in page) == (rung != "bigram")
     assert ("The logit lens" in page) == (rung != "bigram")
@@ -273,7 +276,7 @@ def test_what_the_model_said_is_no_markup(runs: Path) -> None:
     said = "</script><script>alert(1)</script><b>&amp;"
     snapshots = [replace(snapshot, text=said) for snapshot in found.snapshots]
     names = [name for name, _ in elements(report_page(replace(found, snapshots=snapshots))).found]
-    assert names.count("script") == 4
+    assert names.count("script") == 5
     assert (
         json.loads(elements(report_page(replace(found, snapshots=snapshots))).scripts[0])[
             "snapshots"
@@ -314,6 +317,43 @@ def test_the_score_on_the_token_before_is_that_of_heads() -> None:
     assert previous_token_score(weights) == pytest.approx((0.25 + 0.125) / 2)
 
 
+def test_of_many_heads_the_films_are_of_those_with_the_largest_scores(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.see.report_page._MOST_FILMS", 3)
+    found = of("transformer", runs)
+    last = found.snapshots[-1].maps
+    assert last is not None
+    scores = {
+        f"layer {i + 1} head {j + 1}": previous_token_score(last[i, j])
+        for i in range(2)
+        for j in range(2)
+    }
+    page = report_page(found)
+    films = json.loads(elements(page).scripts[0])["films"]
+    best = sorted(scores, key=lambda name: scores[name])[1:]
+    assert {film["name"] for film in films} == set(best)
+    assert "Of 4 heads, these are the 3 with the largest" in html(page)
+
+
+def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path, browser: Any) -> None:
+    shutil.copytree(runs / "transformer", tmp_path / "theirs")
+    for name in ("metrics.jsonl", "ticker.jsonl"):
+        (tmp_path / "theirs" / name).unlink()
+    run = replace(open_run(tmp_path / "theirs"), imported_from="a/folder")
+    found = report(run, windows=2)
+    assert found.best is None and "own first words, since it has no data set" in found.text_is
+    assert found.heads is not None and not found.heads.has_text
+    assert found.commands == [f"attnlm import a/folder --name theirs --checkpoint-dir {tmp_path}"]
+    page = html(report_page(found))
+    for shown in ("The logit lens", "Heads by measurement", "imported from", "What it writes"):
+        assert shown in page
+    for hidden in ("While it learned", "best loss", "SHA-256", "learning rate"):
+        assert hidden not in page
+    (tmp_path / "page.html").write_text(page)
+    check_fits(browser, tmp_path / "page.html", "report-imported", "dark")
+
+
 def large(runs: Path) -> Report:
     """As of a run of 6 layers of 6 heads, evaluated 100 times, that reads 256 tokens."""
     found = of("transformer", runs)
@@ -340,7 +380,12 @@ def large(runs: Path) -> Report:
         passage=tokens[:24],
         ids=[i % 65 for i in range(length)],
         attention=Attention("run", "transformer", tokens, vocabulary, weights, probabilities),
-        lens=[LensRow(f"layer {n}", [1] * length, [0.5] * length) for n in range(7)],
+        lens=[
+            LensRow(
+                f"layer {n}", np.ones((length, 5), np.int64), np.full((length, 5), np.float32(0.2))
+            )
+            for n in range(7)
+        ],
         heads=replace(found.heads, heads=heads),
     )
 
@@ -407,6 +452,33 @@ def a_page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     found = of("transformer", runs, windows=4, ablate=True)
     path.write_bytes(report_page(found))
     return path, found
+
+
+def test_the_lens_follows_the_chosen_token(browser: Any, page: tuple[Path, Report]) -> None:
+    path, found = page
+    with opened(browser, path) as view:
+        for key, place in (("Home", 0), ("End", len(found.ids) - 1)):
+            view.focus("#text [aria-pressed=true]")
+            view.keyboard.press(key)
+            assert f"token {place + 1}," in view.inner_text("#lens-token")
+            for number, row in enumerate(found.lens):
+                shown = view.locator("#lens-at tr").nth(number).locator("small")
+                percents = [int(text) for text in shown.all_text_contents()]
+                assert percents == np.rint(100 * row.probabilities[place]).tolist()
+
+
+def test_scores_are_heat_maps(browser: Any, page: tuple[Path, Report]) -> None:
+    path, found = page
+    assert found.heads is not None
+    with opened(browser, path) as view:
+        maps = view.locator(".heat")
+        assert maps.count() == len(PATTERNS)
+        for number, pattern in enumerate(PATTERNS):
+            cells = maps.nth(number).locator("td")
+            wanted = [head.scores[pattern] for head in found.heads.heads]
+            assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
+            tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--share'))")
+            assert tints == pytest.approx(wanted, abs=0.001)
 
 
 def test_the_slider_moves_mark_line_and_map(browser: Any, page: tuple[Path, Report]) -> None:

@@ -24,6 +24,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens import tokenizer
+from attnlm.tokens.specs import bpe_size, canonical_spec
 from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import (
     PIECE,
@@ -31,8 +32,6 @@ from attnlm.tokens.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
-    bpe_size,
-    canonical_spec,
     load,
     safe_pieces,
     save,

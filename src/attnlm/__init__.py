@@ -5,7 +5,7 @@
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss over a whole validation split
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
-    export        a Run → a folder that other tools load
+    export        a Run → a folder or file that other tools load
     import_run    a folder that Hugging Face's tools wrote → a Run
     open_dataset  a Dataset that was prepared before, by name or path
     open_run      a Run that was trained before, by name or path

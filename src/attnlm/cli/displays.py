@@ -20,7 +20,9 @@ from attnlm.cli.console import (
     write,
 )
 from attnlm.cli.help import in_words
-from attnlm.config.settings import TrainingConfig, resolve
+from attnlm.config.settings import Config, resolve
+from attnlm.config.training import TrainingConfig
+from attnlm.model.low_rank import adapter_numbers
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class TrainingDisplay:
                 f"{dataset['val_tokens']:,} to validate",
                 "model": f"{model.model}, {run.parameters:,} parameters: {parts_in_words(model)}",
                 **({"start": f"the weights of {run.started_from}"} if run.started_from else {}),
+                **adapters_in_words(run.config),
                 "training": f"{_counted(training.steps, 'step')} of "
                 f"{training.batch_size} × {model.block_size} tokens, "
                 f"{training.optimizer} {training.learning_rate:g} "
@@ -188,6 +191,16 @@ class TrainingDisplay:
         if self._bar is not None:
             self._bar.clear()
         say(text)
+
+
+def adapters_in_words(config: Config) -> dict[str, str]:
+    """`rank 8 on query, value: 294,912 parameters are trained`; nothing without adapters."""
+    lora = config.training.adapters
+    if lora is None:
+        return {}
+    numbers = adapter_numbers(config.model, lora)
+    on = ", ".join(lora.on)
+    return {"adapters": f"rank {lora.rank} on {on}: {numbers:,} parameters are trained"}
 
 
 def division_in_words(training: TrainingConfig) -> str:

@@ -150,7 +150,7 @@ def _explain(error: BaseException) -> int:
             f"{about}{error.strerror or error}", "check the path, its permissions and free space"
         )
         return 1
-    if isinstance(error, ValueError) and "embedded null byte" in str(error):
+    if isinstance(error, ValueError) and "embedded null" in str(error):
         console.fail("a path has a NUL character in it", "no file's name can have one")
         return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":

@@ -10,56 +10,76 @@ from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
 from attnlm.cli import console
+from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.help import Command
 from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, RunArgument, opened_run
 
 
 class ExportCommand(Command):
-    """`attnlm export [RUN] DIR`: a single argument is the folder."""
+    """`attnlm export [RUN] PATH`: a single argument is the path."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer does, which gives a single argument to RUN. Raises UsageError as Command's."""
         rest = TyperCommand.parse_args(self, ctx, args)
-        given = [ctx.params.pop(name) for name in ("run_option", "run", "folder")]
+        given = [ctx.params.pop(name) for name in ("run_option", "run", "path")]
         named = [name for name in given if name is not None]
         if len(named) == 3:
             raise UsageError("RUN and --run exclude each other", "give one of them")
         if not named or (len(named) == 1 and given[0] is not None):
-            raise UsageError("the folder to write is missing", "attnlm export [RUN] DIR")
-        ctx.params |= {"run": named[0] if len(named) == 2 else None, "folder": named[-1]}
+            raise UsageError(
+                "the folder or file to write is missing",
+                "attnlm export [RUN] DIR, or attnlm export [RUN] FILE.gguf --to gguf",
+            )
+        ctx.params |= {"run": named[0] if len(named) == 2 else None, "path": named[-1]}
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`[RUN] DIR`."""
-        return [piece.replace("[DIR]", "DIR") for piece in super().collect_usage_pieces(ctx)]
+        """`[RUN] DIR|FILE`."""
+        return [p.replace("[DIR|FILE]", "DIR|FILE") for p in super().collect_usage_pieces(ctx)]
 
 
 def export(
     run: RunArgument = None,
-    folder: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="new folder to write", show_default=False)
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DIR|FILE", help="new folder, or for gguf file, to write", show_default=False
+        ),
     ] = None,
-    to: Annotated[str, typer.Option(help="format: hf, a folder that transformers loads")] = "hf",
+    to: Annotated[
+        str,
+        typer.Option(
+            help="format: hf, a folder that transformers loads, or gguf, a file that llama.cpp does"
+        ),
+    ] = "hf",
+    type: Annotated[
+        str | None,
+        typer.Option(
+            help="numbers of gguf: f32, f16, or q8_0, eight bits; default: f32", show_default=False
+        ),
+    ] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
     """Write a run in a format that other tools load."""
-    assert folder is not None  # the command's class sees to it
+    assert path is not None  # the command's class sees to it
     opened = opened_run(run, checkpoint_dir)
 
     from attnlm.experiments import export as experiment
 
-    exported = experiment.export(opened, folder, to=to, checkpoint=checkpoint)
+    exported = experiment.export(
+        opened, path, to=to, type=type, checkpoint=checkpoint, on_event=PreparationDisplay()
+    )
     console.say(
-        f"{opened.name}, {opened.checkpoint(exported.checkpoint)}: {exported.stock_class}, "
+        f"{opened.name}, {opened.checkpoint(exported.checkpoint)}: {exported.form}, "
         f"{opened.parameters:,} parameters"
     )
     if json:
         console.result_json(
             {
                 "path": str(exported.path),
-                "class": exported.stock_class,
+                "class" if to == "hf" else "architecture": exported.form,
                 "checkpoint": exported.checkpoint,
                 "parameters": opened.parameters,
             }

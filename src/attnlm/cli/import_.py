@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from attnlm.base.commands import command_for
 from attnlm.cli import console
+from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.options import CheckpointDir, JsonOption
 
 
@@ -16,19 +18,39 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|FILE", help="Hugging Face folder, or a safetensors file in one"
+            metavar="DIR|FILE|NAME",
+            help="folder of Hugging Face or peft, a safetensors file in one, or a model of the "
+            "Hugging Face Hub, as in Qwen/Qwen3-0.6B",
         ),
     ],
+    base: Annotated[
+        str | None, typer.Option(help="of an adapter (peft): name or path of the run it is for")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="name of the run; default: <model>-001 and so on")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="branch, tag or commit of a model of the Hub; default: main")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="context of the run; default: the model's")
     ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Make a run of a published model: GPT-2, Llama or Qwen3."""
+    """Make a run of a published model: GPT-2, Llama or Qwen3; or of an adapter for a run."""
     from attnlm.runs.hugging_face.import_run import import_run
 
-    run = import_run(source, name=name, checkpoint_dir=checkpoint_dir)
+    with contextlib.closing(PreparationDisplay()) as display:
+        run = import_run(
+            source,
+            base=base,
+            name=name,
+            revision=revision,
+            block_size=block_size,
+            checkpoint_dir=checkpoint_dir,
+            on_event=display,
+        )
     a = run.config.model
     console.say(
         f"{run.name}: {a.model}, {run.parameters:,} parameters: layers {a.layers}, "

@@ -15,7 +15,8 @@ import typer
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import TrainingConfig, help_of
+from attnlm.config.settings import help_of
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:

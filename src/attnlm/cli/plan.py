@@ -15,7 +15,12 @@ from attnlm.base.folders import find_folder
 from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
 from attnlm.cli import console
-from attnlm.cli.displays import PreparationDisplay, division_in_words, parts_in_words
+from attnlm.cli.displays import (
+    PreparationDisplay,
+    adapters_in_words,
+    division_in_words,
+    parts_in_words,
+)
 from attnlm.cli.help import Command
 from attnlm.cli.options import DataDir, DatasetArgument, JsonOption, Recipe, with_settings
 from attnlm.compute.processes import is_launched, is_main
@@ -26,7 +31,10 @@ from attnlm.model.architecture import Architecture
 if TYPE_CHECKING:
     from attnlm.training.plan import Plan
 
-_TRAINING = ("batch_size", "micro_batch_size", "optimizer", "recipe", "vocab_size", "data_dir")
+_TRAINING = (
+    *("batch_size", "micro_batch_size", "optimizer", "lora", "lora_on"),
+    *("recipe", "vocab_size", "data_dir"),
+)
 _WHERE = (
     *("device", "dtype", "compile", "threads", "processes", "shard", "recompute"),
     *("peak", "share"),
@@ -145,6 +153,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         "model": f"{model.model}, {planned.parameters:,} parameters, "
         f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
         f"{planned.vocab_size:,} ids",
+        **adapters_in_words(planned.config),
         "batch": f"{training.batch_size:,} × {model.block_size:,} = "
         f"{planned.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",

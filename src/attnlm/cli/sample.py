@@ -98,8 +98,7 @@ def sample(
         talk(sampler, text, config)
     else:
         _generate(sampler, text, ids, config, chosen, json, show_probs)
-        seeing = "attnlm attend TEXT" if opened.imported_from else "attnlm report"
-        console.say_next(command_for(seeing, opened.path))
+        console.say_next(command_for("attnlm report", opened.path))
 
 
 def _check(

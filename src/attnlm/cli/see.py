@@ -57,10 +57,11 @@ def attend(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
+    facts = attention.facts() if json else None
     if output is not None and drawn is not None:
         files.write_bytes(output, drawn(attention))
-    if json:
-        console.result_json(attention.facts() | ({"output": str(output)} if output else {}))
+    if facts is not None:
+        console.result_json(facts | ({"output": str(output)} if output else {}))
     elif output is not None:
         console.result(str(output))
     else:
@@ -152,7 +153,11 @@ def heads(
         int, typer.Option(help="how many windows to measure, spread over the validation split")
     ] = 64,
     text: Annotated[
-        Path | None, typer.Option(help="text file to measure on; default: the validation split")
+        Path | None,
+        typer.Option(
+            help="text file to measure on; default: the validation split, or for an imported run "
+            "random tokens"
+        ),
     ] = None,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
@@ -179,10 +184,7 @@ def heads(
             on_event=display,
         )
     loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
-    console.say(
-        f"{report.run}, {chosen}, measured over {report.windows} windows of "
-        f"{report.window} tokens{loss}"
-    )
+    console.say(f"{report.run}, {chosen}, measured over {report.measured_on}{loss}")
     if json:
         console.result_json(report.facts())
     else:
@@ -202,7 +204,10 @@ def report(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="text that the model reads; default: the start of the validation split"),
+        typer.Option(
+            help="text that the model reads; default: the start of the validation split, or of an "
+            "imported run its own first words"
+        ),
     ] = None,
     windows: Annotated[
         int, typer.Option(help="how many windows of the validation split to score heads on")
@@ -242,11 +247,14 @@ def report(
         page = output or opened.path / "report.html"
         files.write_bytes(page, report_page(gathered))
     best = gathered.best
-    console.say(
-        f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
-        f"{best['bits_per_byte']:.3f} bits per byte; {console.with_flags(gathered.verdict)}"
-    )
-    if gathered.data_gone and opened.config.model.maps_per_layer:
+    if best is None:
+        console.say(f"{opened.name}: {gathered.verdict}")
+    else:
+        console.say(
+            f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
+            f"{best['bits_per_byte']:.3f} bits per byte; {console.with_flags(gathered.verdict)}"
+        )
+    if best is not None and gathered.data_gone and opened.config.model.maps_per_layer:
         console.say(f"heads are not measured on validation text: {gathered.data_gone}")
     if json:
         console.result_json(gathered.facts() | {"output": str(page)})

@@ -43,7 +43,7 @@ def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
     if sampler.tokenizer.newline is None:
         text = text.rstrip("\n")  # the end of a line is no part of such texts
     try:
-        ids.extend(sampler.prompt_ids(text) if text or not ids else [])
+        ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))
     except AttnlmError as error:
         console.fail(error.message, error.hint)
         return False

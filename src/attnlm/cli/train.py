@@ -31,9 +31,11 @@ from attnlm.cli.options import (
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.adapters import check_from_a_run
 from attnlm.config.continued import resolve_from
 from attnlm.config.recipes import load_recipe, to_toml
-from attnlm.config.settings import Config, TrainingConfig, resolve, setting_names
+from attnlm.config.settings import Config, resolve, setting_names
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -177,7 +179,9 @@ def _resolved(
 ) -> Config:
     loaded = load_recipe(recipe) if recipe is not None else None
     if start_from is None:
-        return resolve(given, loaded)
+        config = resolve(given, loaded)
+        check_from_a_run(config.training)
+        return config
     parent = opened_run(start_from, checkpoint_dir)
     return resolve_from(parent.config.model, parent.name, given, loaded)
 

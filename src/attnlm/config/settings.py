@@ -1,7 +1,4 @@
-"""What a run is made of: the settings of a model and of its training, and their checks.
-
-Every setting is one field below; its one line of help is also the help of the flag of that name.
-"""
+"""What a run is made of: the settings of a model and of its training, with defaults and checks."""
 
 from __future__ import annotations
 
@@ -11,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, setting, type_of
+from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
+from attnlm.config.adapters import ADAPTERS_RATE, with_adapters
 from attnlm.config.stages import parsed_stages
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import (
     MODELS,
     PRESETS,
@@ -23,118 +22,6 @@ from attnlm.model.architecture import (
     settings_of,
     unused,
 )
-
-_LARGEST = 2**20
-_MOST_STEPS = 2**40
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How the model is trained. None means: decided when the run starts, and then recorded."""
-
-    sampling: str = setting(
-        "windows: a shuffled pass each epoch, or drawn at random",
-        default="epoch",
-        choices=("epoch", "random"),
-    )
-    stride: int | None = setting(
-        "tokens from one window's start to the next (epoch); default: block_size",
-        at_least=1,
-        at_most=_MOST_STEPS,
-    )
-    steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
-    budget: float | None = setting(
-        "seconds to train for, in place of steps", above=0, at_most=10**8
-    )
-    stages: str | None = setting(
-        "the plans of a run with a budget, STEP:STEPS,…: from step STEP on, STEPS in all; "
-        "recorded, so that the run can be reproduced"
-    )
-    batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
-    micro_batch_size: int | None = setting(
-        "most windows to compute at once; their gradients are accumulated; default: as many as fit "
-        "into memory",
-        at_least=1,
-        at_most=_LARGEST,
-    )
-    learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
-    optimizer: str = setting(
-        "adamw, or muon for matrices inside the model and adamw for the rest",
-        default="adamw",
-        choices=("adamw", "muon"),
-    )
-    beta1: float = setting(
-        "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
-    )
-    beta2: float = setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
-    schedule: str = setting(
-        "learning rate after the warm-up: constant, or falling to 0 linearly or along a cosine",
-        default="linear",
-        choices=("constant", "linear", "cosine"),
-    )
-    cooldown: float = setting(
-        "fraction of the steps in which the learning rate falls", default=1.0, above=0, at_most=1
-    )
-    warmup: int = setting(
-        "steps in which the learning rate rises", default=0, at_least=0, at_most=_MOST_STEPS
-    )
-    weight_decay: float = setting(
-        "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
-    )
-    weight_decay_on: str = setting(
-        "which parameters decay", default="matrices", choices=("matrices", "all")
-    )
-    gradient_clip: float | None = setting(
-        "clip the norm of the whole gradient to this", above=0, at_most=1e38
-    )
-    eval_every: int | None = setting(
-        "steps from one evaluation to the next; default: a tenth of the steps",
-        at_least=1,
-        at_most=_MOST_STEPS,
-    )
-    eval_tokens: int | None = setting(
-        "tokens of the validation split that evaluations take while training, spread evenly over "
-        "it; default: all, or where these cost too much, as many as are affordable",
-        at_least=1,
-        at_most=_MOST_STEPS,
-    )
-    patience: int | None = setting(
-        "stop after this many evaluations without improvement", at_least=1, at_most=_MOST_STEPS
-    )
-    seed: int | None = setting(
-        "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
-    )
-    device: str = setting(
-        "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
-    )
-    dtype: str = setting(
-        "precision of the products",
-        default="auto",
-        choices=("auto", "float32", "tf32", "bfloat16"),
-    )
-    compile: str = setting(
-        "on: torch.compile; parts: operations in C, on a CPU; auto: parts where possible, "
-        "on for long trainings on a GPU",
-        default="auto",
-        choices=("auto", "parts", "on", "off"),
-    )
-    threads: int | None = setting(
-        "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
-    )
-    processes: int = setting(
-        "processes that divide each batch among them", default=1, at_least=1, at_most=2**16
-    )
-    shard: bool = setting(
-        "divide weights and the optimizer's state among the processes too", default=False
-    )
-    recompute: bool = setting(
-        "recompute activations in the backward pass: less memory, more time", default=False
-    )
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each process has a part of the weights only."""
-        return self.shard and self.processes > 1
 
 
 @dataclass(frozen=True)
@@ -248,12 +135,15 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     if defaults.get("optimizer") == "muon" and not _has_matrices(model):
         # There is nothing for Muon, and its learning rate is not AdamW's.
         defaults = {k: v for k, v in defaults.items() if k not in ("optimizer", "learning_rate")}
+    if "lora" in given:
+        defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in given:
         for other in ("steps", "stages"):
             _check_not_both(given, other, "budget")
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
+    training = with_adapters(model, training)
     _check_training(model, training, given)
     return Config(model, with_steps(training, training.steps), (*dropped, *useless))
 

@@ -49,12 +49,12 @@ def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) ->
 def encode_documents(
     encode_piece: PieceEncoder, tokenizer: BpeTokenizer, piece: Piece
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """The ids of a piece; "<|endoftext|>" in its text is text like any other."""
+    """The ids of a piece; "<|endoftext|>" and the like in its text are text like any other."""
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
-    if END_OF_TEXT not in piece.text:
-        # The fast way: the tokenizer knows the ends by this text, where there is no other such.
-        return encode_piece(END_OF_TEXT.join(texts))
+    if not tokenizer.has_special(piece.text):
+        # The fast way: the tokenizer knows the ends by their text, where there is no other such.
+        return encode_piece(tokenizer.end_text.join(texts))
     end = np.array([tokenizer.end_of_text], np.uint32)
     between = itertools.repeat(end, len(texts) - 1)
     ids = itertools.zip_longest(map(tokenizer.encode_ordinary, texts), between)

@@ -30,16 +30,8 @@ from attnlm.data.splits import Split, Text, TextChangedError, read_text
 from attnlm.data.unfinished import DamagedLogError, Log, kept_folder, kept_folders
 from attnlm.text.corpus import NEWLINES, Source, get_corpus
 from attnlm.tokens import byte_pairs as bpe
-from attnlm.tokens.tokenizer import (
-    PUBLISHED,
-    ByteTokenizer,
-    CharTokenizer,
-    Tokenizer,
-    bpe_size,
-    canonical_spec,
-    load,
-    save,
-)
+from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load, save
 
 
 def prepare(
@@ -101,7 +93,7 @@ def prepare(
                 encoding=encoding,
                 newlines=newlines,
                 column=column,
-                marks_ends=(taken.name if taken else spec) in PUBLISHED,
+                marks_ends=taken.end_of_text is not None if taken else spec in PUBLISHED,
                 offline=offline,
                 spool=work,
                 on_event=on_event,

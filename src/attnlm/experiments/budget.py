@@ -12,7 +12,8 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.readable import duration
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device
-from attnlm.config.settings import Config, TrainingConfig, with_steps
+from attnlm.config.settings import Config, with_steps
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset
 from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.price import (

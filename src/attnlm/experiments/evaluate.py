@@ -52,7 +52,10 @@ def evaluate(
     training = run.config.training
     if chosen.name == training.device:
         chosen = choose_device(chosen.name, training.dtype)
-    lay_side_by_side(model, training)
+    if training.lora is None:
+        lay_side_by_side(model, training)
+    else:
+        model.requires_grad_(False)  # other libraries compute with what is frozen
     evaluation = validation_loss(
         model,
         dataset.val,

@@ -5,32 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnlm.base.errors import UsageError
+from attnlm.base.events import OnEvent, ignore
 from attnlm.base.suggestions import suggestion
-from attnlm.runs.hugging_face.export import Exported, export_to_hf
+from attnlm.runs.forms import Exported
+from attnlm.runs.gguf.export import export_to_gguf
+from attnlm.runs.hugging_face.export import export_to_hf
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 
-_WRITERS = {"hf": export_to_hf}
+_FORMATS = ("hf", "gguf")
 
 
 def export(
     run: str | Path | Run | None,
-    folder: str | Path,
+    path: str | Path,
     *,
     to: str = "hf",
+    type: str | None = None,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
 ) -> Exported:
-    """Writes a run's checkpoint to a new folder in another format: `hf`, for `transformers`.
+    """Writes a run's checkpoint in another format: `hf`, a new folder for `transformers`, or
+    `gguf`, a new file for llama.cpp, its numbers of `type` f32 (default), f16 or q8_0.
 
         attnlm.export("transformer-001", "exported")
 
-    The folder is written whole or not at all. Raises UsageError for an unknown format and for a
-    model that the format can't express, AttnlmError when the folder is not empty and when files
-    are missing or damaged.
+    What is written is whole or absent. Raises UsageError for an unknown format or type and for a
+    model that the format can't express, AttnlmError when there is something at `path` already, when
+    files are missing or damaged, and where the tokenizer can't be expressed.
     """
-    if to not in _WRITERS:
-        hint = suggestion(to, _WRITERS, f"choose from {', '.join(_WRITERS)}")
+    if to not in _FORMATS:
+        hint = suggestion(to, _FORMATS, f"choose from {', '.join(_FORMATS)}")
         raise UsageError(f"`to` can't be {to!r}", hint)
+    if type is not None and to != "gguf":
+        raise UsageError("`type` is for `to` gguf", "leave `type` out: hf has float32")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    return _WRITERS[to](opened, Path(folder), checkpoint=checkpoint)
+    if to == "hf":
+        return export_to_hf(opened, Path(path), checkpoint=checkpoint)
+    return export_to_gguf(
+        opened, Path(path), checkpoint=checkpoint, type=type or "f32", on_event=on_event or ignore
+    )

@@ -11,7 +11,8 @@ import torch
 from attnlm.base.events import OnEvent
 from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import TrainingConfig, resolve
+from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.budget import Budget, Planned, planned

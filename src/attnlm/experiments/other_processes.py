@@ -10,7 +10,8 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import ignore
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes
-from attnlm.config.settings import TrainingConfig, resolve
+from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
 from attnlm.training.loop import fit

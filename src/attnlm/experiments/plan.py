@@ -18,7 +18,8 @@ from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import Config, TrainingConfig, resolve, with_steps
+from attnlm.config.settings import Config, resolve, with_steps
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.shards import Ids
 from attnlm.experiments.other_processes import check_launched

@@ -64,7 +64,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
             "install g++ or clang++, or give `compile` off",
         )
     on_gpu, shard = device.name == "cuda", config.training.shard
-    if asked == "auto" and on_gpu and not shard and _is_long(config, dataset):
+    whole = not shard and config.training.lora is None
+    if asked == "auto" and on_gpu and whole and _is_long(config, dataset):
         asked = "on"
     if asked == "on" and sys.platform != "win32" and not os.environ.get(_TORCH_CACHE_DIR):
         os.environ[_TORCH_CACHE_DIR] = str(code_folder())
@@ -112,6 +113,7 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
     about = [
         *(asdict(config.model), dataset.vocab_size),
         *(training.batch_size, training.optimizer, training.compile),
+        *([] if training.lora is None else [training.lora]),
     ]
 
     def step_with(threads: int) -> Callable[[], object]:

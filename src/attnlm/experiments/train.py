@@ -20,6 +20,7 @@ from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, Processes, joined, restarts
+from attnlm.config.adapters import check_from_a_run
 from attnlm.config.continued import resolve_from
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, described_settings, resolve
@@ -71,9 +72,10 @@ def train(
     fields of Architecture and TrainingConfig. `resume` continues that run; only steps, eval_every,
     patience, device, threads and compile can be given with it. `start_from` takes the model of
     another run and the weights of its `checkpoint` (auto, best or last): a new run, with data of
-    the same tokenizer and a training of its own. `verify` reads all of the data's bins where
-    `open_dataset` would read samples. `on_event` is called with what happens: Note, Started,
-    Stepped, Evaluated, Replanned and Finished. The run's curve.png is redrawn at each evaluation.
+    the same tokenizer and a training of its own; with `lora` it trains adapters of them. `verify`
+    reads all of the data's bins where `open_dataset` would read samples. `on_event` is called with
+    what happens: Note, Started, Stepped, Evaluated, Replanned and Finished. The run's curve.png is
+    redrawn at each evaluation.
     `log` names tools that follow too: tensorboard, wandb, mlflow, trackio; a resumed run goes on
     with those that it had, unless others are given. A `budget` is for the whole call; how many
     steps fit is planned again as it goes.
@@ -101,6 +103,7 @@ def train(
             parent = None
             if start_from is None:
                 config = resolve(settings, loaded)
+                check_from_a_run(config.training)
             else:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
                 config = resolve_from(parent.config.model, parent.name, settings, loaded)

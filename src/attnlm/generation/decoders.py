@@ -47,7 +47,7 @@ def new_decoder(model: LanguageModel, device: Device, num_samples: int) -> Decod
         return CachedDecoder(model, device)
     native = NativeModel(model, compiled)
     parts = min(cores(), num_samples // _FEWEST_SIDE_BY_SIDE)
-    if parts < 2 or model.architecture.slides:
+    if parts < 2 or model.architecture.slides or native.is_large:  # whose crew uses all cores
         return NativeDecoder(native, num_samples)
     return SideBySide(lambda samples: NativeDecoder(native, samples), num_samples, parts)
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
+from attnlm.base.pieces import cores
 from attnlm.model.language_model import Transformer
 from attnlm.model.textbook import part
 
@@ -26,8 +28,12 @@ _PANEL = 32
 _NORMS = ("none", "rms", "layer")
 _MLPS = ("none", "swiglu", "gelu", "relu2")
 
-_ROWS = 64
-"""Tokens that go through all layers together."""
+_ROWS, _MOST_ROWS = 64, 512
+"""Tokens that go through all layers together: of small models, of large ones."""
+_LARGE = 2**23
+"""Numbers in the maps of a model that is worth a crew: no cache holds them."""
+_LONG = 256
+"""Inputs of a map from which on its matrix is read as it lies in the model, without a copy."""
 _LARGEST_TABLES = 2**24
 """Numbers in the tables of a first layer's maps; larger ones are not made."""
 
@@ -39,10 +45,25 @@ class _Struct(ctypes.Structure):
         super().__init__()
         self._kept = values
         for name, value in values.items():
+            if isinstance(value, _Rows):
+                value = value.places
             if isinstance(value, np.ndarray):
-                assert value.dtype == np.float32 and value.flags.c_contiguous
+                assert value.dtype in (np.float32, np.uintp) and value.flags.c_contiguous
                 value = value.ctypes.data
             setattr(self, name, value)
+
+
+class _Rows:
+    """Where the rows of matrices (N, C) lie; each is filled up to whole panels with zeros."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        zeros = np.zeros(matrices[0].size(1), np.float32)
+        arrays = [_array(matrix) for matrix in matrices]
+        places = [np.full(_whole(len(array)), zeros.ctypes.data, np.uintp) for array in arrays]
+        for array, place in zip(arrays, places, strict=True):
+            row = array.strides[0]
+            place[: len(array)] = array.ctypes.data + np.arange(len(array), dtype=np.uintp) * row
+        self._kept, self.places = (zeros, arrays), np.concatenate(places)
 
 
 def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -53,7 +74,10 @@ _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
 class _Map(_Struct):
-    _fields_ = (*_fields(_INTEGER, "inputs", "outputs"), *_fields(_POINTER, "matrix", "bias"))
+    _fields_ = (
+        *_fields(_INTEGER, "inputs", "outputs"),
+        *_fields(_POINTER, "panels", "rows", "bias"),
+    )
 
 
 class _Block(_Struct):
@@ -61,6 +85,9 @@ class _Block(_Struct):
         *_fields(_POINTER, "attention_norm", "mlp_norm", "query_gains", "key_gains"),
         *_fields(_Map, "qkv", "projection", "up", "down"),
     )
+
+    def maps(self) -> tuple[_Map, ...]:
+        return self.qkv, self.projection, self.up, self.down
 
 
 class _Model(_Struct):
@@ -78,12 +105,16 @@ class _Memory(_Struct):
     _fields_ = (
         *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
         *_fields(_POINTER, "keys", "values", "x", "read", "packed", "mixed", "hidden"),
-        *_fields(_POINTER, "query", "scores"),
+        *_fields(_POINTER, "query", "scores", "panel"),
+        *_fields(_INTEGER, "panel_size"),
     )
 
 
 class NativeModel:
-    """The weights of a model as C wants them, for any number of decoders."""
+    """The weights of a model as C wants them, for any number of decoders.
+
+    Long rows stay where they are: what changes in the model changes here.
+    """
 
     def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
         a, weights = model.architecture, model.state_dict()
@@ -96,6 +127,10 @@ class NativeModel:
         blocks = [self._block(part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
         row = (_Block * a.layers)(*blocks)
         self._kept = blocks, row
+        head = _map(weights, "head")
+        maps = [head, *(found for block in blocks for found in block.maps())]
+        self.is_large = sum(found.inputs * found.outputs for found in maps) >= _LARGE
+        self.panel_size = _PANEL * max((found.inputs for found in maps if found.rows), default=0)
         self.qkv_outputs, self.up_outputs = blocks[0].qkv.outputs, blocks[0].up.outputs
         softmax = a.attention == "softmax"
         key_at = _whole(self.heads * self.size) if softmax else 0
@@ -116,7 +151,7 @@ class NativeModel:
             tokens=_array(weights["token_embedding.weight"]),
             blocks=ctypes.addressof(row),
             last_norm=_norm(part(weights, "norm."), a.body_dim),
-            head=_map(weights, "head"),
+            head=head,
             **self._positions(model),
             **self._tables(weights),
         )
@@ -162,7 +197,9 @@ class NativeModel:
         size = (self.vocab_size + a.block_size) * self.qkv_outputs
         if not a.slides or a.norm != "none" or not 0 < size <= _LARGEST_TABLES:
             return {}
-        weight_NC, bias_N = _side_by_side(weights, *(f"blocks.0.attention.{n}" for n in _QKV))
+        names = [f"blocks.0.attention.{name}" for name in _QKV]
+        weight_NC = _side_by_side(weights, *names)
+        bias_N = torch.cat([_bias(weights, name) for name in names])
         tokens_VN = weights["token_embedding.weight"] @ weight_NC.T + bias_N
         positions_SN = torch.zeros(a.block_size, len(bias_N))
         if a.positions == "learned":
@@ -178,30 +215,35 @@ class NativeDecoder:
         assert a.embed_dim is not None
         capacity, mixed = _whole(a.block_size), _whole(model.heads * model.size)
         stride = max(_whole(a.embed_dim), mixed)
+        members = cores() if model.is_large else 1
+        rows = min(_MOST_ROWS, num_samples * a.block_size) if model.is_large else _ROWS
         cache = a.layers * num_samples * model.kv_heads * capacity * model.size
         logits = np.empty((num_samples, _whole(model.vocab_size)), np.float32)
         self._logits_BV, self._out = logits[:, : model.vocab_size], logits.ctypes.data
         self._samples, self._block_size = num_samples, a.block_size
         self._model = model  # whose memory the calls read
         self._memory = _Memory(
-            rows=_ROWS,
+            rows=rows,
             capacity=capacity,
             stride=stride,
             mixed_stride=mixed,
             keys=_space(cache),
             values=_space(cache),
-            x=_space(_ROWS * stride),
-            read=_space(_ROWS * stride),
-            packed=_space(_ROWS * model.qkv_outputs),
-            mixed=_space(_ROWS * mixed),
-            hidden=_space(_ROWS * model.up_outputs),
-            query=_space(model.size),
-            scores=_space(capacity),
+            x=_space(rows * stride),
+            read=_space(rows * stride),
+            packed=_space(rows * model.qkv_outputs),
+            mixed=_space(rows * mixed),
+            hidden=_space(rows * model.up_outputs),
+            query=_space(members * (model.size + _PANEL)),
+            scores=_space(members * capacity),
+            panel=_space(members * model.panel_size),
+            panel_size=model.panel_size,
         )
         self._call = functools.partial(
             model.compiled.next_logits,
             ctypes.addressof(model.laid),
             ctypes.addressof(self._memory),
+            members,
         )
 
     def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
@@ -242,22 +284,28 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
 
 
 def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
-    """Linear maps of one input as one, in panels (N/32, C, 32); none where the model has none."""
+    """Linear maps of one input as one: long rows where they lie, shorter ones in panels
+    (N/32, C, 32); none where the model has none."""
     if f"{names[0]}.weight" not in weights:
         return _Map()
-    weight_NC, bias_N = _side_by_side(weights, *names)
-    outputs, inputs = weight_NC.shape
-    panels = weight_NC.view(-1, _PANEL, inputs).transpose(1, 2)
-    return _Map(inputs=inputs, outputs=outputs, matrix=_array(panels), bias=_array(bias_N))
+    matrices = [weights[f"{name}.weight"] for name in names]
+    bias_N = _array(torch.cat([_bias(weights, name) for name in names]))
+    inputs = matrices[0].size(1)
+    size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
+    if inputs >= _LONG and inputs % _PANEL == 0:
+        return _Map(**size, rows=_Rows(matrices))
+    panels = _side_by_side(weights, *names).view(-1, _PANEL, inputs).transpose(1, 2)
+    return _Map(**size, panels=_array(panels))
 
 
-def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> tuple[Tensor, Tensor]:
-    """Linear maps of one input, (N, C) and (N), each filled up with zeros to whole panels."""
-    maps = [weights[f"{name}.weight"] for name in names]
-    bounds = np.cumsum([0, *(_whole(len(weight)) for weight in maps)])
-    weight_NC, bias_N = torch.zeros(bounds[-1], maps[0].size(1)), torch.zeros(bounds[-1])
-    for name, weight, start in zip(names, maps, bounds[:-1], strict=True):
-        weight_NC[start : start + len(weight)] = weight
-        if f"{name}.bias" in weights:
-            bias_N[start : start + len(weight)] = weights[f"{name}.bias"]
-    return weight_NC, bias_N
+def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> Tensor:
+    """Matrices of maps of one input, (N, C), each filled up with zeros to whole panels."""
+    matrices = [weights[f"{name}.weight"] for name in names]
+    return torch.cat([F.pad(m, (0, 0, 0, _whole(len(m)) - len(m))) for m in matrices])
+
+
+def _bias(weights: Mapping[str, Tensor], name: str) -> Tensor:
+    """(N), filled up with zeros to whole panels; all are zeros where the map has none."""
+    outputs = len(weights[f"{name}.weight"])
+    bias = weights.get(f"{name}.bias", torch.zeros(outputs))
+    return F.pad(bias, (0, _whole(outputs) - outputs))

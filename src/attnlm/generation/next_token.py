@@ -13,6 +13,11 @@ from attnlm.generation.decoders import Array, Ids
 
 Probabilities = NDArray[np.float64]
 
+_FEW = 512
+"""Likeliest tokens that are tried first as those that a nucleus is among."""
+_ROUNDING = 1e-9
+"""More than a sum of probabilities is off."""
+
 
 def next_token_weights(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
@@ -41,12 +46,34 @@ def next_token_weights(
         np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
     weights_BV = np.exp(logits_BV, logits_BV)
     if top_p is not None and top_p < 1:
-        weights_BV = normalised(weights_BV)
-        places = np.argsort(-weights_BV, axis=-1, kind="stable")
-        ordered = np.take_along_axis(weights_BV, places, -1)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-        np.put_along_axis(weights_BV, places, ordered, -1)
+        weights_BV = _nucleus(normalised(weights_BV), top_p)
     return weights_BV
+
+
+def _nucleus(weights_BV: Probabilities, top_p: float) -> Probabilities:
+    """Probabilities, those outside the nucleus 0. Few of a large vocabulary need sorting."""
+    columns = _likeliest(weights_BV, top_p)
+    likely_BN = weights_BV[:, columns]
+    places = np.argsort(-likely_BN, axis=-1, kind="stable")
+    ordered = np.take_along_axis(likely_BN, places, -1)
+    ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
+    np.put_along_axis(likely_BN, places, ordered, -1)
+    kept_BV = np.zeros_like(weights_BV)
+    kept_BV[:, columns] = likely_BN
+    return kept_BV
+
+
+def _likeliest(weights_BV: Probabilities, top_p: float) -> NDArray[np.int64] | slice:
+    """Tokens among which the nucleus of every row is, in their order: equals among them too."""
+    count, size = _FEW, weights_BV.shape[-1]
+    while count < size // 2:
+        least_B1 = np.partition(weights_BV, -count, -1)[:, -count, None]
+        likely_BV = weights_BV >= least_B1
+        sums_B = np.add.reduce(weights_BV, -1, where=likely_BV)
+        if (sums_B > top_p + _ROUNDING).all():
+            return np.flatnonzero(likely_BV.any(0))
+        count *= 8
+    return slice(None)
 
 
 def normalised(weights_BV: Probabilities) -> Probabilities:

@@ -124,12 +124,13 @@ class Sampler:
     device: Device
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The prompt's ids; without one a newline, else the end-of-text id, else id 0.
+        """The prompt's ids, after the beginning-of-text id where there is one; without a prompt
+        that id, else a newline, else the end-of-text id, else id 0.
 
         Raises AttnlmError naming the characters that the vocabulary lacks.
         """
-        if prompt:
-            return self.tokenizer.encode(prompt)
+        if ids := self.tokenizer.encode_from_start(prompt):
+            return ids
         for first in (self.tokenizer.newline, self.tokenizer.end_of_text):
             if first is not None:
                 return [first]

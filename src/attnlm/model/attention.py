@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from attnlm.model.architecture import Architecture
 from attnlm.model.dropout import dropout as dropped
+from attnlm.model.linear import Linear, linear
 from attnlm.model.norms import RMSNorm
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
 from attnlm.model.ops.heads import Gains, Rotation, split_heads
@@ -97,7 +98,7 @@ class SelfAttention(nn.Module):
         self.value = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
         self.query_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.key_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
-        self.projection = nn.Linear(width, a.embed_dim, bias=a.bias) if a.projection else None
+        self.projection = Linear(width, a.embed_dim, bias=a.bias) if a.projection else None
         if self.projection is not None and a.residual:
             nn.init.zeros_(self.projection.weight)
         if self.projection is not None and self.projection.bias is not None and a.residual:
@@ -161,22 +162,3 @@ class AttentionWithoutMaps(nn.Module):
         value = x_BTC.unsqueeze(1)
         asked = torch.zeros_like(value) if self.uniform else value
         return mix(asked, asked, value, cache, recorder).squeeze(1)
-
-
-def linear(inputs: int, outputs: int, *, bias: bool, std: float) -> nn.Linear:
-    """A linear map whose weights begin as N(0, std²), its biases at 0."""
-    layer = _Linear(inputs, outputs, bias=bias)
-    nn.init.normal_(layer.weight, std=std)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-class _Linear(nn.Linear):
-    """One that draws nothing before it is given its weights.
-
-    `nn.utils.skip_init` would do, but it imports sympy, half a second long.
-    """
-
-    def reset_parameters(self) -> None:
-        pass

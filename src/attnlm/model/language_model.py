@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention, linear
+from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention
 from attnlm.model.dropout import Dropout
+from attnlm.model.linear import Linear, linear
 from attnlm.model.norms import norm_of
 from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.heads import Rotation, rotary_angles
@@ -94,7 +95,9 @@ class Transformer(nn.Module):
         if a.head_bias:
             nn.init.zeros_(self.head.bias)
         if a.positions == "rotary":
-            cosines, sines = rotary_angles(a.block_size, a.head_dim, a.rotary_base)
+            cosines, sines = rotary_angles(
+                a.block_size, a.head_dim, a.rotary_base, a.rotary_factor, a.rotary_context
+            )
             self.register_buffer("cosines", cosines, persistent=False)
             self.register_buffer("sines", sines, persistent=False)
 
@@ -228,7 +231,7 @@ class MLP(nn.Module):
         assert a.embed_dim is not None
         self.kind = a.mlp
         std = a.embed_dim**-0.5
-        down = nn.Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
+        down = Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
         self.gate = None
         if a.mlp == "swiglu":
             self.gate = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)

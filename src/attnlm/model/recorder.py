@@ -8,6 +8,7 @@ Axes as in attention.py; L layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,9 +56,15 @@ class Layer:
 
 @dataclass
 class Recorder:
-    """One forward pass. The output of the head `silenced`, if any, is set to zero."""
+    """One forward pass. The output of the head `silenced`, if any, is set to zero.
+
+    With `watch`, nothing of the heads is kept: it is told each layer's weights, (B, H, T, S), in
+    the order of the layers. Of many heads and a long text, all weights and scores together take
+    gigabytes.
+    """
 
     silenced: Head | None = None
+    watch: Callable[[Tensor], None] | None = None
     embedded: Tensor | None = None
     """token embeddings and, where they are added, positions, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
@@ -76,7 +83,10 @@ class Recorder:
         mixed = weights @ value
         if self.silenced is not None and self.silenced[0] == len(self.layers) - 1:
             mixed[..., self.silenced[1], :, :] = 0
-        self.layers[-1].heads = Heads(query, key, value, scores, weights, mixed)
+        if self.watch is None:
+            self.layers[-1].heads = Heads(query, key, value, scores, weights, mixed)
+        else:
+            self.watch(weights)
         return mixed
 
     @property
@@ -106,8 +116,13 @@ class Recordable(Protocol):
 
 
 @torch.inference_mode()
-def record(model: Recordable, tokens_BT: Tensor, silenced: Head | None = None) -> Recorder:
+def record(
+    model: Recordable,
+    tokens_BT: Tensor,
+    silenced: Head | None = None,
+    watch: Callable[[Tensor], None] | None = None,
+) -> Recorder:
     """One forward pass over tokens (B, T), at most block_size of them, watched."""
-    recorder = Recorder(silenced)
+    recorder = Recorder(silenced, watch)
     recorder.logits = model(tokens_BT, recorder=recorder)
     return recorder

@@ -7,19 +7,12 @@ count, as in PyTorch's own counter; attention counts whole, with what its mask l
 from __future__ import annotations
 
 from attnlm.model.architecture import Architecture
+from attnlm.model.low_rank import LoRA, adapter_numbers, map_shapes
 
 
 def block_shapes(a: Architecture) -> list[tuple[int, int]]:
     """Outputs and inputs of the matrices of one block."""
-    width = a.embed_dim or 0
-    shapes: list[tuple[int, int]] = []
-    if a.attention == "softmax":
-        heads, kv_heads = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
-        shapes += [(heads, width), (kv_heads, width), (kv_heads, width)]
-        shapes += [(width, heads)] if a.projection else []
-    if a.mlp != "none":
-        shapes += [(a.mlp_dim, width)] * (2 if a.mlp == "swiglu" else 1) + [(width, a.mlp_dim)]
-    return shapes
+    return list(map_shapes(a).values())
 
 
 def block_matrices(a: Architecture) -> int:
@@ -38,12 +31,16 @@ def forward_flops(a: Architecture, vocab_size: int) -> int:
     return 2 * vocab_size * a.body_dim + a.layers * (2 * block_matrices(a) + mixing)
 
 
-def training_flops(a: Architecture, vocab_size: int) -> int:
+def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
     """FLOPs of one token's forward and backward pass, without the optimizer's update.
 
     A product takes two on the way back, one by each factor; weights that are all equal take none.
+    Beside adapters, the model's own weights take none either.
     """
     flops = 3 * forward_flops(a, vocab_size)
     if a.attention == "uniform":
         flops -= a.layers * 6 * a.block_size * mixed_width(a)
+    if lora is not None:
+        flops -= 2 * (vocab_size * a.body_dim + a.layers * block_matrices(a))
+        flops += 6 * adapter_numbers(a, lora)
     return flops

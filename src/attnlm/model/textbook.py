@@ -79,7 +79,7 @@ def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
         k = k / (k.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
         q, k = q * weights["query_norm.gain"], k * weights["key_norm.gain"]
     if a.positions == "rotary":
-        q, k = rotate(q, a.rotary_base), rotate(k, a.rotary_base)
+        q, k = rotate(a, q), rotate(a, k)
     if a.num_kv_heads != a.heads:
         k, v = (y.repeat_interleave(H // K, dim=0) for y in (k, v))  # each serves H/K queries
     scores = q @ k.mT / D**0.5  # (H, T, T)
@@ -88,10 +88,16 @@ def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
     return linear(weights, "projection", mixed) if a.projection else mixed
 
 
-def rotate(x: Tensor, base: float) -> Tensor:
+def rotate(a: Architecture, x: Tensor) -> Tensor:
     """Rotary positions: each pair of a head's numbers is turned by its angle."""
     T, D = x.shape[-2:]
-    frequencies = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    frequencies = a.rotary_base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    if a.rotary_factor is not None:
+        divided = frequencies / a.rotary_factor
+        if a.rotary_context is not None:  # the faster ones stay as they are
+            turns = frequencies * a.rotary_context / (2 * torch.pi)
+            divided = divided.lerp(frequencies, ((turns - 1) / 3).clamp(0, 1))
+        frequencies = divided
     angles = torch.outer(torch.arange(T), frequencies).repeat(1, 2)
     first, second = x.chunk(2, dim=-1)
     cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

@@ -5,28 +5,28 @@ One safetensors file; a sharded run's are a folder of them (sharded_checkpoint.p
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite, model_skeleton
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.inspection import check_finite, model_of, model_skeleton
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.low_rank import LoRA, adapter_shapes
 from attnlm.runs.older_files import from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
 from attnlm.runs.tensor_file import Shape, write_in_turn
+from attnlm.runs.tensor_reader import Stored, TensorFile
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
@@ -42,10 +42,12 @@ def save_checkpoint(
 ) -> None:
     """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
 
+    Of a model with adapters these are its weights: what is frozen lies elsewhere (weights.py).
     The file replaces an older one in one step, and the same content is the same bytes. A digest of
     all that it holds is part of it.
     """
-    tensors = named_tensors(dict(model.named_parameters()), optimizer or {})
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    tensors = named_tensors(trained, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     _save_in_turn(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 
@@ -93,21 +95,24 @@ def load_checkpoint(
     tensors are compared before any is read, and before the model takes memory.
     """
     facts, weights, state = load_rows(path, architecture, vocab_size)
-    model = build_model(architecture, vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    return model, facts, state
+    return model_of(architecture, vocab_size, weights), facts, state
 
 
 def load_rows(
-    path: Path, architecture: Architecture, vocab_size: int, rank: int = 0, count: int = 1
+    path: Path,
+    architecture: Architecture,
+    vocab_size: int,
+    rank: int = 0,
+    count: int = 1,
+    lora: LoRA | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """A checkpoint's facts, weights and optimizer's state: of all tensors, where `count` processes
-    share them out, the rows of one (`rows_of`). Raises as `load_checkpoint` does."""
-    facts, tensors = _read(path, architecture, vocab_size, rank, count)
+    share them out, the rows of one (`rows_of`). With `lora` the weights are those of adapters.
+
+    Raises as `load_checkpoint` does."""
+    shapes = _shapes(architecture, vocab_size, lora)
+    facts, tensors = _read(path, shapes, rank, count)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    shapes = _shapes(architecture, vocab_size)
     if not shapes.keys() <= weights.keys():
         weights, state = from_older(weights, shapes), from_older(state, shapes)
     if path.suffix and count > 1:  # a file is read, and checked, as a whole
@@ -126,18 +131,19 @@ def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
 
-def load_facts(path: Path, architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+def load_facts(
+    path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
+) -> dict[str, Any]:
     """The facts alone, at once: the numbers are not read, and the digest is not checked.
 
     Raises AttnlmError as `load_checkpoint` does.
     """
-    return _read(path, architecture, vocab_size, numbers=False)[0]
+    return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
 
 
 def _read(
     path: Path,
-    architecture: Architecture,
-    vocab_size: int,
+    shapes: Mapping[str, Shape],
     rank: int = 0,
     count: int = 1,
     *,
@@ -148,9 +154,8 @@ def _read(
             f"there is no checkpoint {path}",
             "the run stopped before it was written; train it again",
         )
-    # Where safetensors opens a path, it does so twice, and a trainer may replace it in between.
-    shapes = _shapes(architecture, vocab_size)
 
+    # A folder has several files, and a trainer may replace it in between.
     def read() -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
             if path.suffix:
@@ -161,7 +166,7 @@ def _read(
             raise AttnlmError(
                 f"can't read {path}: {error.strerror or error}", "check that it may be read"
             ) from None
-        except (SafetensorError, ValueError, RecursionError):
+        except (ValueError, RecursionError):
             raise _damaged(path) from None
         if found is None:
             raise AttnlmError(
@@ -177,18 +182,22 @@ def _read_file(
     path: Path, shapes: Mapping[str, Shape], numbers: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """None where it is another model's."""
-    with (
-        _opened(path, shapes) as opened,
-        safe_open(_name_of(path, opened), framework="pt") as file,
-    ):
-        metadata = file.metadata() or {}
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    tensors = {}
+    with files.open_regular(path) as opened:
+        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
+        count = sum(map(math.prod, shapes.values()))
+        if os.fstat(opened.fileno()).st_size > 8 + most + _BYTES_PER_NUMBER * count:
+            raise ValueError("too large")
+        file = TensorFile(opened, most)
         layouts = shapes, older_shapes(shapes)
-        if not any(_are_of_model(slices, _named(layout)) for layout in layouts):
+        if not any(_are_of_model(file.tensors, _named(layout)) for layout in layouts):
             return None
-        tensors = {name: file.get_tensor(name) for name in slices if numbers}
-    described = metadata.get("facts", "")
-    if numbers and metadata.get("digest") != _digest(described, tensors):
+        described = file.metadata.get("facts", "")
+        digest = hashlib.sha256(described.encode())
+        for name in sorted(file.tensors) if numbers else ():
+            tensors[name] = file.read(name)
+            _add_to(digest, name, tensors[name])
+    if numbers and file.metadata.get("digest") != digest.hexdigest():
         raise ValueError("another digest")
     facts = json.loads(described)
     if not isinstance(facts, dict):
@@ -196,7 +205,11 @@ def _read_file(
     return facts, tensors
 
 
-def _shapes(architecture: Architecture, vocab_size: int) -> dict[str, Shape]:
+def _shapes(
+    architecture: Architecture, vocab_size: int, lora: LoRA | None = None
+) -> dict[str, Shape]:
+    if lora is not None:
+        return dict(adapter_shapes(architecture, lora))
     skeleton = model_skeleton(architecture, vocab_size)
     return {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
 
@@ -209,32 +222,12 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-@contextlib.contextmanager
-def _opened(path: Path, expected: Mapping[str, Shape]) -> Iterator[IO[bytes]]:
-    """Raises ValueError for a header, or a file, larger than any checkpoint of this model's."""
-    with files.open_regular(path) as file:
-        header = int.from_bytes(file.read(8), "little")
-        size = os.fstat(file.fileno()).st_size
-        most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(expected)
-        numbers = sum(map(math.prod, expected.values()))
-        if header > most or size > 8 + most + _BYTES_PER_NUMBER * numbers:
-            raise ValueError("too large")
-        yield file
-
-
-def _name_of(path: Path, file: IO[bytes]) -> str:
-    """How safetensors opens the very file that was checked, also where its path is no UTF-8."""
-    by_number = f"/dev/fd/{file.fileno()}"
-    return by_number if Path(by_number).exists() else str(path)  # Windows has no such names
-
-
-def _are_of_model(slices: Mapping[str, Any], expected: Mapping[str, Shape]) -> bool:
+def _are_of_model(tensors: Mapping[str, Stored], expected: Mapping[str, Shape]) -> bool:
     """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
-    for name, found in slices.items():
-        whole = whole_shape(name, expected)
-        if found.get_dtype() != "F32" or tuple(found.get_shape()) != whole:
+    for name, found in tensors.items():
+        if found.dtype != "F32" or found.shape != whole_shape(name, expected):
             return False
-    return expected.keys() <= slices.keys()
+    return expected.keys() <= tensors.keys()
 
 
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:

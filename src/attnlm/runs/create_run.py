@@ -16,6 +16,7 @@ from attnlm.base.folders import workspace
 from attnlm.base.names import check_name, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
+from attnlm.runs.parent import keep_base
 from attnlm.runs.run import Run
 from attnlm.tokens import tokenizer
 
@@ -31,6 +32,8 @@ def create_run(
 ) -> Run:
     """Makes the folder of a new run, `<model>-001` and so on unless named: whole from the first.
 
+    A run that trains adapters gets its parent's weights too.
+
     Raises AttnlmError when the name is taken, UsageError when it can't be a folder's name.
     """
     about = {
@@ -45,7 +48,12 @@ def create_run(
         "floor": dataset.floor,
     }
     run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, about, parent=parent)
-    return put_new(run, dataset.tokenizer, name, checkpoint_dir)
+    fill = nothing if config.training.adapters is None else keep_base
+    return put_new(run, dataset.tokenizer, name, checkpoint_dir, fill)
+
+
+def nothing(run: Run) -> None:
+    """A run's folder needs no more."""
 
 
 def put_new(
@@ -53,7 +61,7 @@ def put_new(
     its_tokenizer: tokenizer.Tokenizer,
     name: str | None,
     checkpoint_dir: Path,
-    fill: Callable[[Run], None] = lambda run: None,
+    fill: Callable[[Run], None] = nothing,
 ) -> Run:
     """Makes the folder of a run, with what `fill` writes into it, and puts it in place.
 
@@ -61,6 +69,8 @@ def put_new(
     """
     if name is not None:
         check_name(name)
+        if os.path.lexists(checkpoint_dir / name):  # told before what may take long
+            raise _taken(checkpoint_dir / name)
     with workspace(checkpoint_dir) as work:
         new = work / "new"
         new.mkdir()
@@ -87,7 +97,11 @@ def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None)
                 raise
         if name is not None:
             break
-    raise AttnlmError(
-        f"a run called {name} exists, and runs are never overwritten",
+    raise _taken(path)
+
+
+def _taken(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"a run called {path.name} exists, and runs are never overwritten",
         f"give another `name`, or resume it: {resume_command(path)}",
     )

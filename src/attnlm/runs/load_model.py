@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnlm.compute.device import Device, choose_device
+from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
+from attnlm.runs.weights import load_weights
 
 
 def load_model(
@@ -35,5 +36,6 @@ def load_model(
     # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     chosen = choose_device(device, dtype)
-    model, _, _ = load_checkpoint(path, run.config.model, run.vocab_size)
+    _, weights = load_weights(run, path)
+    model = model_of(run.config.model, run.vocab_size, weights)
     return model.to(chosen.torch).eval(), chosen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import Dataset
-from attnlm.runs.checkpoint import load_rows
+from attnlm.runs.checkpoint import save_weights_in_turn
+from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
+from attnlm.runs.weights import load_weights
 
 
 def start_record(parent: Run, checkpoint: str, dataset: Dataset) -> dict[str, Any]:
@@ -26,6 +30,11 @@ def start_record(parent: Run, checkpoint: str, dataset: Dataset) -> dict[str, An
             "so that its ids mean other tokens",
             f"prepare its text again with `tokenizer` {parent.path}",
         )
+    return parent_record(parent, checkpoint)
+
+
+def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
+    """What a run records of its parent. Raises as `Run.checkpoint` does."""
     start = parent.checkpoint(checkpoint)
     return {
         "name": parent.name,
@@ -41,15 +50,46 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 
     Raises AttnlmError as `load_checkpoint` does, and where the parent was trained further since.
     """
+    parent, start = _start(run)
+    _, weights = load_weights(parent, start, rank, count)
+    _check_unchanged(start, run)
+    return weights
+
+
+def keep_base(run: Run) -> None:
+    """Puts the parent's weights into the folder of a run that trains adapters of them.
+
+    As a link to the parent's file where that holds these weights alone, and links can be made.
+    Raises as `parent_rows` does, and OSError.
+    """
+    parent, start = _start(run)
+    if start == parent.best and start.suffix and parent.config.training.adapters is None:
+        try:
+            os.link(start, run.base)
+        except OSError:
+            shutil.copyfile(start, run.base)
+        _check_unchanged(run.base, run)
+    else:
+        weights = parent_rows(run)
+        shapes = {name: tuple(values.shape) for name, values in weights.items()}
+        assert run.parent is not None
+        facts = {"step": run.parent["step"]}
+        save_weights_in_turn(run.base, shapes, weights.__getitem__, facts)
+
+
+def _start(run: Run) -> tuple[Run, Path]:
     assert run.parent is not None
-    path = Path(run.parent["path"]) / run.parent["checkpoint"]
-    _, weights, _ = load_rows(path, run.config.model, run.vocab_size, rank, count)
+    parent = open_run(Path(run.parent["path"]))
+    return parent, parent.path / run.parent["checkpoint"]
+
+
+def _check_unchanged(path: Path, run: Run) -> None:
+    assert run.parent is not None
     if _hash(path) != run.parent["sha256"]:
         raise AttnlmError(
-            f"{path} has changed since {run.name} was to start from it",
+            f"{run.parent['name']} has changed since {run.name} was to start from it",
             "wait until it is no longer trained, then start again",
         )
-    return weights
 
 
 def _hash(checkpoint: Path) -> str:

@@ -91,6 +91,16 @@ class Run:
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
+    def base(self) -> Path:
+        """The weights that the run's adapters are for, where it trains adapters."""
+        return self.path / "base.safetensors"
+
+    @property
+    def adapter(self) -> Path:
+        """The folder with the best adapters in the format of `peft`."""
+        return self.path / "adapter"
+
+    @property
     def started_from(self) -> str:
         """`multi-head-001, step 1,000 (best)`: where its weights started; "" for a random start."""
         if self.parent is None:
@@ -134,7 +144,8 @@ class Run:
     def _facts(self, path: Path) -> dict[str, Any]:
         from attnlm.runs.checkpoint import load_facts  # loads torch
 
-        facts = load_facts(path, self.config.model, self.vocab_size)
+        lora = self.config.training.adapters
+        facts = load_facts(path, self.config.model, self.vocab_size, lora)
         if type(facts.get("step")) is not int or type(facts.get("val_loss", 0.0)) is not float:
             raise damaged(path)
         return facts
@@ -300,6 +311,16 @@ def _is_evaluation(record: dict[str, Any]) -> bool:
     known = record["train_loss"] is None or is_number(record["train_loss"])
     known = known and is_number(record.get("evaluated_tokens", 0))
     return known and all(is_number(record[key]) for key in _NUMBERS)
+
+
+def about_nothing(name: str) -> dict[str, Any]:
+    """Of the data set of an imported run: there is none here."""
+    return {
+        **dict.fromkeys(("train_sha256", "val_sha256", "path"), ""),
+        **dict.fromkeys(("train_tokens", "val_tokens", "val_bytes"), 0),
+        **dict.fromkeys(("bigram_loss", "floor")),
+        "name": name,
+    }
 
 
 def damaged(path: Path) -> AttnlmError:

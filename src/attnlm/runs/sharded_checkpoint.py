@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
 from torch import Tensor
 
 from attnlm.base import files
@@ -27,6 +26,7 @@ from attnlm.base.folders import exchange, workspace
 from attnlm.base.rows import rows_of
 from attnlm.compute.processes import Processes, noticing_lost
 from attnlm.runs.tensor_file import Shape
+from attnlm.runs.tensor_reader import TensorFile
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -224,21 +224,22 @@ class _Parts:
 
     def take(self, path: Path) -> bool:
         """The rows of a file that are wanted; False where it is another model's."""
-        with safe_open(path, framework="pt") as file:
-            places = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", ""))
-            for name in file.keys():  # noqa: SIM118
-                part, whole = file.get_slice(name), whole_shape(name, self._weights)
-                rows, *rest = part.get_shape()
+        with files.open_regular(path) as opened:
+            file = TensorFile(opened, _LARGEST_HEADER)
+            places = json.loads(file.metadata.get("DCP_SHARDING_INFO", ""))
+            for name, part in file.tensors.items():
+                whole = whole_shape(name, self._weights)
+                rows, *rest = part.shape
                 first, *others = _place(places, name)
-                if whole is None or part.get_dtype() != "F32" or tuple(rest) != whole[1:]:
+                if whole is None or part.dtype != "F32" or tuple(rest) != whole[1:]:
                     return False
                 if any(others) or not 0 <= first <= first + rows <= whole[0]:
                     raise ValueError("not rows of this tensor")
                 self._found[name].append((first, first + rows))
-                self._copy(name, whole, part, first, rows)
+                self._copy(name, whole, file, first, rows)
         return True
 
-    def _copy(self, name: str, whole: Shape, part: Any, first: int, rows: int) -> None:
+    def _copy(self, name: str, whole: Shape, file: TensorFile, first: int, rows: int) -> None:
         ours = rows_of(whole[0], self._rank, self._count) if self._numbers else slice(0, 0)
         if name not in self.tensors:
             import torch
@@ -246,7 +247,7 @@ class _Parts:
             self.tensors[name] = torch.empty(ours.stop - ours.start, *whole[1:])
         begin, end = max(first, ours.start), min(first + rows, ours.stop)
         if begin < end:
-            values = part[begin - first : end - first]
+            values = file.read(name, slice(begin - first, end - first))
             self.tensors[name][begin - ours.start : end - ours.start] = values
 
     def check_complete(self) -> None:

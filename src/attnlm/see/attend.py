@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnlm.base.errors import AttnlmError
 from attnlm.model.inspection import check_finite
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
@@ -18,6 +20,9 @@ from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 
 Numbers = NDArray[np.float32]
+
+MOST_IN_JSON = 2**24
+"""Numbers, which then take about 400 MB."""
 
 CAUTION = (
     "Weights are not an explanation: they show where a head reads, "
@@ -43,8 +48,11 @@ class Attention:
 
     def next_tokens(self, place: int = -1, count: int = 10) -> list[tuple[str, float]]:
         """The likeliest tokens after the one at `place`, with their probabilities."""
-        likeliest = np.argsort(-self.probabilities[place], kind="stable")[:count]
-        return [(self.vocabulary[i], float(self.probabilities[place, i])) for i in likeliest]
+        probabilities_V = self.probabilities[place]
+        return [
+            (self.vocabulary[i], float(probabilities_V[i]))
+            for i in likeliest(probabilities_V, count)
+        ]
 
     def __repr__(self) -> str:
         layers, heads, length, _ = self.weights.shape
@@ -57,7 +65,13 @@ class Attention:
         return attention_html(self)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values. Raises AttnlmError where they are too many."""
+        if self.weights.size > MOST_IN_JSON:
+            raise AttnlmError(
+                f"{self.weights.size:,} attention weights are too many for JSON (at most "
+                f"{MOST_IN_JSON:,})",
+                "give a shorter text, or write a page: `output` FILE.html",
+            )
         return {
             "run": self.run,
             "model": self.model,
@@ -65,6 +79,14 @@ class Attention:
             "weights": self.weights.tolist(),
             "next": [{"token": t, "probability": p} for t, p in self.next_tokens()],
         }
+
+
+def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
+    """The ids of the `count` largest scores, the largest first; of equal ones the first."""
+    least = np.partition(scores_V, -count)[-count] if count < len(scores_V) else -np.inf
+    ids: NDArray[np.int64] = np.flatnonzero(scores_V >= least)
+    found: list[int] = ids[np.argsort(-scores_V[ids], kind="stable")][:count].tolist()
+    return found
 
 
 def attend(
@@ -90,23 +112,31 @@ def attend(
         raise no_attention()
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    seen = record(model, torch.tensor([ids]))
-    return attention_of(run, ids, seen)
+    return attention_of(run, model, ids)[0]
 
 
-def attention_of(run: Run, ids: list[int], seen: Recorder) -> Attention:
-    """What a forward pass over `ids` found; no maps of a model without attention.
+def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:
+    """What a forward pass over `ids` found, and its other numbers; no maps without attention.
 
     Raises NotFiniteError for NaN and infinity.
     """
-    has_maps = run.config.model.maps_per_layer > 0
-    weights_LHTT = seen.weights[:, 0] if has_maps else torch.zeros(0, 0, len(ids), len(ids))
-    check_finite(weights_LHTT, seen.logits)
-    return Attention(
+    a, length = run.config.model, len(ids)
+    layers = a.layers if a.maps_per_layer else 0
+    weights_LHTT = np.empty((layers, a.maps_per_layer, length, length), np.float32)
+    free = iter(weights_LHTT)
+
+    def keep(weights_BHTT: torch.Tensor) -> None:
+        check_finite(weights_BHTT)
+        next(free)[:] = weights_BHTT[0].numpy()
+
+    seen = record(model, torch.tensor([ids]), watch=keep)
+    check_finite(seen.logits)
+    found = Attention(
         run=run.name,
-        model=run.config.model.model,
+        model=a.model,
         tokens=token_texts(run.tokenizer, ids),
         vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
-        weights=weights_LHTT.numpy(),
+        weights=weights_LHTT,
         probabilities=torch.softmax(seen.logits[0], -1).numpy(),
     )
+    return found, seen

@@ -1,20 +1,4 @@
-"""Names for heads by measurement, and what each head is worth. docs/heads.md has it in prose.
-
-Of a head with weights a (T, T) over a window of tokens x, row t the looking token:
-
-    previous-token   mean over t ≥ 1 of a[t, t−1]
-    same-token       mean of Σ a[t, s] over s ≤ t with x_s = x_t
-    first-token      mean over t ≥ 1 of a[t, 0]
-    uniform          mean over t ≥ 1 of Σ min(a[t, s], 1/(t+1)) over s ≤ t
-    start-of-word    mean of Σ a[t, s] over s ≤ t where a word starts
-    induction        mean of Σ a[t, s] over 1 ≤ s < t with x_{s−1} = x_t
-
-Each is a share of attention, from 0 to 1. The means of same-token, start-of-word and induction are
-over those t ≥ 1 where there is something to look at: an earlier x_s = x_t, a start of a word, such
-an s. All means are over all windows at once.
-
-Some of a score is chance: what equal shares of attention, a[t, s] = 1/(t+1), would score there.
-"""
+"""Names for heads by measurement, and what each is worth. docs/heads.md has it in prose."""
 
 from __future__ import annotations
 
@@ -36,26 +20,20 @@ from attnlm.data.shards import Shards
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.recorder import Head, record
+from attnlm.model.recorder import Head, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
-from attnlm.tokens.tokenizer import Tokenizer, safe_pieces
-
-PATTERNS = (
-    "previous-token",
-    "same-token",
-    "first-token",
-    "uniform",
-    "start-of-word",
-    "induction",
+from attnlm.see.patterns import (
+    PATTERNS,
+    name_of,
+    pattern_sums,
+    repeated_random_tokens,
+    word_starts,
 )
-THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
-"""What a score must reach to give a head its name. Any head overlaps with a uniform one by much."""
+from attnlm.tokens.tokenizer import safe_pieces
 
-TIMES_CHANCE = 2
-"""And it must be so many times the score of equal shares (but for uniform, which those are)."""
-
+_INDUCTION = PATTERNS.index("induction")
 _TOKENS_AT_ONCE = 2**11
 
 
@@ -87,16 +65,28 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class HeadsReport:
-    """All heads of a run, over `windows` windows of `window` tokens."""
+    """All heads of a run, over `windows` windows of `window` tokens, and as many random ones."""
 
     run: str
     windows: int
     window: int
+    repeated: int
+    """the random tokens that come twice in each window that induction is measured on"""
+    has_text: bool
+    """whether the other scores are of a text, not of those random tokens too"""
     heads: list[HeadReport]
     chance: dict[str, float]
     """by pattern, what equal shares of attention score"""
     loss: float | None
     """with all heads, over these windows; None if not measured"""
+
+    @property
+    def measured_on(self) -> str:
+        """The windows, in words."""
+        random = f"{self.repeated} random tokens that come twice"
+        if not self.has_text:
+            return f"{self.windows} windows of {random}"
+        return f"{self.windows} windows of {self.window} tokens (induction: {random})"
 
     def facts(self) -> dict[str, Any]:
         """As JSON values."""
@@ -104,6 +94,8 @@ class HeadsReport:
             "run": self.run,
             "windows": self.windows,
             "window": self.window,
+            "repeated": self.repeated,
+            "has_text": self.has_text,
             "loss": self.loss,
             "chance": self.chance,
             "heads": [head.facts() for head in self.heads],
@@ -124,97 +116,66 @@ def study_heads(
 ) -> HeadsReport:
     """Scores every head over at most `windows` windows, spread evenly over the validation split.
 
-    The text is the run's own validation split, or the file `text`, or ids (N,), `tokens`. With
+    The text is the run's own validation split, or the file `text`, or ids (N,), `tokens`. Induction
+    is measured on random tokens, and so is all of an imported run, which has no such split. With
     `ablate` each head is silenced in turn and the loss measured over the same windows. Raises
     AttnlmError when there is no such text, when files are missing or damaged, and for a bigram;
     TooShortError when the text is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
-    origin = "the text"
-    if tokens is None:
-        origin = "val.bin"
-        tokens = _validation_tokens(run, text, data_dir)
+    if not run.config.model.maps_per_layer:
+        raise no_attention()
+    has_text = not (run.imported_from and text is None and tokens is None)
+    if ablate and not has_text:
+        raise AttnlmError(
+            f"{run.name} was imported, and has no text to measure a loss on", "give a `text`"
+        )
+    block_size = run.config.model.block_size
+    random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
+    windows_NT = random_NT
+    if not has_text and block_size < 2:
+        raise TooShortError(
+            f"a context of {block_size} token is too short to measure heads by", "see another run"
+        )
+    if has_text:
+        origin = "val.bin" if tokens is None else "the text"
+        tokens = _validation_tokens(run, text, data_dir) if tokens is None else tokens
+        places_NT = _windows(len(tokens), block_size, windows)
+        windows_NT = ids_at(tokens, places_NT, run.vocab_size, origin).astype(np.int64)
+        random_NT = random_NT[: len(windows_NT)]
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    places_NT = _windows(len(tokens), run.config.model.block_size, windows)
-    windows_NT = ids_at(tokens, places_NT, run.vocab_size, origin).astype(np.int64)
-    inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
-    ids_NT, next_NT = (torch.from_numpy(x).to(chosen.torch) for x in (inputs_NT, targets_NT))
-    starts_NT = torch.from_numpy(word_starts(run.tokenizer, inputs_NT)).to(chosen.torch)
-    scores_LHP, chance_P = _mean_scores(model, ids_NT, starts_NT)
+
+    def scored(inputs_NT: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        starts_NT = word_starts(run.tokenizer, inputs_NT)
+        tensors = (torch.from_numpy(x).to(chosen.torch) for x in (inputs_NT, starts_NT))
+        return _mean_scores(model, *tensors)
+
+    inputs_NT = windows_NT[:, :-1] if has_text else windows_NT
+    scores_LHP, chance_P = scored(inputs_NT)
+    if has_text:
+        of_random = scored(random_NT)
+        scores_LHP[..., _INDUCTION], chance_P[_INDUCTION] = (x[..., _INDUCTION] for x in of_random)
     chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
     places = [(layer, head) for layer, head in np.ndindex(*scores_LHP.shape[:2])]
     loss, changes = None, dict.fromkeys(places)
     if ablate:
-        loss, changes = _ablate(model, ids_NT, next_NT, places, on_event or ignore)
+        ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
+        loss, changes = _ablate(model, ids_NT[:, :-1], ids_NT[:, 1:], places, on_event or ignore)
     heads = []
     for layer, head in places:
         scores = dict(zip(PATTERNS, scores_LHP[layer, head].tolist(), strict=True))
         heads.append(HeadReport(layer, head, scores, name_of(scores, chance), changes[layer, head]))
-    return HeadsReport(run.name, len(ids_NT), ids_NT.size(1), heads, chance, loss)
-
-
-def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
-    """The pattern with the highest score among those that are clear enough, else "mixed"."""
-
-    def is_clear(pattern: str) -> bool:
-        beyond_chance = scores[pattern] >= TIMES_CHANCE * chance[pattern]
-        return scores[pattern] >= THRESHOLDS[pattern] and (pattern == "uniform" or beyond_chance)
-
-    return max(filter(is_clear, PATTERNS), key=lambda pattern: scores[pattern], default="mixed")
-
-
-def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """For each pattern the attention that falls on it, summed, and of how many tokens.
-
-    `starts_NT` says where words start. Returns (P, H) and (P,), the patterns in their order.
-    """
-    length = ids_NT.size(1)
-    past_TT = torch.ones(length, length, dtype=torch.bool, device=ids_NT.device).tril()
-    same_NTT = (ids_NT[:, :, None] == ids_NT[:, None, :]) & past_TT
-    earlier_NTT = same_NTT.tril(-1)
-    follows_NTT = (earlier_NTT.roll(1, -1)).tril(-1)
-    follows_NTT[:, :, 0] = False
-    later_T = torch.arange(length, device=ids_NT.device) >= 1
-    every_NT = later_T.expand(len(ids_NT), -1)
-    starts_NTT = starts_NT[:, None, :] & past_TT
-    wanted = {
-        "previous-token": (torch.eye(length, device=ids_NT.device).roll(1, 0).tril(-1), every_NT),
-        "same-token": (same_NTT, earlier_NTT.any(-1)),
-        "first-token": (torch.eye(length, device=ids_NT.device)[0].expand(length, -1), every_NT),
-        "start-of-word": (starts_NTT, starts_NTT.any(-1) & every_NT),
-        "induction": (follows_NTT, follows_NTT.any(-1)),
-    }
-    sums, counts = [], []
-    uniform_TT = past_TT / past_TT.sum(-1, keepdim=True)
-    for pattern in PATTERNS:
-        if pattern == "uniform":
-            share_NHT, counted_NT = weights_NHTT.minimum(uniform_TT).sum(-1), every_NT
-        else:
-            looked_at, counted_NT = wanted[pattern]
-            looked_at = looked_at.expand(len(ids_NT), -1, -1)[:, None]
-            share_NHT = (weights_NHTT * looked_at).sum(-1)
-        sums.append((share_NHT * counted_NT[:, None]).sum((0, 2), dtype=torch.float32))
-        counts.append(counted_NT.sum())
-    return torch.stack(sums), torch.stack(counts)
-
-
-def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Where a word starts: a letter or digit after a token that ends on none, (N, T).
-
-    A token that begins with other signs, as " the" does, starts a word if letters follow. Bytes
-    above 127 count as letters. Of a window's first token it is not known, and so it does not.
-    """
-    begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
-    for token in np.unique(ids_NT).tolist():
-        letters = [bytes([b]).isalnum() or b > 127 for b in tokenizer.decode_bytes([token])]
-        if letters:
-            begins[token], ends[token] = letters[0], letters[-1]
-            within[token] = any(letters) and not letters[0]
-    starts = within[ids_NT] | begins[ids_NT]
-    starts[:, 1:] &= within[ids_NT[:, 1:]] | ~ends[ids_NT[:, :-1]]
-    starts[:, 0] = False
-    return starts
+    return HeadsReport(
+        run=run.name,
+        windows=len(inputs_NT),
+        window=inputs_NT.shape[1],
+        repeated=random_NT.shape[1] // 2,
+        has_text=has_text,
+        heads=heads,
+        chance=chance,
+        loss=loss,
+    )
 
 
 def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any] | Shards:
@@ -230,8 +191,7 @@ def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[A
     try:
         return open_dataset_of(run, data_dir).val
     except AttnlmError as error:
-        hint = "give a `text`" if run.imported_from else f"{error.hint}; or give a `text`"
-        raise AttnlmError(error.message, hint) from None
+        raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
 
 
 def _windows(count: int, block_size: int, most: int) -> NDArray[np.int64]:
@@ -264,14 +224,14 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
     sums: Any = 0
     counts: Any = 0
     for part in _parts(ids_NT):
-        seen = record(model, ids_NT[part])
-        weights_LNHTT = seen.weights
-        check_finite(weights_LNHTT, seen.logits)
-        equal_NHTT = equal_TT.expand(weights_LNHTT.shape[1:])
-        found = [
-            pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part])
-            for weights_NHTT in (*weights_LNHTT, equal_NHTT)
-        ]
+        found: list[tuple[Tensor, Tensor]] = []
+
+        def score(weights_NHTT: Tensor, part: slice = part, found: Any = found) -> None:
+            check_finite(weights_NHTT)
+            found.append(pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part]))
+
+        check_finite(record(model, ids_NT[part], watch=score).logits)
+        score(equal_TT.expand(len(ids_NT[part]), model.architecture.maps_per_layer, -1, -1))
         sums = sums + torch.stack([layer_sums for layer_sums, _ in found])
         counts = counts + found[0][1]
     scores_LHP = (sums / counts.clamp(min=1)[:, None]).transpose(1, 2).cpu()
@@ -291,8 +251,7 @@ def _ablate(
 
 def _loss(model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, silenced: Head | None) -> float:
     losses = [
-        float(cross_entropy(record(model, ids_NT[part], silenced).logits, targets))
-        * targets.numel()
+        float(cross_entropy(_logits(model, ids_NT[part], silenced), targets)) * targets.numel()
         for part in _parts(ids_NT)
         for targets in [next_NT[part]]
     ]
@@ -300,6 +259,10 @@ def _loss(model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, silenced: Head 
     if not math.isfinite(loss):
         raise NotFiniteError
     return loss
+
+
+def _logits(model: LanguageModel, ids_NT: Tensor, silenced: Head | None) -> Tensor:
+    return record(model, ids_NT, silenced, watch=lambda _: None).logits
 
 
 def in_words(report: HeadsReport) -> Iterator[str]:

@@ -25,11 +25,12 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    packed = json.dumps(data, allow_nan=False, separators=(",", ":"))
     html = environment.get_template(template).render(
         style=Markup(_file("page.css")),
         scripts=[Markup(_file(script)) for script in scripts],
         # Nothing in the data may end the script element that they lie in.
-        data=Markup(json.dumps(data, allow_nan=False).replace("<", "\\u003c")),
+        data=Markup(packed.replace("<", "\\u003c")),
         **content,
     )
     return html.encode()

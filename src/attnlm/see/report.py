@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from attnlm.base.commands import command_for, resume_command
+from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.compute.device import choose_device
@@ -19,7 +18,6 @@ from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
@@ -27,7 +25,12 @@ from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.lens import LensRow, logit_lens
-from attnlm.see.reproduce import prepare_command, sample_command, train_command
+from attnlm.see.reproduce import (
+    import_command,
+    prepare_command,
+    sample_command,
+    train_command,
+)
 from attnlm.see.text import ids_within_context
 from attnlm.see.verdict import best_record, verdict_of
 from attnlm.training.schedule import learning_rate
@@ -45,7 +48,7 @@ class Report:
     run: Run
     checkpoint: str
     records: Sequence[Mapping[str, Any]]
-    """of its evaluations, oldest first, at least one"""
+    """of its evaluations, oldest first, at least one; none of an imported run"""
     snapshots: Sequence[Snapshot]
     """at evaluations; empty in a run of an older version"""
     passage: Sequence[str]
@@ -68,13 +71,15 @@ class Report:
     """what prints that text, on a CPU"""
 
     @property
-    def best(self) -> Mapping[str, Any]:
-        """The record of the best evaluation."""
-        return best_record(self.records)
+    def best(self) -> Mapping[str, Any] | None:
+        """The record of the best evaluation; None of an imported run."""
+        return best_record(self.records) if self.records else None
 
     @property
     def verdict(self) -> str:
         """How its training went, in words."""
+        if not self.records:
+            return "imported, so there is no training to report on"
         return verdict_of(self.run, self.records)
 
     @property
@@ -93,8 +98,9 @@ class Report:
             "model": self.run.config.model.model,
             "parameters": self.run.parameters,
             "parent": self.run.parent,
-            "best_val_loss": self.best["val_loss"],
-            "bits_per_byte": self.best["bits_per_byte"],
+            "imported_from": self.run.imported_from,
+            "best_val_loss": self.best and self.best["val_loss"],
+            "bits_per_byte": self.best and self.best["bits_per_byte"],
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
@@ -118,18 +124,14 @@ def report(
 
     The model looks at `text`, or at the beginning of the validation split. Heads are scored over
     `windows` windows of that split; `ablate` also measures the loss without each. Where the data
-    set is gone, they are scored on `text`, if it is given, or not at all.
+    set is gone, they are scored on `text`, if it is given, or not at all; an imported run has none,
+    and random tokens stand for it.
 
     Raises AttnlmError when the text does not fit the context or the vocabulary, when the run was
-    never evaluated, and when its files are missing or damaged.
+    trained here and never evaluated, and when its files are missing or damaged.
     """
     records = run.metrics()
-    if not records and run.imported_from:
-        raise AttnlmError(
-            f"{run.name} was imported, and has no training to report on",
-            f"see what it attends to: {command_for('attnlm attend TEXT', run.path)}",
-        )
-    if not records:
+    if not records and not run.imported_from:
         raise AttnlmError(
             f"{run.name} has no evaluations yet",
             f"resume it: {resume_command(run.path)}",
@@ -141,11 +143,9 @@ def report(
     passage = run.ticker_passage()
     ids, text_is = (given, "the text that was given") if given else _passage(run, dataset)
     if ids is None:
-        ids, text_is = (
-            _own_words(run, model),
-            "the model's own first words, since the data set is gone",
-        )
-    seen = record(model, torch.tensor([ids]))
+        gone_how = "it has no data set" if run.imported_from else "the data set is gone"
+        ids, text_is = _own_words(run, model), f"the model's own first words, since {gone_how}"
+    attention, seen = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
     heads, heads_over = None, "the model has none"
     if run.config.model.maps_per_layer:
@@ -171,15 +171,12 @@ def report(
         passage=passage,
         text_is=text_is,
         ids=ids,
-        attention=attention_of(run, ids, seen),
+        attention=attention,
         lens=logit_lens(model, seen),
         heads=heads,
         heads_over=heads_over,
         data_gone=gone,
-        commands=[
-            *([prepare_command(dataset)] if dataset else []),
-            train_command(run),
-        ],
+        commands=_commands(run, dataset),
         sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
         sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
@@ -190,6 +187,12 @@ def _dataset(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
         return open_dataset_of(run, data_dir), ""
     except AttnlmError as error:
         return None, error.message
+
+
+def _commands(run: Run, dataset: Dataset | None) -> list[str]:
+    if run.imported_from:
+        return [import_command(run)]
+    return [*([prepare_command(dataset)] if dataset else []), train_command(run)]
 
 
 def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
@@ -222,17 +225,17 @@ def _heads(
     run: Run, dataset: Dataset | None, given: list[int] | None, gone: str, **how: Any
 ) -> tuple[HeadsReport | None, str]:
     """Measured on the data set, else on a text that was given, if it is long enough."""
-    if dataset is None and given is None:
+    tokens = np.array(given) if dataset is None and given is not None else None
+    if dataset is None and tokens is None and not run.imported_from:
         return None, gone
     try:
-        if dataset is not None:
-            studied = study_heads(run, **how)
-            return (
-                studied,
-                f"{studied.windows} windows of {studied.window} tokens, spread over "
-                "the validation split",
-            )
-        studied = study_heads(run, tokens=np.array(given), **how)
+        studied = study_heads(run, tokens=tokens, **how)
     except TooShortError as error:
         return None, error.message
-    return studied, f"the {len(given or [])} tokens of the text above only, since {gone}"
+    if tokens is not None:
+        why = "it has no data set" if run.imported_from else gone
+        return studied, f"the {len(tokens)} tokens of the text above only, since {why}"
+    if dataset is None:
+        return studied, studied.measured_on
+    windows = f"{studied.windows} windows of {studied.window} tokens"
+    return studied, f"{windows}, spread over the validation split"

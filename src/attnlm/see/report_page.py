@@ -14,13 +14,16 @@ from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_sides, panel_svg, run_lines
 from attnlm.see.film import previous_token_score, strip
-from attnlm.see.heads import PATTERNS
+from attnlm.see.heads import HeadReport
+from attnlm.see.lens import lens_data
 from attnlm.see.page import render
+from attnlm.see.patterns import PATTERNS
 from attnlm.see.report import Report
 from attnlm.see.reproduce import report_command
 from attnlm.see.text import visible
 
 _MOST_SNAPSHOTS = 32
+_MOST_FILMS = 36
 _MOST_COLUMNS = 24  # of the logit lens
 
 
@@ -29,9 +32,14 @@ def report_page(report: Report) -> bytes:
     kept = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
     data["snapshots"], data["films"] = _snapshots(report, kept), _films(kept)
+    data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     return render(
         "report.html",
-        scripts=(*SCRIPTS, *(("report.js",) if kept else ())),
+        scripts=(
+            *SCRIPTS,
+            *(("lens.js",) if report.lens else ()),
+            *(("report.js",) if kept else ()),
+        ),
         data=data,
         report=report,
         run=report.run,
@@ -46,20 +54,31 @@ def report_page(report: Report) -> bytes:
         shown_film=max(
             range(len(data["films"])), key=lambda n: data["films"][n]["scores"][-1], default=0
         ),
+        all_films=report.run.config.model.layers * report.run.config.model.maps_per_layer,
         passage=_passage(report),
         lens=_lens(report),
+        lens_last=_lens_last(report),
         lens_tokens=content["shown"][-_MOST_COLUMNS:],
         came=content["shown"][-_MOST_COLUMNS:][1:],
         patterns=PATTERNS,
+        heat_rows=_by_layer(report),
         version=attnlm.__version__,
         **content,
     )
 
 
 def _facts(report: Report) -> dict[str, str]:
-    run, best, last = report.run, report.best, report.records[-1]
+    run, best = report.run, report.best
+    facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
+    if best is None:
+        return {
+            **facts,
+            "vocabulary": f"{run.vocab_size:,} ids ({run.tokenizer.name})",
+            "imported from": run.imported_from,
+        }
+    last = report.records[-1]
     return {
-        "model": f"{run.config.model.model}, {run.parameters:,} parameters",
+        **facts,
         "data": f"{run.dataset['name']}: {run.vocab_size:,} ids, "
         f"{run.dataset['train_tokens']:,} tokens to train on, "
         f"{run.dataset['val_tokens']:,} to validate",
@@ -79,10 +98,13 @@ def _facts(report: Report) -> dict[str, str]:
 
 
 def _settings(report: Report) -> dict[str, Any]:
+    """Of an imported run only those of the model: no training here has used the others."""
     words = {True: "yes", False: "no"}
+    config = report.run.config
+    settings = config.model.settings() if report.run.imported_from else config.settings()
     return {
         name.replace("_", " "): words[value] if isinstance(value, bool) else value
-        for name, value in report.run.config.settings().items()
+        for name, value in settings.items()
     }
 
 
@@ -91,6 +113,12 @@ def _curve(report: Report) -> str | None:
     if len(report.records) < 2:
         return None
     return panel_svg(run_lines(report.records), references_of(report.run), "step")
+
+
+def _by_layer(report: Report) -> list[list[HeadReport]]:
+    heads = [] if report.heads is None else report.heads.heads
+    layers = [head.layer for head in heads]
+    return [[head for head in heads if head.layer == layer] for layer in sorted(set(layers))]
 
 
 def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
@@ -102,6 +130,8 @@ def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 def _snapshots(report: Report, kept: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """Of each its step, loss and text, and where its step is across the picture of the curve."""
+    if not kept:
+        return []
     losses = {record["step"]: record["val_loss"] for record in report.records}
     left, right = panel_sides()
     last = report.records[-1]["step"] or 1
@@ -123,18 +153,26 @@ def _shown(text: str) -> str:
 
 
 def _films(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """For each head its strip, and its previous-token scores; none where no maps were recorded."""
+    """For each head its strip, and its previous-token scores; none where no maps were recorded.
+
+    Of many heads, only those with the largest scores in the end: a strip takes tens of KB.
+    """
     maps = [snapshot.maps for snapshot in snapshots if snapshot.maps is not None]
     shapes = {one.shape for one in maps}
     if len(maps) < len(snapshots) or len(shapes) != 1 or maps[0].shape[-1] < 2:
         return []
+    scores = {
+        place: [round(previous_token_score(one[place]), 3) for one in maps]
+        for place in np.ndindex(*maps[0].shape[:2])
+    }
+    best = sorted(scores, key=lambda place: scores[place][-1], reverse=True)[:_MOST_FILMS]
     return [
         {
-            "name": f"layer {layer + 1} head {head + 1}",
-            "strip": strip([one[layer, head] for one in maps]),
-            "scores": [round(previous_token_score(one[layer, head]), 3) for one in maps],
+            "name": f"layer {place[0] + 1} head {place[1] + 1}",
+            "strip": strip([one[place] for one in maps]),
+            "scores": scores[place],
         }
-        for layer, head in np.ndindex(*maps[0].shape[:2])
+        for place in sorted(best)
     ]
 
 
@@ -156,8 +194,26 @@ def _lens(report: Report) -> list[tuple[str, list[tuple[str, float, bool]]]]:
             [
                 (visible(vocabulary[i]), p, i == next_id)
                 for i, p, next_id in zip(
-                    row.ids[-_MOST_COLUMNS:], row.probabilities[-_MOST_COLUMNS:], came, strict=True
+                    row.ids[-_MOST_COLUMNS:, 0].tolist(),
+                    row.probabilities[-_MOST_COLUMNS:, 0].tolist(),
+                    came,
+                    strict=True,
                 )
+            ],
+        )
+        for row in report.lens
+    ]
+
+
+def _lens_last(report: Report) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Rows of cells: the likeliest tokens after the last one, with their probabilities."""
+    vocabulary = report.attention.vocabulary
+    return [
+        (
+            row.name,
+            [
+                (visible(vocabulary[i]), p)
+                for i, p in zip(row.ids[-1].tolist(), row.probabilities[-1].tolist(), strict=True)
             ],
         )
         for row in report.lens

@@ -48,6 +48,12 @@ def train_command(run: Run) -> str:
     return shlex.join([*words, *elsewhere(Path(run.dataset["path"]).parent, "data set")])
 
 
+def import_command(run: Run) -> str:
+    """What imports a run again from where it came."""
+    words = ["attnlm", "import", run.imported_from, "--name", run.name]
+    return shlex.join([*words, *elsewhere(run.path.parent)])
+
+
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
     """What prints the run's text again."""
     flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]

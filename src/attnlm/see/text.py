@@ -10,14 +10,14 @@ _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def ids_within_context(run: Run, text: str) -> list[int]:
-    """The ids of `text`, at least one and at most block_size.
+    """The ids of `text` as a model expects them, at least one and at most block_size.
 
     Raises UsageError for an empty text, AttnlmError where it is too long or the vocabulary lacks
     one of its characters.
     """
     if not text:
         raise UsageError("the text is empty", "give at least one character")
-    ids = run.tokenizer.encode(text)
+    ids = run.tokenizer.encode_from_start(text)
     most = run.config.model.block_size
     if len(ids) > most:
         raise AttnlmError(

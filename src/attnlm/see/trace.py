@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
+from attnlm.see.attend import MOST_IN_JSON
 from attnlm.see.blocks import next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
 
@@ -43,7 +45,16 @@ class Trace:
     """the next token's candidates with their probabilities, the likeliest first"""
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values, every number of every step in them."""
+        """As JSON values, every number of every step in them.
+
+        Raises AttnlmError where they are too many.
+        """
+        numbers = sum(step.values.numel() for step in self.steps)
+        if numbers > MOST_IN_JSON:
+            raise AttnlmError(
+                f"{numbers:,} numbers are too many for JSON (at most {MOST_IN_JSON:,})",
+                "give a shorter text",
+            )
         return {
             "run": self.run,
             "model": self.model,

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import abc
 import base64
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
+from attnlm.tokens.specs import IMPORTED, bpe_size
 from attnlm.tokens.split_patterns import pattern_of
 
-PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
-SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 END_OF_TEXT = "<|endoftext|>"
 # Characters. tiktoken's regular expressions give up on a run of a million spaces.
 PIECE = 2**18
@@ -43,11 +43,13 @@ class Tokenizer(abc.ABC):
     """A vocabulary, and how text becomes ids in it.
 
     `name` is the spec that makes it, as in "bpe:512"; ids are below `vocab_size`; `end_of_text`
-    is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id. `tokens`
-    are the bytes of each id. `dataset` names the data set that it is of, where that is known.
+    is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id;
+    `beginning` is the id that a text begins with, where its models expect one. `tokens` are the
+    bytes of each id. `dataset` names the data set that it is of, where that is known.
     """
 
     dataset: str | None = None
+    beginning: int | None = None
 
     def __init__(self, name: str, tokens: Sequence[bytes], end_of_text: int | None = None) -> None:
         self.name = name
@@ -65,6 +67,13 @@ class Tokenizer(abc.ABC):
         for piece in safe_pieces([text]):
             ids += self.encode_piece(piece).tolist()
         return ids
+
+    def encode_from_start(self, text: str) -> list[int]:
+        """As `encode`, of a text that begins here: after `beginning`, where there is one."""
+        ids = self.encode(text)
+        if self.beginning is None or ids[:1] == [self.beginning]:
+            return ids
+        return [self.beginning, *ids]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that never complete a character become U+FFFD."""
@@ -130,9 +139,11 @@ class ByteTokenizer(Tokenizer):
 class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
-    `ranks` are the bytes of each id from 0 up, in the order of their merges; `pattern` splits a
-    text to the words within which bytes are merged. Ids from len(ranks) to `vocab_size` stand for
-    nothing, but for `end_of_text`. Raises ValueError when that makes no tokenizer.
+    `ranks` are the bytes of each id from 0 up, in the order of their merges, none for an id that no
+    merge makes; `pattern` splits a text to the words within which bytes are merged. `special` are
+    texts with an id of their own: `end_of_text`, by default that of "<|endoftext|>", and others.
+    With `nfc`, text is normalised to Unicode's form NFC first. Raises ValueError when that makes no
+    tokenizer.
     """
 
     def __init__(
@@ -143,76 +154,89 @@ class BpeTokenizer(Tokenizer):
         *,
         vocab_size: int | None = None,
         end_of_text: int | None = None,
+        special: Mapping[str, int] | None = None,
+        beginning: int | None = None,
+        nfc: bool = False,
     ) -> None:
         import tiktoken
 
-        unused = (vocab_size or len(ranks)) - len(ranks)
-        if unused < 0 or (end_of_text is not None and not 0 <= end_of_text - len(ranks) < unused):
-            raise ValueError("its ids are not below its vocab_size, or stand for two things")
-        rank_of = {token: rank for rank, token in enumerate(ranks)}
+        self.special = dict(special or {})
+        if end_of_text is not None and end_of_text not in self.special.values():
+            self.special[END_OF_TEXT] = end_of_text
+        vocab_size = len(ranks) if vocab_size is None else vocab_size
+        tokens = [*ranks, *[b""] * (vocab_size - len(ranks))]
+        rank_of = {token: rank for rank, token in enumerate(ranks) if token}
         # tiktoken panics, past any `except Exception`, when it meets a byte without a rank.
-        if (
-            len(rank_of) != len(ranks)
-            or b"" in rank_of
-            or not rank_of.keys() >= {bytes([b]) for b in range(256)}
-        ):
+        if len(rank_of) != sum(map(bool, ranks)) or not rank_of.keys() >= {
+            bytes([b]) for b in range(256)
+        }:
             raise ValueError("its ranks are not distinct, or lack a byte")
-        tokens = [*ranks, *[b""] * unused]
-        special = {}
-        if end_of_text is not None:
-            tokens[end_of_text] = END_OF_TEXT.encode()
-            special[END_OF_TEXT] = end_of_text
+        for text, token in self.special.items():
+            if not 0 <= token < len(tokens) or tokens[token]:
+                raise ValueError("its special ids are out of range, or stand for two things")
+            tokens[token] = text.encode()
+        if len(tokens) > vocab_size:
+            raise ValueError("its ids are not below its vocab_size")
+        if not are_apart(self.special) or beginning not in (None, *self.special.values()):
+            raise ValueError("its special texts can't be told apart")
         super().__init__(name, tokens, end_of_text)
         self.pattern = pattern
         self.ranks = ranks
-        self._special = set(special)
+        self.beginning = beginning
+        self.end_text = next((t for t, i in self.special.items() if i == end_of_text), "")
+        self.nfc = nfc
+        self._special = re.compile(f"({'|'.join(map(re.escape, self.special)) or '(?!)'})")
         self._encoding = tiktoken.Encoding(
-            name, pat_str=pattern, mergeable_ranks=rank_of, special_tokens=special
+            name, pat_str=pattern, mergeable_ranks=rank_of, special_tokens=self.special
         )
 
     def to_json(self) -> dict[str, Any]:
+        more = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
         return {
             **super().to_json(),
             "pattern": self.pattern,
             "vocab_size": self.vocab_size,
             "end_of_text": self.end_of_text,
             "ranks": " ".join(base64.b64encode(token).decode() for token in self.ranks),
+            **(more if self.special.keys() - {END_OF_TEXT} or self.nfc else {}),
         }
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        return self._encode(text, self._special)
+        return self._encode(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """As `encode_piece`, where "<|endoftext|>" is text like any other."""
-        return self._encode(text, set())
+        """As `encode_piece`, where "<|endoftext|>" and the like are text like any other."""
+        return self._encode(_nfc(text) if self.nfc else text, set())
+
+    def normalised(self, text: str) -> str:
+        """What is encoded in the place of `text`: the same, unless there is a normal form."""
+        if not self.nfc or text.isascii():
+            return text
+        parts = self._special.split(text)  # of which the odd ones stay as they are
+        return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
+
+    def has_special(self, text: str) -> bool:
+        """Whether a text with an id of its own is in `text`."""
+        return self._special.search(text) is not None
 
     def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
         return self._encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
 
-def canonical_spec(text: str) -> str:
-    """The spec that is meant by a text such as "GPT-2"; the text itself where it means none."""
-    bare = re.sub("[-_ ]", "", text.lower())
-    for name in ("char", "byte", *PUBLISHED):
-        if bare == name.replace("_", ""):
-            return name
-    pairs = re.fullmatch(r"bpe[-_: ]?([0-9]+)", text.strip().lower())
-    return f"bpe:{pairs[1]}" if pairs else text
+def are_apart(special: Iterable[str]) -> bool:
+    """Whether special texts can be found one way only: none begins another, or has whitespace."""
+    texts = sorted(special)
+    return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
+        later.startswith(text) for text, later in itertools.pairwise(texts)
+    )
 
 
-def bpe_size(spec: str) -> int | None:
-    """N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
-    kind, colon, size = spec.partition(":")
-    if kind == "bpe" and re.fullmatch(r"[1-9][0-9]{2,4}", size) and 257 <= int(size) <= 65536:
-        return int(size)
-    if kind == "bpe" and re.fullmatch(r"[0-9]{1,9}", size):
-        raise UsageError(
-            f"{spec!r} is not a tokenizer: N is too small or too large", f"choose {SPECS}"
-        )
-    if colon or kind not in ("char", "byte", *PUBLISHED):
-        raise UsageError(f"{spec!r} is not a tokenizer", f"choose {SPECS}")
-    return None
+def _nfc(text: str) -> str:
+    from tokenizers.normalizers import NFC  # whose tables are those of Unicode that models were fed
+
+    encoded(text, "utf-8")  # for its error
+    return str(NFC().normalize_str(text))
 
 
 def safe_pieces(pieces: Iterable[str], limit: int = PIECE) -> Iterator[str]:
@@ -285,7 +309,8 @@ def load(path: Path) -> Tokenizer:
 def _rebuilt(content: dict[str, Any]) -> Tokenizer:
     """The tokenizer of a file's content. Raises ValueError or AttnlmError where it makes none."""
     name = _field(content, "name", str)
-    bpe_size(name)
+    if name not in IMPORTED:
+        bpe_size(name)
     if name == "byte":
         return ByteTokenizer()
     if name == "char":
@@ -300,13 +325,21 @@ def _rebuilt(content: dict[str, Any]) -> Tokenizer:
     if _field(content, "pattern", str) != pattern_of(name):
         raise ValueError(f"its pattern is not that of {name}")
     ranks = _field(content, "ranks", str).split(" ")
-    end_of_text = content.get("end_of_text")
+    ids = {
+        key: None if content.get(key) is None else _field(content, key, int)
+        for key in ("end_of_text", "beginning")
+    }
+    special = _field({"special": {}, **content}, "special", dict)
+    if not all(type(token) is int for token in special.values()):
+        raise ValueError("its special texts have no ids")
     return BpeTokenizer(
         name,
         content["pattern"],
         [base64.b64decode(token, validate=True) for token in ranks],
         vocab_size=vocab_size,
-        end_of_text=None if end_of_text is None else _field(content, "end_of_text", int),
+        special=special,
+        nfc=_field({"nfc": False, **content}, "nfc", bool),
+        **ids,
     )
 
 

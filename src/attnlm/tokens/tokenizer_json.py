@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.tokens import byte_characters
-from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
 _CHECKED, _LENGTH = 200, 100  # texts, and pieces of each
 _AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\ufeff\U0010ffff"
@@ -28,10 +28,9 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     if isinstance(tokenizer, CharTokenizer):
         made = _characters_tokenizer(tokenizer)
     elif isinstance(tokenizer, BpeTokenizer):
-        pairs = list(_pairs(list(map(byte_characters.written, tokenizer.ranks))))
-        made = pairs_tokenizer(tokenizer.ranks, pairs, tokenizer.pattern, tokenizer.end_of_text)
+        made = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
     else:
-        made = pairs_tokenizer(tokenizer.tokens, [], None, None)
+        made = _bytes_tokenizer(tokenizer)
     check_equal(tokenizer, made)
     return made
 
@@ -64,33 +63,45 @@ def _characters_tokenizer(tokenizer: CharTokenizer) -> Any:
     return made
 
 
+def _bytes_tokenizer(tokenizer: Tokenizer) -> Any:
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    id_of = {byte_characters.written(byte): i for i, byte in enumerate(tokenizer.tokens)}
+    made = LibraryTokenizer(models.BPE(id_of, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
 def pairs_tokenizer(
-    ranks: Sequence[bytes],
-    pairs: list[tuple[str, str]],
-    pattern: str | None,
-    end_of_text: int | None,
-    *,
-    whole: bool = True,
+    tokenizer: BpeTokenizer, pairs: list[tuple[str, str]], *, whole: bool = True
 ) -> Any:
     """The `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
 
-    `pattern` is one of ours, or None where text is not split to words; `whole` says whether a word
-    that is a token is taken at once.
+    `whole` says whether a word that is a token is taken at once.
     """
-    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers.processors import TemplateProcessing
 
-    id_of = {byte_characters.written(token): rank for rank, token in enumerate(ranks)}
-    if end_of_text is not None:
-        id_of[END_OF_TEXT] = end_of_text
-    made = LibraryTokenizer(models.BPE(id_of, pairs, ignore_merges=whole))
+    ranks = enumerate(tokenizer.ranks)
+    id_of = {byte_characters.written(token): rank for rank, token in ranks if token}
+    made = LibraryTokenizer(models.BPE(id_of | tokenizer.special, pairs, ignore_merges=whole))
+    if tokenizer.nfc:
+        made.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(library_pattern(tokenizer.pattern)), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer, made.decoder = as_bytes, decoders.ByteLevel()
-    if pattern is not None:
-        split = pre_tokenizers.Split(Regex(library_pattern(pattern)), "isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
-    if end_of_text is not None:
-        made.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in tokenizer.special]
+    )
+    for text, token in tokenizer.special.items():
+        if token == tokenizer.beginning:
+            made.post_processor = TemplateProcessing(
+                single=f"{text} $A", pair=f"{text} $A {text}:1 $B:1", special_tokens=[(text, token)]
+            )
     return made
 
 
@@ -100,16 +111,19 @@ def library_pattern(pattern: str) -> str:
     What is possessive in ours can't match otherwise either: it is so for speed. `$` would end a
     line there, not the text.
     """
-    return re.sub(r"([+*?}])\+", r"\1", pattern).replace("$", r"\z")
+    return re.sub(r"([+*?]|\{\d,\d\})\+", r"\1", pattern).replace("$", r"\z")
 
 
-def _pairs(tokens: list[str]) -> Iterator[tuple[str, str]]:
+def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
     """Every pair of tokens that makes a token, by the ids of what they make."""
+    tokens = [byte_characters.written(token) for token in tokenizer.ranks if token]
     known = set(tokens)
-    for token in tokens:
-        for place in range(1, len(token)):
-            if token[:place] in known and token[place:] in known:
-                yield token[:place], token[place:]
+    return [
+        (token[:place], token[place:])
+        for token in tokens
+        for place in range(1, len(token))
+        if token[:place] in known and token[place:] in known
+    ]
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:

@@ -97,8 +97,10 @@ class WordTable:
 
     def encode_piece(self, text: str) -> Ids:
         """The ids of at most `PIECE` characters, the same as the tokenizer's."""
+        text = self._tokenizer.normalised(text)
         utf8 = encoded(text, "utf-8")
-        assert len(utf8) <= 2 * self._numbers.size  # which C fills without looking
+        if len(utf8) > 2 * self._numbers.size:  # which C fills without looking
+            return self._plain(text)
         for _ in range(2):
             known = self._words[0]
             found = self._find(self._place, utf8, len(utf8), *self._out)

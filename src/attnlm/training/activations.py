@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from attnlm.model.architecture import Architecture
+from attnlm.model.low_rank import LoRA
 from attnlm.model.sizes import mixed_width
 from attnlm.training.one_layer import is_one_layer
 
@@ -26,8 +27,11 @@ class Numbers(NamedTuple):
         return 4 * self.stream + width * self.products
 
 
-def kept_by_block(a: Architecture, *, compiled: bool) -> Numbers:
-    """What a block keeps for the way back; `compiled` operations keep less."""
+def kept_by_block(a: Architecture, *, compiled: bool, lora: LoRA | None = None) -> Numbers:
+    """What a block keeps for the way back; `compiled` operations keep less.
+
+    Beside adapters, the inputs of maps are kept only for those that have one.
+    """
     width = a.embed_dim or 0
     norm = _norm(a, compiled)
     stream = products = 0
@@ -41,7 +45,21 @@ def kept_by_block(a: Architecture, *, compiled: bool) -> Numbers:
         products += width + between * a.mlp_dim
     if a.dropout and a.residual:  # which numbers were dropped
         products += width * ((a.attention != "none") + (a.mlp != "none"))
-    return Numbers(stream, products)
+    return Numbers(stream, products - _not_kept(a, lora))
+
+
+def _not_kept(a: Architecture, lora: LoRA | None) -> int:
+    """What frozen maps do not keep of their inputs, less what adapters keep between A and B."""
+    if lora is None:
+        return 0
+    not_kept, width = 0, a.embed_dim or 0
+    if a.attention == "softmax" and not {"query", "key", "value"} & set(lora.on):
+        not_kept += width
+    if a.mlp != "none" and not {"gate", "up"} & set(lora.on):
+        not_kept += width
+    if a.mlp != "none" and "down" not in lora.on:
+        not_kept += a.mlp_dim
+    return not_kept - lora.rank * len(lora.on)
 
 
 def _mixing(a: Architecture, compiled: bool) -> int:

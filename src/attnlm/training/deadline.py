@@ -6,8 +6,9 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from attnlm.config.settings import TrainingConfig, with_steps
+from attnlm.config.settings import with_steps
 from attnlm.config.stages import Stage, parsed_stages, written
+from attnlm.config.training import TrainingConfig
 
 # Of the budget: what evaluations may take, and after how much of it the clock is looked at.
 _EVALUATION_SHARE, _BETWEEN_LOOKS = 0.15, 1 / 40

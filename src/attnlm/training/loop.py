@@ -18,6 +18,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.lora import folded
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.training.deadline import Deadline
@@ -250,22 +251,23 @@ class _Loop:
         state, run = self._state, self.run
         loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
         tokens_per_second = self._tokens_per_second()
-        evaluation = validation_loss(
-            state.model,
-            self._dataset.val,
-            state.device,
-            bytes_per_token=self._dataset.bytes_per_token,
-            compile=self._config.compile,
-            threads=self._config.threads or 1,
-            most=self._config.eval_tokens,
-            processes=self._stepper.processes,
-            is_sharded=self._config.is_sharded,
-        )
-        if not math.isfinite(evaluation.loss):
-            raise StepNotFiniteError(
-                f"validation loss is no longer a finite number, at step {state.step}"
+        with folded(state.model):
+            evaluation = validation_loss(
+                state.model,
+                self._dataset.val,
+                state.device,
+                bytes_per_token=self._dataset.bytes_per_token,
+                compile=self._config.compile,
+                threads=self._config.threads or 1,
+                most=self._config.eval_tokens,
+                processes=self._stepper.processes,
+                is_sharded=self._config.is_sharded,
             )
-        taken = self._snapshot()
+            if not math.isfinite(evaluation.loss):
+                raise StepNotFiniteError(
+                    f"validation loss is no longer a finite number, at step {state.step}"
+                )
+            taken = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
         with self._interruption.shield():

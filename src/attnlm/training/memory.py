@@ -12,6 +12,7 @@ from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
+from attnlm.model.low_rank import LoRA, adapter_numbers
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
 from attnlm.model.sizes import block_matrices
 from attnlm.training.activations import (
@@ -87,24 +88,27 @@ class _Step:
     one_layer: bool
     sharded: bool
     recompute: bool
+    lora: LoRA | None
 
 
 def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
     """From the sizes alone, of each process."""
-    a, training = config.model, config.training
+    a, training, lora = config.model, config.training, config.training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     cut = cut_batch(training, threads)
     form = _form(config, vocab_size, cut, device)
     shards = training.processes if training.is_sharded else 1
 
     own = _FLOAT * parameters // shards
+    trained = own if lora is None else _FLOAT * adapter_numbers(a, lora)
+    frozen = 0 if lora is None else own
     blocks = a.layers * block_matrices(a)
     gathered = parameters - blocks + min(_GATHERED, a.layers) * block_matrices(a)
     gathered *= form.sharded
     by_muon = _FLOAT * blocks // shards if training.optimizer == "muon" else 0
-    optimizer = 2 * own - by_muon
+    optimizer = 2 * trained - by_muon
 
     tokens = cut.windows * a.block_size
     activations = int(cut.shares * tokens * _bytes_per_token(a, form) * _FRAGMENTS[device])
@@ -113,13 +117,15 @@ def estimate_memory(
     if device == "cuda":  # its memory is used again
         evaluation = max(0, evaluation - activations - logits)
     return MemoryEstimate(
-        weights=own + form.width * (gathered + cut.shares * _copied(a, vocab_size, form)),
-        gradients=cut.shares * own + _FLOAT * gathered,
+        weights=frozen
+        + trained
+        + form.width * (gathered + cut.shares * _copied(a, vocab_size, form)),
+        gradients=cut.shares * trained + _FLOAT * gathered,
         optimizer=optimizer,
         activations=activations,
         logits=logits,
         evaluation=evaluation,
-        checkpoint=_checkpoint(own, optimizer, parameters) if form.sharded else 0,
+        checkpoint=_checkpoint(trained, optimizer, parameters) if form.sharded else 0,
         process=_PROCESS[device],
     )
 
@@ -139,10 +145,12 @@ def _form(config: Config, vocab_size: int, cut: Cut, device: str) -> _Step:
         compiled=on_cpu and training.compile in ("auto", "parts") and has_parts(*sizes),
         one_layer=on_cpu
         and not training.is_sharded
+        and training.lora is None
         and training.compile != "on"
         and is_one_layer(a, vocab_size, cut.windows * a.block_size),
         sharded=training.is_sharded,
         recompute=training.recompute,
+        lora=training.adapters,
     )
 
 
@@ -152,7 +160,7 @@ def _bytes_per_token(a: Architecture, form: _Step) -> int:
         return 0
     if form.one_layer:
         return _FLOAT * one_layer_numbers(a, compiled=form.compiled)
-    block = kept_by_block(a, compiled=form.compiled).bytes(form.width)
+    block = kept_by_block(a, compiled=form.compiled, lora=form.lora).bytes(form.width)
     blocks = a.layers * block
     if form.recompute:
         blocks = block + a.layers * _FLOAT * a.embed_dim
@@ -166,7 +174,7 @@ def _copied(a: Architecture, vocab_size: int, form: _Step) -> int:
         return 0
     if form.width < _FLOAT and not form.sharded:
         return a.layers * block_matrices(a) + vocab_size * a.body_dim
-    if form.sharded:
+    if form.sharded or form.lora is not None:  # what is frozen lies joined already
         return 0
     return (1 if form.recompute else a.layers) * joined_matrices(a)
 
@@ -179,7 +187,8 @@ def _logits(a: Architecture, vocab_size: int, tokens: int, device: str, form: _S
     if a.embed_dim is None or logits <= LOGITS_AT_ONCE[device]:
         return 3 * logits
     # The gradients of what the head reads, and of its weights, are made on the way forward.
-    return _logits_at_once(vocab_size, device, form) + (tokens + vocab_size) * a.body_dim
+    rows = tokens + (vocab_size if form.lora is None else 0)
+    return _logits_at_once(vocab_size, device, form) + rows * a.body_dim
 
 
 def _logits_at_once(vocab_size: int, device: str, form: _Step) -> int:

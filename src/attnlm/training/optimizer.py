@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.compute.workers import compute_all
-from attnlm.config.settings import TrainingConfig
+from attnlm.config.training import TrainingConfig
 from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.update_rules import AdamW, Muon, Place, place_of
 
@@ -37,8 +37,13 @@ class Span(NamedTuple):
 def placed_spans(
     model: nn.Module, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
-    """The parameters side by side, those of one place together; `local` is what is here of one."""
-    named = [(name, p, place_of(name, p, config)) for name, p in model.named_parameters()]
+    """The parameters that are trained side by side, those of one place together; `local` is what
+    is here of one."""
+    named = [
+        (name, p, place_of(name, p, config))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
     spans: list[Span] = []
     end = 0
     for name, parameter, place in sorted(named, key=lambda found: found[2]):
@@ -208,7 +213,8 @@ class FlatOptimizer(Optimizer):
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
         """The model again, on the same weights in memory, and the vector of its own gradients."""
-        copied, gradient = copy.deepcopy(model), torch.zeros_like(self._values)
+        frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+        copied, gradient = copy.deepcopy(model, frozen), torch.zeros_like(self._values)
         parameters = dict(copied.named_parameters())
         for span in self._spans:
             parameters[span.name].data = span.values

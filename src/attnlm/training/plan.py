@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from attnlm.base.errors import UsageError
-from attnlm.config.settings import Config, TrainingConfig
+from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture, settings_of
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.sizes import block_shapes, forward_flops, training_flops
@@ -61,7 +62,7 @@ class Plan:
     @property
     def training_flops(self) -> int:
         """Of one token, forward and backward."""
-        return training_flops(self.config.model, self.vocab_size)
+        return training_flops(self.config.model, self.vocab_size, self.config.training.adapters)
 
     @property
     def update_flops(self) -> int:

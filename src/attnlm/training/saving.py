@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnlm.compute.processes import Processes
 from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
 from attnlm.training.state import TrainingState
@@ -25,6 +26,7 @@ class Saver:
         run, state = self._run, self._state
         if best_loss is not None:
             save_checkpoint(run.best, state.model, self._about_best(best_loss))
+            write_adapter(run, state.optimizer.weights())
         save_checkpoint(run.last, state.model, state.facts(), state.optimizer.state())
         state.saved_step = state.step
 

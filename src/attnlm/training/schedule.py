@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from attnlm.config.settings import TrainingConfig
 from attnlm.config.stages import parsed_stages
+from attnlm.config.training import TrainingConfig
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:

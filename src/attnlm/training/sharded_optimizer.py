@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnlm.base.rows import rows_of
 from attnlm.compute.processes import Processes
-from attnlm.config.settings import TrainingConfig
+from attnlm.config.training import TrainingConfig
 from attnlm.training.optimizer import Optimizer, Span, placed_spans
 from attnlm.training.sharding import local_part, part_of_whole
 from attnlm.training.update_rules import AdamW, Muon, orthogonalize

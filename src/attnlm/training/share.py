@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.config.settings import Config, TrainingConfig
+from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import window_seeds
 from attnlm.model.dropout import drawing_from
 from attnlm.model.language_model import LanguageModel
@@ -77,7 +78,7 @@ class Share:
             self._model, self.gradient = state.optimizer.replica(state.model)
         self._parts = training.compile == "parts"
         self._form = None
-        if training.compile != "on" and not training.is_sharded:
+        if training.compile != "on" and not training.is_sharded and training.lora is None:
             self._form = one_layer_form(self._model, self._windows, state.device, training.compile)
         self._loss = torch.compile(_loss) if training.compile == "on" else _loss
         self._generators: list[torch.Generator] = []

@@ -16,10 +16,12 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.model.lora import adapt, frozen
 from attnlm.runs.checkpoint import load_facts, load_rows, named_tensors
 from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import parameter_of
+from attnlm.runs.weights import base_weights
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharded_optimizer import ShardedOptimizer
 from attnlm.training.sharding import part_of_whole, sharded_model
@@ -60,7 +62,7 @@ class TrainingState:
         for name, value in processes.from_main(self.facts()).items():
             setattr(self, name, value)
         if isinstance(self.optimizer, FlatOptimizer):
-            for vector in self.optimizer.vectors():
+            for vector in (*self.optimizer.vectors(), *frozen(self.model).values()):
                 processes.copy_from_main(vector)
 
     def copies(self, processes: Processes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -109,6 +111,8 @@ def initial_state(
             model = sharded_model(config.model, vocab_size, device, processes)
         else:
             model = build_model(config.model, vocab_size).to(device.torch)
+            if training.adapters is not None:
+                adapt(model, training.adapters)
     if isinstance(model, Transformer):
         model.recompute = training.recompute
     optimizer: Optimizer
@@ -126,13 +130,15 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
     """
     config = run.config
     part = (processes.rank, processes.count) if config.training.is_sharded else (0, 1)
-    facts, weights, tensors = load_rows(run.last, config.model, run.vocab_size, *part)
+    about = config.model, run.vocab_size, *part, config.training.adapters
+    facts, weights, tensors = load_rows(run.last, *about)
     state = initial_state(config, run.vocab_size, device, processes)
+    _take_base(state, run)
     optimizer = state.optimizer
     if optimizer.state().keys() != tensors.keys():
         raise _not_of(run)
     optimizer.load_state(tensors)
-    _take(optimizer, weights)
+    _take(optimizer.weights(), weights)
     saved = _checked(facts, run)
     records = run.metrics_until(facts["evaluated_step"])
     older = facts.get("seconds", 0.0)  # which is where older versions kept them
@@ -145,16 +151,19 @@ def begun_state(
 ) -> TrainingState:
     """The same state in all processes: of a `fresh` run the first, else the one that was saved.
 
-    The weights of a fresh run are its parent's, where it has one. Where each process has all of the
-    state, the main process reads it. Raises as `saved_state` and `parent_rows` do.
+    The weights of a fresh run are its parent's, where it has one; its adapters are new. Where each
+    process has all of the state, the main process reads it. Raises as `saved_state` and
+    `parent_rows` do.
     """
     is_sharded = run.config.training.is_sharded
     reads = processes.is_main or is_sharded
     if fresh or not reads:
         state = initial_state(run.config, run.vocab_size, device, processes)
-        if fresh and reads and run.parent is not None:
+        if fresh and reads and run.config.training.adapters is not None:
+            _take_base(state, run)
+        elif fresh and reads and run.parent is not None:
             part = (processes.rank, processes.count) if is_sharded else (0, 1)
-            _take(state.optimizer, parent_rows(run, *part))
+            _take(state.optimizer.weights(), parent_rows(run, *part))
     else:
         state = saved_state(run, device, processes)
     if processes.count > 1:
@@ -162,14 +171,21 @@ def begun_state(
     return state
 
 
-def _take(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> None:
-    for name, values in optimizer.weights().items():
+def _take_base(state: TrainingState, run: Run) -> None:
+    """Gives a model with adapters the weights that they are for."""
+    if run.config.training.adapters is not None:
+        _take(frozen(state.model), base_weights(run))
+
+
+def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    for name, values in into.items():
         values.copy_(weights[name])
 
 
 def saved_facts(run: Run) -> dict[str, Any]:
     """What the run's last checkpoint says of its state, without the tensors. Raises AttnlmError."""
-    return _checked(load_facts(run.last, run.config.model, run.vocab_size), run)
+    lora = run.config.training.adapters
+    return _checked(load_facts(run.last, run.config.model, run.vocab_size, lora), run)
 
 
 def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:

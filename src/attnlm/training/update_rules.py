@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlm.config.settings import TrainingConfig
+from attnlm.config.training import TrainingConfig
 
 
 class Place(NamedTuple):

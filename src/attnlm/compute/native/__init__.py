@@ -40,7 +40,10 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "place_heads_backward": ([*[_NUMBER] * 5, *[_PLACE] * 8], None),
     },
     "decoding.c": {
-        "next_logits": ([*[_PLACE] * 2, *[_NUMBER] * 3, ctypes.c_char_p, _PLACE], ctypes.c_int),
+        "next_logits": (
+            [*[_PLACE] * 2, *[_NUMBER] * 4, ctypes.c_char_p, _PLACE],
+            ctypes.c_int,
+        ),
     },
     "words.c": {
         "find_words": ([_PLACE, ctypes.c_char_p, _NUMBER, _PLACE, _PLACE], _NUMBER),

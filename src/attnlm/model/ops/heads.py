@@ -60,16 +60,29 @@ def _views(packed_BTN: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tenso
     return query, key, value
 
 
-def rotary_angles(length: int, head_size: int, base: float) -> Rotation:
+def rotary_angles(
+    length: int,
+    head_size: int,
+    base: float,
+    factor: float | None = None,
+    context: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Rotation:
     """Cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
 
-    The two halves of a head hold the pairs, as in Llama and Qwen.
+    The two halves of a head hold the pairs, as in Llama and Qwen. `factor` divides frequencies
+    (Chen et al., 2023); with `context` not those that turn 4 times or more within it, and those
+    that turn once to 4 times in part, as in Llama 3.1.
     """
     if torch.get_default_device().type == "meta":  # of a model's skeleton nothing is computed
         return torch.empty(length, head_size), torch.empty(length, head_size)
     frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    angles = torch.outer(torch.arange(length), frequencies).repeat(1, 2)
-    return angles.cos().float(), angles.sin().float()
+    if factor is not None:
+        turns = frequencies * (context or 0) / (2 * torch.pi)
+        kept = ((turns - 1) / 3).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
+    angles = torch.outer(torch.arange(length), frequencies)
+    return angles.cos().to(dtype).repeat(1, 2), angles.sin().to(dtype).repeat(1, 2)
 
 
 def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from attnlm.model.ops import compiled_for, place
+from attnlm.model.ops.products import product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""
@@ -54,7 +55,9 @@ class _LinearCrossEntropy(Function):
         ctx: Any, x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor
     ) -> Tensor:
         d_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
-        ctx.gradients = torch.empty_like(x_MC), torch.zeros_like(weight_VC), d_bias_V
+        is_frozen = not ctx.needs_input_grad[1]
+        d_weight_VC = None if is_frozen else torch.zeros_like(weight_VC)
+        ctx.gradients = torch.empty_like(x_MC), d_weight_VC, d_bias_V
         return _in_pieces(x_MC, weight_VC, bias_V, targets_M, ctx.gradients)
 
     @staticmethod
@@ -65,7 +68,7 @@ class _LinearCrossEntropy(Function):
         return *ctx.gradients, None
 
 
-_Gradients = tuple[Tensor, Tensor, Tensor | None] | None
+_Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
 """Of x (M, C), set; of weights (V, C) and bias (V), added to. None where nobody wants them."""
 
 
@@ -100,7 +103,8 @@ def _plain(
         d_logits_mV = d_logits_mV.mul_(1 / len(targets_M)).to(x_MC.dtype)
         d_x_MC, d_head_VC, d_bias_V = wanted
         torch.mm(d_logits_mV, head_VC, out=d_x_MC[part])
-        d_head_VC += d_logits_mV.T @ x_MC[part]
+        if d_head_VC is not None:
+            d_head_VC += d_logits_mV.T @ x_MC[part]
         if d_bias_V is not None:
             d_bias_V += d_logits_mV.sum(0)
     return total / len(targets_M)
@@ -115,7 +119,7 @@ def _compiled(
     wanted: _Gradients,
 ) -> Tensor:
     """With tokens side by side, which such narrow products prefer."""
-    total = torch.zeros((), dtype=torch.float64)
+    total, is_frozen = torch.zeros((), dtype=torch.float64), not head_VC.requires_grad
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
@@ -125,12 +129,18 @@ def _compiled(
         x_mC, targets_m = x_MC[part], targets_M[part]
         shape = head_VC.size(0), len(targets_m)
         logits_Vm = logits[: math.prod(shape)].view(shape)
-        torch.mm(head_VC, x_mC.T, out=logits_Vm)
+        if is_frozen:
+            logits_Vm = product(head_VC, x_mC)
+        else:
+            torch.mm(head_VC, x_mC.T, out=logits_Vm)
         parts.cross_entropy(
             *(*shape, shape[1], 0.0 if wanted is None else 1 / len(targets_M)),
             *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
         )
-        if d_x_MC is not None and d_head_VC is not None:
+        if d_x_MC is not None and is_frozen:
+            d_x_MC[part] = product(logits_Vm.T, head_VC.T)
+        elif d_x_MC is not None:
             torch.mm(logits_Vm.T, head_VC, out=d_x_MC[part])
+        if d_head_VC is not None:
             d_head_VC.addmm_(logits_Vm, x_mC)
     return (total / len(targets_M)).float()

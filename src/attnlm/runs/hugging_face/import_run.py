@@ -6,73 +6,118 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import is_folder
 from attnlm.base.names import check_name
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
+from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
-from attnlm.runs.hugging_face.read_config import read_config, read_object
+from attnlm.runs.hugging_face.hub import downloaded, is_name
+from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
+from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, about_nothing
 from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
 from attnlm.tokens.tokenizer import Tokenizer
 
 _MOST_TOKENIZER = 2**26  # bytes
-_OPENED = 2  # times its weights: what a checkpoint takes while it is loaded
+_OPENED = 2  # times its weights: the native decoder keeps a copy in an order of its own
 
 
 def import_run(
-    source: str | Path, *, name: str | None = None, checkpoint_dir: str | Path = "checkpoints"
+    source: str | Path,
+    *,
+    base: str | Path | Run | None = None,
+    name: str | None = None,
+    revision: str | None = None,
+    block_size: int | None = None,
+    checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
 ) -> Run:
-    """Makes a run of a Hugging Face folder, or of one of its safetensors files.
+    """Makes a run of a Hugging Face folder, of one of its safetensors files, or of a model's name.
+
+    A folder of `peft` has an adapter: it becomes a run of adapters for the weights of the run
+    `base`.
 
         run = attnlm.import_run("exported", name="imported")
 
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
-    merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. One tensor at a time is in memory.
+    merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. A name, as in Qwen/Qwen3-0.6B, is
+    looked for on the Hugging Face Hub where no folder is called so; `revision` is a branch, tag or
+    commit of it. The run sees `block_size` tokens at a time, by default as many as the model. One
+    tensor at a time is in memory.
 
     Raises AttnlmError where anything in it is missing, damaged, or can't be expressed exactly, and
-    for weights that this machine's memory can't hold; UsageError when the name can't be a folder's.
+    for weights that this machine's memory can't hold; UsageError for invalid arguments.
     """
     if name is not None:
         check_name(name)
-    source = Path(source)
-    folder, file = (source, None) if is_folder(source) else (source.parent, source)
-    if file is not None and (file.suffix != ".safetensors" or not file.exists()):
-        raise AttnlmError(
-            f"{source} is neither a folder nor a safetensors file",
-            "download the model's folder first, and give its path",
-        )
-    described = read_config(folder / "config.json")
-    a = described.config.model
+    if is_adapter(Path(source)) or base is not None:
+        if base is None:
+            raise UsageError(f"{source} is an adapter", "name the run that it is for as `base`")
+        if (revision, block_size) != (None, None):
+            raise UsageError(
+                "an adapter has the context of the run that it is for",
+                "leave out `revision` and `block_size`",
+            )
+        return import_adapter(Path(source), base, name=name, checkpoint_dir=Path(checkpoint_dir))
+    origin, folder, file = _found(source, revision, block_size, on_event or ignore)
+    described = read_config(folder / "config.json", block_size)
+    _check_memory(described)
     weights = Weights(folder, described, file)
-    there, needed = machine_memory(), _OPENED * 4 * weights.parameters
-    if there is not None and needed > there:
-        raise AttnlmError(
-            f"its {weights.parameters:,} parameters take {byte_size(needed)} of memory to open, "
-            f"and this machine has {byte_size(there)}",
-            "import a smaller model",
-        )
     with weights:
         tokenizer = _tokenizer(folder, described.vocab_size)
-        about = {
-            **dict.fromkeys(("train_sha256", "val_sha256", "path"), ""),
-            **dict.fromkeys(("train_tokens", "val_tokens", "val_bytes"), 0),
-            **dict.fromkeys(("bigram_loss", "floor")),
-            "name": folder.absolute().name,
-        }
+        about = about_nothing(origin.rpartition("/")[2].partition("@")[0])
         run = Run(Path(), described.config, described.vocab_size, weights.parameters, about)
-        run = replace(run, imported_from=str(source.absolute()))
+        run = replace(run, imported_from=origin)
 
         def fill(run: Run) -> None:
             save_weights_in_turn(run.best, weights.shapes, weights.__getitem__, {"step": 0})
 
         checkpoint_dir = Path(checkpoint_dir)
-        assert a.embed_dim is not None
         with files.explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
+
+
+def _found(
+    source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
+) -> tuple[str, Path, Path | None]:
+    """What is recorded as the origin, the folder, and the file in it if one was named."""
+    path = Path(source)
+    if is_folder(path) or path.exists():
+        if revision is not None:
+            raise UsageError(
+                "`revision` is for models of the Hub", f"{source} is on this machine: leave it out"
+            )
+        if is_folder(path):
+            return str(path.absolute()), path, None
+        if path.suffix == ".safetensors":
+            return str(path.absolute()), path.parent, path
+    elif is_name(str(source)):
+
+        def check(folder: Path) -> None:
+            _check_memory(read_config(folder / "config.json", block_size))
+
+        folder = downloaded(str(source), revision, check, on_event)
+        return f"{source}@{folder.name}", folder, None
+    raise AttnlmError(
+        f"{source} is neither a folder nor a safetensors file, nor a model's name",
+        "give a folder of Hugging Face's format, or a name of the Hub, such as Qwen/Qwen3-0.6B",
+    )
+
+
+def _check_memory(described: Described) -> None:
+    parameters = count_parameters(model_skeleton(described.config.model, described.vocab_size))
+    there, needed = machine_memory(), _OPENED * 4 * parameters
+    if there is not None and needed > there:
+        raise AttnlmError(
+            f"its {parameters:,} parameters take {byte_size(needed)} of memory to open, "
+            f"and this machine has {byte_size(there)}",
+            "import a smaller model",
+        )
 
 
 def _tokenizer(folder: Path, vocab_size: int) -> Tokenizer:

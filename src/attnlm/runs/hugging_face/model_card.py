@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import attnlm
+from attnlm.runs.facts import facts
 from attnlm.runs.run import Checkpoint, Run
 
 
@@ -30,39 +31,13 @@ def _lines(run: Run, checkpoint: Checkpoint, stock_class: str) -> Iterator[str]:
     yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
     yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
     yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
-    yield from (f"- {label}: {value}" for label, value in _facts(run, checkpoint))
+    yield from (f"- {label}: {_plain(value)}" for label, value in facts(run, checkpoint))
     if run.imported_from:
         return
     yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
     for name, setting in run.config.settings().items():
         yield f"{name} = {json.dumps(setting)}"
     yield "```"
-
-
-def _facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    about, training = run.dataset, run.config.training
-    if run.imported_from:
-        yield "origin", f"imported from {_plain(run.imported_from)}"
-        return
-    yield (
-        "data",
-        f"{_plain(about['name'])}, {about['train_tokens']:,} tokens to train on, "
-        f"{about['val_tokens']:,} to validate",
-    )
-    yield "SHA-256 of the training tokens", about["train_sha256"]
-    yield "tokenizer", f"{run.tokenizer.name}, {run.vocab_size:,} ids"
-    steps = f"{checkpoint.step:,} of {training.steps:,}"
-    tokens = checkpoint.step * training.batch_size * run.config.model.block_size
-    yield "steps", f"{steps}, {tokens:,} tokens"
-    whole = run.whole().get(checkpoint.which, {})
-    loss, part = whole.get("val_loss", checkpoint.val_loss), "" if whole else run.evaluated_part
-    if loss is not None:
-        over = part or "the whole validation split"
-        yield "validation loss", f"{loss:.4f} nats per token, over {over}"
-    if about["bigram_loss"] is not None:
-        yield "for comparison", f"the counted bigram has {about['bigram_loss']:.4f}"
-    yield "optimizer", f"{training.optimizer}, learning rate {training.learning_rate:g}"
-    yield "seed", str(training.seed)
 
 
 def _plain(text: str) -> str:

@@ -14,13 +14,23 @@ from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import quoted
+from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
+from attnlm.model.architecture import Architecture
+from attnlm.runs.hugging_face.stock_classes import LLAMA3_TURNS
 
 Content = dict[str, Any]
 _LARGEST = 2**20  # bytes
 _MOST_IDS = 2**21
 _HINT = "import a model of the GPT-2, Llama or Qwen3 family without such options"
+
+_FACTOR = {"factor": "rotary_factor"}
+_ROTARY = {
+    "default": dict[str, str](),
+    "linear": _FACTOR,
+    "llama3": {**_FACTOR, "original_max_position_embeddings": "rotary_context"},
+}
+"""Kinds of scaling, and which setting of ours each key is."""
 
 _NO_EFFECT = frozenset(
     (
@@ -43,12 +53,17 @@ class Described:
     config: Config
     """of a run with this architecture"""
     vocab_size: int
+    positions: int
+    """tokens that it sees, of which a run may take less"""
     absent: Callable[[str], bool]
     """whether the config says that there is no such bias: zeros stand for it here"""
 
 
-def read_config(path: Path) -> Described:
-    """The model that a config.json describes. Raises AttnlmError where ours can't be that."""
+def read_config(path: Path, block_size: int | None = None) -> Described:
+    """The model that a config.json describes, with a context of `block_size` tokens if given.
+
+    Raises AttnlmError where ours can't be that, UsageError for a longer context than it has.
+    """
     content = read_object(path)
     kind = content.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -67,11 +82,20 @@ def read_config(path: Path) -> Described:
                 f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
             )
     size = _Reader(path, content).whole("vocab_size", at_most=_MOST_IDS)
+    positions = int(settings["block_size"])
+    if block_size is not None:
+        check_value(Architecture, "block_size", block_size)
+        if block_size > positions:
+            raise UsageError(
+                f"`block_size` {block_size:,} is longer than the model's context",
+                f"give {positions:,} or less",
+            )
+        settings["block_size"] = block_size
     try:
         config = resolve({"model": str(kind), **settings, "steps": 1})
     except UsageError as error:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
-    return Described(config, size, absent)
+    return Described(config, size, positions, absent)
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
@@ -108,26 +132,28 @@ class _Reader:
         value = self.content.get(key)
         return default if value is None else value
 
-    def rotary_base(self) -> Any:
-        """Raises AttnlmError for scaled positions."""
-        base = self.value("rope_theta", 10_000.0)
+    def rotary(self) -> dict[str, Any]:
+        """Settings of rotary positions. Raises AttnlmError for those that are scaled otherwise."""
+        settings = {"rotary_base": self.value("rope_theta", 10_000.0)}
         for key in ("rope_scaling", "rope_parameters"):
             scaling = self.value(key, {})
             if not isinstance(scaling, dict):
                 raise AttnlmError(f"{self.path} has {key} {quoted(scaling)}", _HINT)
-            kind = scaling.get("rope_type", scaling.get("type", "default"))
-            others = {k for k, v in scaling.items() if v is not None} - {
-                *("rope_type", "type", "rope_theta")
-            }
-            if kind != "default" or others:
+            parts = {k: v for k, v in scaling.items() if v is not None}
+            kinds = [parts.pop(k) for k in ("type", "rope_type") if k in parts] or ["default"]
+            if "rope_theta" in parts:
+                settings["rotary_base"] = parts.pop("rope_theta")
+            turns = {k: parts.pop(k) for k in LLAMA3_TURNS if k in parts and kinds[-1] == "llama3"}
+            known = _ROTARY.get(kinds[-1] if isinstance(kinds[-1], str) else "")
+            if known is None or parts.keys() != known.keys() or turns not in ({}, LLAMA3_TURNS):
+                others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
                 raise AttnlmError(
-                    f"{self.path} has rotary positions that are scaled ({key} {quoted(kind)}"
-                    f"{''.join(f', {quoted(k)}' for k in sorted(others)[:3])}), "
-                    "which attnlm can't compute",
+                    f"{self.path} has rotary positions that are scaled ({key} {quoted(kinds[-1])}"
+                    f"{others}), which attnlm can't compute",
                     _HINT,
                 )
-            base = scaling.get("rope_theta", base)
-        return base
+            settings |= {known[k]: value for k, value in parts.items()}
+        return settings
 
 
 _Family = tuple[dict[str, Any], dict[str, tuple[Any, ...]], Callable[[str], bool]]
@@ -168,7 +194,7 @@ def _llama(read: _Reader) -> _Family:
         "block_size": read.whole("max_position_embeddings"),
         "mlp_width": read.whole("intermediate_size"),
         "norm_epsilon": read.value("rms_norm_eps", 1e-6),
-        "rotary_base": read.rotary_base(),
+        **read.rotary(),
         "qkv_bias": attention,
         "bias": attention is True or mlp is True,
         "tie_embeddings": read.value("tie_word_embeddings", False),

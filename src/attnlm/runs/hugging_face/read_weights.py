@@ -8,25 +8,26 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.settings import quoted
-from attnlm.model.inspection import model_skeleton
+from attnlm.model.inspection import check_finite, model_skeleton
+from attnlm.runs.forms import Stored
 from attnlm.runs.hugging_face.read_config import Described, read_object
-from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES, Stored
+from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
+from attnlm.runs.tensor_reader import TensorFile
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _LARGEST_INDEX, _LARGEST_HEADER = 2**24, 2**26  # bytes
 _MOST_FILES = 2**10
-_TYPES = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
 _COPY = "copy the folder again from where it came"
 # Masks and angles, which are computed: older versions stored them.
 _COMPUTED = re.compile(
@@ -60,13 +61,16 @@ class Weights:
             for part in stored.parts
         }
         self._open = contextlib.ExitStack()
-        self._tensors: dict[str, Any] = {}
+        self._tensors: dict[str, tuple[TensorFile, str]] = {}  # and its name there
 
     def __enter__(self) -> Weights:
         with contextlib.ExitStack() as opening:
-            found: dict[str, Any] = {}
+            found: dict[str, tuple[TensorFile, str]] = {}
             for path in self._files:
-                found |= _slices(path, opening)
+                tensors = _tensors(path, opening)
+                for name in found.keys() & tensors.keys():
+                    raise AttnlmError(f"the tensor {name} is in two files", _COPY)
+                found |= tensors
             prefix = "transformer." if self._described.config.model.model == "gpt2" else ""
             if prefix and not any(name.startswith(prefix) for name in found):
                 # The published files of GPT-2 are of the model without its head.
@@ -86,15 +90,25 @@ class Weights:
             return torch.zeros(shape)
         stored, place = self._place_of[name]
         begin = sum(self.shapes[part][0] for part in stored.parts[:place])
-        rows, tensor = slice(begin, begin + shape[0]), self._tensors[stored.name]
+        rows = slice(begin, begin + shape[0])
+        if stored.transposed:
+            part = self._read(stored.name)[:, rows].T
+        else:
+            part = self._read(stored.name, rows)
         try:
-            part = tensor[:, rows].T if stored.transposed else tensor[rows]
-        except SafetensorError:
-            raise _unreadable(stored.name) from None
-        weight: Tensor = part.to(torch.float32)
-        if not weight.isfinite().all():
-            raise AttnlmError(f"the tensor {stored.name} has NaN or infinite numbers", _COPY)
-        return weight
+            check_finite(part)
+        except NotFiniteError:
+            raise AttnlmError(
+                f"the tensor {stored.name} has NaN or infinite numbers", _COPY
+            ) from None
+        return part.to(torch.float32)
+
+    def _read(self, name: str, rows: slice | None = None) -> Tensor:
+        file, its_name = self._tensors[name]
+        try:
+            return file.read(its_name, rows)
+        except (OSError, ValueError):
+            raise AttnlmError(f"the tensor {name} can't be read", _COPY) from None
 
     def _check(self) -> None:
         wanted = {stored.name: self._shape(stored) for stored in self._stored}
@@ -108,15 +122,16 @@ class Weights:
                 "import a model of the GPT-2, Llama or Qwen3 family that was not changed",
             )
         for name, shape in wanted.items():
-            found, kind = self._tensors[name].get_shape(), self._tensors[name].get_dtype()
-            if tuple(found) != shape:
+            file, its_name = self._tensors[name]
+            kind, found, *_ = file.tensors[its_name]
+            if found != shape:
                 raise AttnlmError(
-                    f"the tensor {name} has shape {tuple(found)}, and config.json means {shape}",
+                    f"the tensor {name} has shape {found}, and config.json means {shape}",
                     _COPY,
                 )
-            if kind not in _TYPES:
+            if kind not in FLOATS:
                 raise AttnlmError(
-                    f"the tensor {name} is of type {kind}, not of {', '.join(_TYPES)}",
+                    f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}",
                     "import a folder that is not quantised",
                 )
         if "lm_head.weight" in wanted and "lm_head.weight" not in {s.name for s in self._stored}:
@@ -124,11 +139,7 @@ class Weights:
 
     def _check_tied(self) -> None:
         embedding = next(s.name for s in self._stored if s.parts == ("token_embedding.weight",))
-        try:
-            equal = torch.equal(self._tensors["lm_head.weight"][:], self._tensors[embedding][:])
-        except SafetensorError:
-            raise _unreadable("lm_head.weight") from None
-        if not equal:
+        if not torch.equal(self._read("lm_head.weight"), self._read(embedding)):
             raise AttnlmError(
                 "config.json ties the LM head to the token embedding, and lm_head.weight differs",
                 _COPY,
@@ -136,6 +147,8 @@ class Weights:
 
     def _shape(self, stored: Stored) -> tuple[int, ...]:
         first, *more = self.shapes[stored.parts[0]]
+        if stored.parts == ("position_embedding.weight",):
+            first = self._described.positions
         rows = first + sum(self.shapes[part][0] for part in stored.parts[1:])
         return (*more, rows) if stored.transposed else (rows, *more)
 
@@ -165,21 +178,20 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def _slices(path: Path, opening: contextlib.ExitStack) -> dict[str, Any]:
+def _tensors(path: Path, opening: contextlib.ExitStack) -> dict[str, tuple[TensorFile, str]]:
     """The tensors of a file, none of them read yet."""
-    try:
-        file = opening.enter_context(files.open_regular(path))
-        if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
-            raise ValueError("too large")
-        by_number = f"/dev/fd/{file.fileno()}"
-        name = by_number if Path(by_number).exists() else str(path)  # Windows has no such names
-        opened = opening.enter_context(safe_open(name, framework="pt"))
-        return {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise AttnlmError(f"can't read {path}: {error.strerror or error}", _COPY) from None
-    except (SafetensorError, ValueError, RecursionError):
-        raise AttnlmError(f"{path} is damaged, or is no safetensors file", _COPY) from None
+    file = opening.enter_context(open_tensors(path))
+    return {name: (file, name) for name in file.tensors}
 
 
-def _unreadable(name: str) -> AttnlmError:
-    return AttnlmError(f"the tensor {name} can't be read", _COPY)
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """A safetensors file, of which no tensor is read yet. Raises AttnlmError."""
+    with contextlib.ExitStack() as opening:
+        try:
+            opened = TensorFile(opening.enter_context(files.open_regular(path)), _LARGEST_HEADER)
+        except OSError as error:
+            raise AttnlmError(f"can't read {path}: {error.strerror or error}", _COPY) from None
+        except (ValueError, RecursionError):
+            raise AttnlmError(f"{path} is damaged, or is no safetensors file", _COPY) from None
+        yield opened

@@ -1,87 +1,38 @@
-"""Which stock class of `transformers` computes what an Architecture computes, and with what names.
-
-A class fits by the parts of a model, whatever its name. Where it has a bias, or positions, that the
-model lacks, zeros stand for them, which changes no logit.
-"""
+"""Which stock class of `transformers` computes what an Architecture does, and with what names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture
+from attnlm.runs.forms import Form, Stored, form_for, gpt2_misfits, llama_misfits, qwen3_misfits
 
-_HINT = "train a model that has a stock class: `model` transformer, gpt2, llama or qwen3"
-
-
-class Stored(NamedTuple):
-    """A tensor of a stock class: its name, and the parameters of ours that it holds, one after
-    another along their outputs. Matrices of GPT-2 lie transposed."""
-
-    name: str
-    parts: tuple[str, ...]
-    transposed: bool = False
+LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""within the original context: frequencies below the first are divided, those above the second are
+not"""
 
 
 @dataclass(frozen=True)
-class StockClass:
-    """A class of `transformers` for language models, and what it takes for a model to fit."""
+class StockClass(Form):
+    """A class of `transformers` for language models."""
 
-    name: str
     model_type: str
-    misfits: Callable[[Architecture], dict[str, bool]]
-    """what a model may have that the class can't express, and whether this one has it"""
     config: Callable[[Architecture], dict[str, Any]]
     """the part of config.json that tells the architecture"""
-    stored: Callable[[Architecture], Iterator[Stored]]
-    """all tensors, in order; the LM head only where it is not the token embedding"""
 
-    def reasons(self, a: Architecture) -> list[str]:
-        """Why the model does not fit; nothing where it does."""
-        return [reason for reason, holds in {**_misfits(a), **self.misfits(a)}.items() if holds]
+
+def fitting_class(a: Architecture) -> StockClass | None:
+    """The class that expresses a model exactly; None if none does."""
+    if a.embed_dim is None:
+        return None
+    return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
 
 
 def stock_class_for(a: Architecture, run: str) -> StockClass:
     """The class that expresses a model exactly. Raises UsageError, with reasons, if none does."""
-    if a.embed_dim is None:
-        raise UsageError(
-            f"no stock class of transformers can express {run}: a bigram is a table of logits, "
-            "without layers",
-            _HINT,
-        )
-    closest = min(STOCK_CLASSES, key=lambda stock: len(stock.reasons(a)))
-    if reasons := closest.reasons(a):
-        raise UsageError(
-            f"no stock class of transformers can express {run}: it has {', '.join(reasons)}; "
-            f"the closest is {closest.name}",
-            _HINT,
-        )
-    return closest
-
-
-def _misfits(a: Architecture) -> dict[str, bool]:
-    """What no class has."""
-    return {
-        f"`attention` {a.attention}": a.attention != "softmax",
-        "no `projection`": a.attention == "softmax" and not a.projection,
-        "no `residual`": not a.residual,
-        "no `mlp`": a.mlp == "none",
-        "no `norm`": a.norm == "none",
-        "a `head_bias`": a.head_bias,
-    }
-
-
-def _gpt2_misfits(a: Architecture) -> dict[str, bool]:
-    return {
-        "`positions` rotary": a.positions == "rotary",
-        "`norm` rms": a.norm == "rms",
-        "`mlp` swiglu": a.mlp == "swiglu",
-        "`query_key_norm`": a.query_key_norm,
-        "fewer `kv_heads` than `heads`": a.num_kv_heads != a.heads,
-        "a `head_size` that is not `embed_dim` / `heads`": a.heads * a.head_dim != a.embed_dim,
-    }
+    return form_for(a, STOCK_CLASSES, run, "stock class of transformers")
 
 
 def _gpt2_config(a: Architecture) -> dict[str, Any]:
@@ -122,24 +73,6 @@ def _gpt2_stored(a: Architecture) -> Iterator[Stored]:
     yield from _head(a)
 
 
-def _llama_misfits(a: Architecture) -> dict[str, bool]:
-    return {
-        f"`positions` {a.positions}": a.positions != "rotary",
-        "`norm` layer": a.norm == "layer",
-        f"`mlp` {a.mlp}": a.mlp in ("gelu", "relu2"),
-        "`query_key_norm`": a.query_key_norm,
-    }
-
-
-def _qwen3_misfits(a: Architecture) -> dict[str, bool]:
-    return {
-        **_llama_misfits(a),
-        "`query_key_norm`": False,
-        "no `query_key_norm`": not a.query_key_norm,
-        "a `bias` in the MLP": a.bias,
-    }
-
-
 def _llama_config(a: Architecture) -> dict[str, Any]:
     return {
         "max_position_embeddings": a.block_size,
@@ -152,11 +85,21 @@ def _llama_config(a: Architecture) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": a.norm_epsilon,
         "rope_theta": a.rotary_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": a.rotary_base},
+        "rope_parameters": _rope_parameters(a),
         "attention_bias": _has_attention_biases(a),
         "attention_dropout": 0.0,
         "mlp_bias": a.bias,
     }
+
+
+def _rope_parameters(a: Architecture) -> dict[str, Any]:
+    base = {"rope_theta": a.rotary_base}
+    if a.rotary_factor is None:
+        return {"rope_type": "default", **base}
+    if a.rotary_context is None:
+        return {"rope_type": "linear", "factor": a.rotary_factor, **base}
+    context = {"original_max_position_embeddings": a.rotary_context}
+    return {"rope_type": "llama3", "factor": a.rotary_factor, **LLAMA3_TURNS, **context, **base}
 
 
 def _qwen3_config(a: Architecture) -> dict[str, Any]:
@@ -196,7 +139,7 @@ def _head(a: Architecture) -> Iterator[Stored]:
 
 
 STOCK_CLASSES = (
-    StockClass("Qwen3ForCausalLM", "qwen3", _qwen3_misfits, _qwen3_config, _llama_stored),
-    StockClass("LlamaForCausalLM", "llama", _llama_misfits, _llama_config, _llama_stored),
-    StockClass("GPT2LMHeadModel", "gpt2", _gpt2_misfits, _gpt2_config, _gpt2_stored),
+    StockClass("Qwen3ForCausalLM", qwen3_misfits, _llama_stored, "qwen3", _qwen3_config),
+    StockClass("LlamaForCausalLM", llama_misfits, _llama_stored, "llama", _llama_config),
+    StockClass("GPT2LMHeadModel", gpt2_misfits, _gpt2_stored, "gpt2", _gpt2_config),
 )

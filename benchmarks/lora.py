@@ -1,0 +1,119 @@
+"""Adapters of a model of GPT-2's shape (124M parameters), beside `transformers` with `peft`.
+
+Weights are random: what they are changes no time. Both train rank 8 on the attention's input maps,
+on the same batches, in float32, with AdamW and clipping, without dropout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlm.data.dataset import Dataset
+from benchmarks.table import Row, in_turn
+from benchmarks.transformer import ROUNDS, SECONDS, Ours, Shape
+
+SHAPES = (
+    Shape(12, 768, 12, 256, 4, 50257),
+    Shape(12, 768, 12, 1024, 4, 50257),
+)
+_RANK = 8
+
+
+def lora(dataset: Dataset, text: Path) -> list[Row]:
+    """Tokens a second, and the most memory that each takes by itself."""
+    rows = []
+    for shape in SHAPES:
+        rival = _Rival(shape)
+        ours = Ours("gpt2", shape, dataset, lora=_RANK, gradient_clip=1.0)
+        own, other, ratio = in_turn(ours.tokens_per_second, rival.tokens_per_second, ROUNDS)
+        name = f"LoRA, {shape}"
+        rows.append(Row(f"{name}: tokens/s", f"{own:,.0f}", f"peft {other:,.0f}", f"{ratio:.2f}"))
+        del ours, rival
+        most = [_memory(shape, which) for which in ("ours", "rival")]
+        in_words = [f"{bytes / 2**20:,.0f} MiB" for bytes in most]
+        rows.append(
+            Row(f"{name}: memory", in_words[0], f"peft {in_words[1]}", f"{most[1] / most[0]:.2f}")
+        )
+    return rows
+
+
+class _Rival:
+    """A stock GPT-2 with an adapter of `peft`, in the usual loop."""
+
+    def __init__(self, shape: Shape) -> None:
+        from peft import LoraConfig, get_peft_model
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(
+            vocab_size=shape.vocab_size,
+            n_positions=shape.context,
+            n_embd=shape.width,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
+        )
+        adapter: Any = LoraConfig(
+            r=_RANK,
+            lora_alpha=2 * _RANK,
+            target_modules=["c_attn"],
+            fan_in_fan_out=True,
+            task_type="CAUSAL_LM",
+        )
+        self._model: Any = get_peft_model(GPT2LMHeadModel(config), adapter)
+        self._model.train()
+        self._trained = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(self._trained, 1e-3)
+        self._batches = torch.randint(65, (8, shape.batch, shape.context))
+        self._tokens = shape.batch * shape.context
+
+    def tokens_per_second(self, seconds: float = SECONDS) -> float:
+        torch.set_num_threads(os.cpu_count() or 1)
+        self._step(0)
+        began, made = time.perf_counter(), 0
+        while made < 2 or time.perf_counter() - began < seconds:
+            self._step(made)
+            made += 1
+        return made * self._tokens / (time.perf_counter() - began)
+
+    def _step(self, number: int) -> None:
+        ids = self._batches[number % len(self._batches)]
+        self._model(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._trained, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def _memory(shape: Shape, which: str) -> int:
+    """Bytes of a process of its own at its peak, libraries and all."""
+    command = [sys.executable, "-m", "benchmarks.lora", which, json.dumps(shape)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    """`python -m benchmarks.lora ours|rival SHAPE`: bytes at the peak of three steps."""
+    import resource
+
+    import numpy as np
+
+    which, shape = sys.argv[1], Shape(*json.loads(sys.argv[2]))
+    if which == "ours":
+        ids = np.random.default_rng(0).integers(65, size=8 * shape.context + 1).astype(np.uint16)
+        data: Any = type("Data", (), {"train": ids, "vocab_size": shape.vocab_size})()
+        Ours("gpt2", shape, data, lora=_RANK).tokens_per_second(0)
+    else:
+        _Rival(shape).tokens_per_second(0)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+if __name__ == "__main__":
+    main()

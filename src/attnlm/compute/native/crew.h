@@ -1,0 +1,86 @@
+/* Threads that do one piece of work together: all call the same function, each does its share of a
+   step, and all meet before the next. */
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#define MOST_MEMBERS 64
+#define SPINS 4000 /* some microseconds; whoever waits longer leaves its core to others */
+
+struct crew {
+    _Atomic int64_t members; /* 0 until all are there */
+    _Atomic int64_t arrived, meetings;
+};
+
+struct member {
+    struct crew *crew;
+    int64_t number;
+};
+
+typedef void work(struct member, const void *about);
+
+struct post {
+    struct member who;
+    work *work;
+    const void *about;
+};
+
+struct range {
+    int64_t begin, end;
+};
+
+/* What a member does of `count` pieces. */
+INLINE struct range share(struct member who, int64_t count)
+{
+    int64_t members = who.crew->members;
+    return (struct range){count * who.number / members, count * (who.number + 1) / members};
+}
+
+INLINE void wait_while(_Atomic int64_t *number, int64_t is)
+{
+    for (int64_t spins = 0; *number == is; spins++)
+        if (spins >= SPINS)
+            sched_yield();
+}
+
+/* Goes on when all have come: what any wrote before, all can read after. */
+static void meet(struct member who)
+{
+    struct crew *crew = who.crew;
+    if (crew->members == 1)
+        return;
+    int64_t meeting = crew->meetings;
+    if (++crew->arrived < crew->members) {
+        wait_while(&crew->meetings, meeting);
+    } else {
+        crew->arrived = 0;
+        crew->meetings++;
+    }
+}
+
+static void *take_part(void *given)
+{
+    struct post *post = given;
+    wait_while(&post->who.crew->members, 0);
+    post->work(post->who, post->about);
+    return NULL;
+}
+
+/* Calls `work` in so many threads, this one among them, or in fewer where no more can be had. */
+static void together(int64_t wanted, work *work, const void *about)
+{
+    struct crew crew = {0};
+    struct post posts[MOST_MEMBERS];
+    pthread_t threads[MOST_MEMBERS];
+    int64_t members = 1;
+    for (; members < wanted && members < MOST_MEMBERS; members++) {
+        posts[members] = (struct post){{&crew, members}, work, about};
+        if (pthread_create(threads + members, NULL, take_part, posts + members))
+            break;
+    }
+    crew.members = members;
+    work((struct member){&crew, 0}, about);
+    while (--members)
+        pthread_join(threads[members], NULL);
+}

@@ -1,0 +1,140 @@
+"""The settings of a training. Each is one field, whose line of help is also that of its flag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnlm.base.settings import setting
+from attnlm.model.low_rank import LoRA
+
+_LARGEST = 2**20
+_MOST_STEPS = 2**40
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How the model is trained. None means: decided when the run starts, and then recorded."""
+
+    sampling: str = setting(
+        "windows: a shuffled pass each epoch, or drawn at random",
+        default="epoch",
+        choices=("epoch", "random"),
+    )
+    stride: int | None = setting(
+        "tokens from one window's start to the next (epoch); default: block_size",
+        at_least=1,
+        at_most=_MOST_STEPS,
+    )
+    steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
+    budget: float | None = setting(
+        "seconds to train for, in place of steps", above=0, at_most=10**8
+    )
+    stages: str | None = setting(
+        "the plans of a run with a budget, STEP:STEPS,…: from step STEP on, STEPS in all; "
+        "recorded, so that the run can be reproduced"
+    )
+    batch_size: int = setting("windows per step", default=32, at_least=1, at_most=_LARGEST)
+    micro_batch_size: int | None = setting(
+        "most windows to compute at once; their gradients are accumulated; default: as many as fit "
+        "into memory",
+        at_least=1,
+        at_most=_LARGEST,
+    )
+    learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
+    optimizer: str = setting(
+        "adamw, or muon for matrices inside the model and adamw for the rest",
+        default="adamw",
+        choices=("adamw", "muon"),
+    )
+    beta1: float = setting(
+        "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
+    )
+    beta2: float = setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
+    schedule: str = setting(
+        "learning rate after the warm-up: constant, or falling to 0 linearly or along a cosine",
+        default="linear",
+        choices=("constant", "linear", "cosine"),
+    )
+    cooldown: float = setting(
+        "fraction of the steps in which the learning rate falls", default=1.0, above=0, at_most=1
+    )
+    warmup: int = setting(
+        "steps in which the learning rate rises", default=0, at_least=0, at_most=_MOST_STEPS
+    )
+    weight_decay: float = setting(
+        "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
+    )
+    weight_decay_on: str = setting(
+        "which parameters decay", default="matrices", choices=("matrices", "all")
+    )
+    gradient_clip: float | None = setting(
+        "clip the norm of the whole gradient to this", above=0, at_most=1e38
+    )
+    eval_every: int | None = setting(
+        "steps from one evaluation to the next; default: a tenth of the steps",
+        at_least=1,
+        at_most=_MOST_STEPS,
+    )
+    eval_tokens: int | None = setting(
+        "tokens of the validation split that evaluations take while training, spread evenly over "
+        "it; default: all, or where these cost too much, as many as are affordable",
+        at_least=1,
+        at_most=_MOST_STEPS,
+    )
+    patience: int | None = setting(
+        "stop after this many evaluations without improvement", at_least=1, at_most=_MOST_STEPS
+    )
+    seed: int | None = setting(
+        "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
+    )
+    device: str = setting(
+        "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
+    )
+    dtype: str = setting(
+        "precision of the products",
+        default="auto",
+        choices=("auto", "float32", "tf32", "bfloat16"),
+    )
+    compile: str = setting(
+        "on: torch.compile; parts: operations in C, on a CPU; auto: parts where possible, "
+        "on for long trainings on a GPU",
+        default="auto",
+        choices=("auto", "parts", "on", "off"),
+    )
+    threads: int | None = setting(
+        "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
+    )
+    processes: int = setting(
+        "processes that divide each batch among them", default=1, at_least=1, at_most=2**16
+    )
+    shard: bool = setting(
+        "divide weights and the optimizer's state among the processes too", default=False
+    )
+    recompute: bool = setting(
+        "recompute activations in the backward pass: less memory, more time", default=False
+    )
+    lora: int | None = setting(
+        "train low-rank adapters of this rank, and nothing else", at_least=1, at_most=2**12
+    )
+    lora_alpha: float | None = setting(
+        "alpha / rank is what adapters are multiplied by; default: twice the rank",
+        above=0,
+        at_most=2**20,
+    )
+    lora_on: str | None = setting(
+        "maps that have adapters, separated by commas: query, key, value, projection, gate, up, "
+        "down, or all; default: query,value, or without attention up,down"
+    )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has a part of the weights only."""
+        return self.shard and self.processes > 1
+
+    @property
+    def adapters(self) -> LoRA | None:
+        """The adapters that are trained alone; None where all weights are."""
+        if self.lora is None:
+            return None
+        assert self.lora_alpha is not None and self.lora_on is not None
+        return LoRA(self.lora, self.lora_alpha, tuple(self.lora_on.split(",")))

@@ -1,0 +1,75 @@
+"""Low-rank adapters of a model (Hu et al., 2021): given to it, and folded into its weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attnlm.model.attention import SelfAttention
+from attnlm.model.language_model import MLP
+from attnlm.model.linear import Linear
+from attnlm.model.low_rank import LoRA, map_path
+
+
+def adapt(model: nn.Module, lora: LoRA) -> None:
+    """Gives a model adapters, which alone are trained; they begin by torch's random state."""
+    model.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, SelfAttention):
+            _lay_side_by_side([module.query, module.key, module.value])
+        elif isinstance(module, MLP) and module.gate is not None:
+            _lay_side_by_side([module.gate, module.up])
+    for layer in range(model.architecture.layers):  # type: ignore[arg-type, union-attr]
+        for name in lora.on:
+            adapted = model.get_submodule(map_path(layer, name))
+            assert isinstance(adapted, Linear)
+            adapted.adapt(lora.rank, lora.scale)
+
+
+def _lay_side_by_side(maps: Sequence[Linear]) -> None:
+    """Their weights, which don't change any more, need not be joined in each step."""
+    joined = torch.cat([m.weight.data for m in maps])
+    for m, part in zip(maps, joined.split([len(m.weight) for m in maps]), strict=True):
+        m.weight.data = part
+
+
+def frozen(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that are not trained: none of a model without adapters."""
+    return {name: p.data for name, p in model.named_parameters() if not p.requires_grad}
+
+
+def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """W + scale · B A, rounded once: the order of the sums does not matter."""
+    change = up.double() @ down.double()
+    return (weight.double() + scale * change).to(weight.dtype)
+
+
+def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: LoRA) -> None:
+    """Folds adapters into weights of a model, in place; both by the names of parameters."""
+    for name in adapters:
+        if name.endswith(".lora_down"):
+            path = name.removesuffix(".lora_down")
+            pair = adapters[name], adapters[f"{path}.lora_up"]
+            weight = weights[f"{path}.weight"]
+            weight.copy_(folded_weight(weight, *pair, lora.scale))
+
+
+@contextlib.contextmanager
+def folded(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the model has plain weights with its adapters folded in, and no adapters."""
+    adapted = [m for m in model.modules() if isinstance(m, Linear) and m.lora_down is not None]
+    before = [(m.weight.data, m.lora_down, m.lora_up) for m in adapted]
+    try:
+        for m in adapted:
+            assert m.lora_down is not None and m.lora_up is not None
+            m.weight.data = folded_weight(
+                m.weight.data, m.lora_down.data, m.lora_up.data, m.lora_scale
+            )
+            m.lora_down = m.lora_up = None
+        yield
+    finally:
+        for m, (weight, down, up) in zip(adapted, before, strict=True):
+            m.weight.data, m.lora_down, m.lora_up = weight, down, up

@@ -1,0 +1,118 @@
+"""A tokenizer in the terms of llama.cpp: its vocabulary, and what splits a text.
+
+Byte pairs: llama.cpp splits by patterns of its own, which a file can only name. Characters and
+bytes: its tokenizer for RWKV takes the longest token of bytes that comes next, and alone of all has
+no id by default that ends a text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnlm.base.errors import AttnlmError
+from attnlm.tokens import byte_characters
+from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, LLAMA3_PATTERN
+from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer_json import check_equal, listed_pairs, pairs_tokenizer
+
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # types of tokens
+# For O200K_PATTERN there is gpt-4o, which splits capitals and marks beyond ASCII differently.
+_SPLITTERS = {GPT2_PATTERN: "gpt-2", CL100K_PATTERN: "llama-bpe", LLAMA3_PATTERN: "llama-bpe"}
+_TAKE_WORDS_WHOLE = ("llama-bpe",)  # those with which a word that is a token is taken at once
+_OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
+# What llama.cpp takes for a mark by its text, whatever its type: some of them end a text.
+_MARKS = (
+    "<|endoftext|> <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_text|> <EOT> _<EOT> [EOT] "
+    "[EOS] <eos> </s> <end_of_utterance> <|eom_id|> <|return|> <|call|> <|calls|> <|flush|> "
+    "<turn|> <|tool_response> [e~[ <|fim_prefix|> <fim-prefix> <fim_prefix> <PRE> <|code_prefix|> "
+    "<|prefix|> <|fim_suffix|> <fim-suffix> <fim_suffix> <SUF> <|code_suffix|> <|suffix|> "
+    "<|fim_middle|> <fim-middle> <fim_middle> <MID> <|code_middle|> <|middle|> <|fim_pad|> "
+    "<fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
+    "<|file_sep|> <|channel|> <|message|> <|start|> <|constrain|>"
+)
+
+
+def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The keys of a file below `tokenizer.ggml`.
+
+    Raises AttnlmError for a vocabulary that llama.cpp would read differently.
+    """
+    if isinstance(tokenizer, BpeTokenizer):
+        adds = tokenizer.beginning is not None
+        return {**_pairs(tokenizer), "add_bos_token": adds, "add_eos_token": False}
+    if isinstance(tokenizer, CharTokenizer):
+        _check_characters(tokenizer)
+    tokens = list(map(_escaped, tokenizer.tokens))
+    return {"model": "rwkv", "tokens": tokens, "token_type": [_NORMAL] * len(tokens)}
+
+
+def encodes_alike(tokenizer: Tokenizer) -> bool:
+    """Whether llama.cpp gives every text the same ids.
+
+    If not, those of a text that ends with a line's end and spaces after it may differ: the pattern
+    of cl100k_base takes them for one word there, and llama.cpp's for two.
+    """
+    return not (isinstance(tokenizer, BpeTokenizer) and tokenizer.pattern == CL100K_PATTERN)
+
+
+def _check_characters(tokenizer: CharTokenizer) -> None:
+    """Raises AttnlmError for a vocabulary with which llama.cpp could run on for ever.
+
+    It does where a text has a character that begins with the same bytes as one in the vocabulary.
+    """
+    if not tokenizer.characters.isascii():
+        known = next(c for c in tokenizer.characters if not c.isascii())
+        raise AttnlmError(
+            f"llama.cpp can't read characters beyond ASCII one by one, such as {known!r}: it hangs "
+            "at a similar one that the vocabulary lacks",
+            _OTHER,
+        )
+
+
+def _escaped(token: bytes) -> str:
+    """As the tokenizer for RWKV reads it: other bytes than visible ASCII in hexadecimal."""
+    return "".join(
+        chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}" for byte in token
+    )
+
+
+def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
+    splitter = _SPLITTERS.get(tokenizer.pattern)
+    if splitter is None:
+        raise AttnlmError(
+            f"llama.cpp has no splitter that gives the ids of {tokenizer.name} for every text",
+            _OTHER,
+        )
+    if tokenizer.nfc:
+        raise AttnlmError(
+            f"llama.cpp does not normalise a text to NFC, as {tokenizer.name} does", _OTHER
+        )
+    tokens = [byte_characters.written(token) for token in tokenizer.tokens]
+    types = [_NORMAL] * len(tokens)
+    if marks := set(_MARKS.split()).intersection(map(byte_characters.written, tokenizer.ranks)):
+        raise AttnlmError(
+            f"the vocabulary has {min(marks)!r} as a word like any other, and llama.cpp takes it "
+            "for a mark",
+            _OTHER,
+        )
+    for i, token in enumerate(tokenizer.tokens):
+        if not token:  # no token has a space: it is written otherwise
+            tokens[i], types[i] = f"<unused {i}>", _UNUSED
+    for text, i in tokenizer.special.items():
+        tokens[i], types[i] = text, _CONTROL
+    pairs = listed_pairs(tokenizer)
+    check_equal(tokenizer, pairs_tokenizer(tokenizer, pairs, whole=splitter in _TAKE_WORDS_WHOLE))
+    begin, end = tokenizer.beginning, tokenizer.end_of_text
+    if end is None:
+        # By default 11 is the id that ends a text. No text has the byte 255, and so none ends.
+        end = tokenizer.ranks.index(b"\xff")
+        begin = tokenizer.newline if begin is None else begin
+    return {
+        "model": "gpt2",
+        "pre": splitter,
+        "tokens": tokens,
+        "token_type": types,
+        "merges": [" ".join(pair) for pair in pairs],
+        "bos_token_id": end if begin is None else begin,
+        "eos_token_id": end,
+    }

@@ -1,0 +1,212 @@
+"""Models of the Hub by name: a server on this machine speaks its endpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.runs.hugging_face import import_run as importing
+from attnlm.runs.hugging_face.hub import is_name
+from tests.command import attnlm as command
+from tests.test_export import random_run
+
+pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = "someone/Tiny-1.0"
+
+
+class Hub(ThreadingHTTPServer):
+    """The files of one model; the first answer with a file in `cut` ends halfway."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.files: dict[str, bytes] = {}
+        self.cut: set[str] = set()
+        self.sent: list[tuple[str, str]] = []
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.answer(with_content=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_content=True)
+
+    def answer(self, *, with_content: bool) -> None:
+        path = self.path.partition("?")[0].lstrip("/")
+        if path in (f"api/models/{MODEL}", f"api/models/{MODEL}/revision/v1"):
+            siblings = [{"rfilename": n, "size": len(c)} for n, c in self.server.files.items()]
+            about = {"id": MODEL, "sha": COMMIT, "siblings": siblings}
+            return self.send(200, json.dumps(about).encode(), {}, with_content)
+        if path.startswith(f"api/models/{MODEL}/revision/"):
+            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"}, with_content)
+        if path.startswith("api/models/gated/"):
+            return self.send(403, b"", {"X-Error-Code": "GatedRepo"}, with_content)
+        file = path.removeprefix(f"{MODEL}/resolve/{COMMIT}/")
+        if file not in self.server.files:
+            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, with_content)
+        content = self.server.files[file]
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(content) % 10**9}"'}
+        asked = self.headers.get("Range", "")
+        if with_content:
+            self.server.sent.append((file, asked))
+        if not asked:
+            return self.send(200, content, headers, with_content)
+        begin = int(asked.removeprefix("bytes=").partition("-")[0])
+        headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+        return self.send(206, content[begin:], headers, with_content)
+
+    def send(
+        self, status: int, content: bytes, headers: dict[str, str], with_content: bool
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        file = self.path.rpartition("/")[2]
+        if with_content and file in self.server.cut:
+            self.server.cut.remove(file)
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
+        elif with_content:
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def hub(dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    from huggingface_hub import constants
+
+    folder = attnlm.export(
+        random_run("qwen3:embed_dim=64", dataset, tmp_path / "runs"), tmp_path / "out"
+    ).path
+    with Hub() as server:
+        server.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        server.files |= {"pytorch_model.bin": b"pickled", "onnx/model.onnx": b"large"}
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**12)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_name_is_downloaded_and_what_was_cut_off_goes_on(hub: Hub, tmp_path: Path) -> None:
+    hub.cut = {"model.safetensors"}
+    done = command("import", MODEL, "--name", "theirs", cwd=tmp_path)
+    assert done.stdout == "checkpoints/theirs\n" and "Error" not in done.stderr
+    needed = {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {file for file, _ in hub.sent} == needed
+    ranges = [asked for file, asked in hub.sent if file == "model.safetensors"]
+    begin = int(ranges[1].removeprefix("bytes=").removesuffix("-"))
+    assert len(ranges) == 2 and 0 < begin <= len(hub.files["model.safetensors"]) // 2
+    run = attnlm.open_run(tmp_path / "checkpoints" / "theirs")
+    assert run.imported_from == f"{MODEL}@{COMMIT}" and run.dataset["name"] == "Tiny-1.0"
+    assert "".join(attnlm.sample(run, tokens=3, seed=1))
+
+
+def test_progress_is_told_and_the_cache_is_used_without_a_network(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    events: list[Any] = []
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "a", "on_event": events.append}
+    first = attnlm.import_run(MODEL, revision="v1", **options)
+    last = events[-1]
+    assert (last.task, last.unit) == ("download", "B") and last.done == last.total > 10_000
+    sent = len(hub.sent)
+    attnlm.import_run(MODEL, **options)
+    assert len(hub.sent) == sent
+    reference = next((tmp_path / "cache").glob("models--*")) / "refs" / "main"
+    reference.parent.mkdir(exist_ok=True)
+    reference.write_text(COMMIT)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    again = attnlm.import_run(MODEL, **options)
+    assert "the copy in the Hub's cache is taken" in events[-1].text
+    assert again.imported_from == first.imported_from
+    with pytest.raises(AttnlmError, match="can't download someone/other: ") as refused:
+        attnlm.import_run("someone/other", **options)
+    assert "check the network" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "says", "hints"),
+    [
+        ("gated/model", None, "is gated", "hf auth login"),
+        ("nobody/nothing", None, "has no model nobody/nothing", "OWNER/NAME"),
+        (MODEL, "v2", "has no `revision` v2", "branch"),
+        ("../secret", None, "neither a folder nor", "such as"),
+        ("a/b/c", None, "neither a folder nor", "such as"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_one_line(
+    name: str, revision: str | None, says: str, hints: str, hub: Hub, tmp_path: Path
+) -> None:
+    with pytest.raises(AttnlmError) as refused:
+        attnlm.import_run(name, revision=revision, checkpoint_dir=tmp_path / "checkpoints")
+    assert says in refused.value.message and "\n" not in refused.value.message
+    assert hints in str(refused.value.hint)
+
+
+def test_what_can_not_be_imported_is_refused_before_its_weights_are_downloaded(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
+    with monkeypatch.context() as little:
+        little.setattr(importing, "machine_memory", lambda: 1000)
+        with pytest.raises(AttnlmError, match="of memory to open, and this machine has"):
+            attnlm.import_run(MODEL, **options)
+    shutil.rmtree(tmp_path / "cache")  # which keeps the files of a commit
+    config = json.loads(hub.files["config.json"]) | {"model_type": "mamba"}
+    hub.files["config.json"] = json.dumps(config).encode()
+    with pytest.raises(AttnlmError, match="mamba"):
+        attnlm.import_run(MODEL, revision="v1", **options)
+    assert "model.safetensors" not in dict(hub.sent)
+    del hub.files["model.safetensors"]
+    with pytest.raises(AttnlmError, match="on the Hub has no weights as safetensors"):
+        attnlm.import_run(MODEL, **options)
+
+
+def test_a_folder_of_that_name_wins_and_the_extra_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").rename(tmp_path / "gpt2")
+    assert attnlm.import_run("gpt2").imported_from == str(tmp_path / "gpt2")
+    with pytest.raises(UsageError, match="`revision` is for models of the Hub"):
+        attnlm.import_run("gpt2", revision="main")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(AttnlmError, match="needs the Python package huggingface_hub") as refused:
+        attnlm.import_run(MODEL)
+    assert refused.value.hint == 'install it: pip install "attnlm[hf]"'
+
+
+def test_names_of_the_hub() -> None:
+    assert all(map(is_name, ("gpt2", "Qwen/Qwen3-0.6B", "a/b_c.d")))
+    assert not any(
+        map(is_name, ("", ".", "..", "a/..", "../a", "/a", "a/b/c", "~/a", "a b", "a\n"))
+    )

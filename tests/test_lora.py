@@ -1,0 +1,263 @@
+"""Low-rank adapters: what is trained, what is kept, and that every reader sees them folded in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.compute.device import Device
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.model.inspection import count_parameters
+from attnlm.model.language_model import build_model
+from attnlm.model.linear import Linear
+from attnlm.model.lora import adapt, folded
+from attnlm.model.low_rank import LoRA, adapter_numbers, adapter_shapes, map_shapes
+from attnlm.model.textbook import forward
+from attnlm.runs.run import Run
+from attnlm.see.reproduce import train_command
+from attnlm.training.state import initial_state
+from tests.command import ATTNLM, fails
+from tests.command import attnlm as command
+from tests.models import FRUITS, VARIANTS, small_model, some_ids
+from tests.test_processes import ended, started
+
+SMALL: dict[str, Any] = {
+    "batch_size": 4,
+    "steps": 6,
+    "eval_every": 3,
+    "seed": 1,
+    "device": "cpu",
+    "threads": 2,
+}
+CPU = Device("cpu", "float32", "requested")
+ADAPTABLE = [name for name in VARIANTS if map_shapes(resolve(variant(name)).model)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the data set fruits-char and the run `parent`, a small gpt2."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "fruits.txt").write_text(FRUITS)
+    attnlm.prepare(path / "fruits.txt", data_dir=path / "data")
+    sizes = {"block_size": 8, "heads": 2, "embed_dim": 16, "model": "gpt2"}
+    attnlm.train(**about(path), name="parent", **{**SMALL, **sizes, "steps": 30})
+    return path
+
+
+def about(folder: Path) -> dict[str, Any]:
+    return {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
+
+
+def child(folder: Path, **settings: Any) -> Run:
+    given = {"start_from": "parent", "lora": 3, **SMALL, **settings}
+    return attnlm.train("fruits-char", **{**about(folder), **given})
+
+
+def adapted(name: str, lora: LoRA) -> tuple[Any, Any]:
+    """A small model, and the same with adapters that are not zero."""
+    plain, model = small_model(name), small_model(name)
+    adapt(model, lora)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.copy_(torch.randn_like(p) * 0.3)
+    return plain, model.double()
+
+
+@pytest.mark.parametrize("name", ADAPTABLE)
+def test_adapters_are_what_their_folded_weights_are(name: str) -> None:
+    config = resolve({**variant(name), "lora": 3, "lora_on": "all"})
+    lora = config.training.adapters
+    assert lora is not None and lora.scale == 2.0
+    plain, model = adapted(name, lora)
+    named = dict(model.named_parameters())
+    trained = {n: tuple(p.shape) for n, p in named.items() if p.requires_grad}
+    assert trained == adapter_shapes(model.architecture, lora)
+    ids = some_ids(3, model.architecture.block_size)
+    logits = model(ids)
+    for map_name, module in model.named_modules():
+        if isinstance(module, Linear):
+            assert module.lora_down is not None and module.lora_up is not None
+            weight = plain.get_submodule(map_name).weight
+            weight.data += 2.0 * module.lora_up.data @ module.lora_down.data
+    torch.testing.assert_close(logits, plain(ids))
+    assert (logits - small_model(name)(ids)).abs().max() > 0.1
+    with folded(model):
+        assert count_parameters(model) == count_parameters(plain)
+        textbook = forward(model.architecture, model.state_dict(), ids[0])
+        torch.testing.assert_close(textbook, logits[0])
+    assert torch.equal(model(ids), logits)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:kv_heads=2:tie_embeddings=true", "multi-head"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_its_gradients_are_those_of_the_folded_weights(name: str, recompute: bool) -> None:
+    """By the chain rule: dA = s Bᵀ dW and dB = s dW Aᵀ."""
+    plain, model = adapted(name, LoRA(3, 6.0, tuple(map_shapes(small_model(name).architecture))))
+    model.recompute = recompute
+    ids = some_ids(3, model.architecture.block_size + 1)
+    model.train().loss(ids[:, :-1], ids[:, 1:]).backward()
+    maps: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, Linear)}
+    for path, m in maps.items():
+        plain.get_submodule(path).weight.data += 2.0 * m.lora_up.data @ m.lora_down.data
+    plain.loss(ids[:, :-1], ids[:, 1:]).backward()
+    for path, m in maps.items():
+        d_weight = plain.get_submodule(path).weight.grad
+        torch.testing.assert_close(m.lora_down.grad, 2.0 * m.lora_up.T @ d_weight)
+        torch.testing.assert_close(m.lora_up.grad, 2.0 * d_weight @ m.lora_down.T)
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+def test_what_is_frozen_has_no_gradient_and_no_moments(folder: Path) -> None:
+    run = child(folder, lora_on="query,down", weight_decay=0.5)
+    base, model = (weights_of(attnlm.open_run(run.path.parent / n)) for n in ("parent", run.name))
+    changed = {name for name in base if not torch.equal(base[name], model[name])}
+    maps = "attention.query", "mlp.down"
+    assert changed == {f"blocks.{i}.{m}.weight" for i in (0, 1) for m in maps}
+    lora = run.config.training.adapters
+    assert lora is not None
+    state = initial_state(run.config, run.vocab_size, CPU)
+    numbers = adapter_numbers(run.config.model, lora)
+    assert [len(vector) for vector in state.optimizer.vectors()] == [numbers] * 3  # type: ignore[attr-defined]
+    copied, gradient = state.optimizer.replica(state.model)  # type: ignore[attr-defined]
+    assert len(gradient) == numbers
+    for one, other in zip(copied.parameters(), state.model.parameters(), strict=True):
+        assert one.data_ptr() == other.data_ptr()
+        assert (one.grad is None) == (not one.requires_grad)
+
+
+def weights_of(run: Run, which: str = "best") -> dict[str, Tensor]:
+    return dict(attnlm.load_model(run, checkpoint=which, device="cpu")[0].named_parameters())
+
+
+def test_it_begins_as_its_parent_and_learns(folder: Path) -> None:
+    parent = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
+    run = child(folder, steps=30, eval_every=15)
+    losses = [record["val_loss"] for record in run.metrics()]
+    # The same weights, elsewhere in memory.
+    assert losses[0] == pytest.approx(min(r["val_loss"] for r in parent.metrics()), abs=1e-6)
+    assert losses[-1] < losses[0]
+    assert run.config.training.optimizer == "adamw" and run.config.training.lora_alpha == 6
+    assert attnlm.evaluate(run, checkpoint="last", **about(folder)).loss == losses[-1]
+    assert run.last.stat().st_size < parent.best.stat().st_size
+
+
+def test_it_is_resumed_exactly(folder: Path) -> None:
+    settings = {"schedule": "constant", "dropout": 0.1, "micro_batch_size": 2}
+    whole = child(folder, steps=12, **settings)
+    parted = attnlm.train(resume=child(folder, **settings), steps=12, eval_every=3, **about(folder))
+    assert whole.last.read_bytes() == parted.last.read_bytes()
+    assert whole.metrics()[-1]["val_loss"] == parted.metrics()[-1]["val_loss"]
+
+
+def test_its_command_makes_it_again(folder: Path) -> None:
+    run = child(folder, lora_on="all", lora_alpha=1.5)
+    _, *words = shlex.split(train_command(run))
+    command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
+    again = attnlm.open_run(folder / "elsewhere" / "again")
+    assert again.last.read_bytes() == run.last.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+def test_several_processes_train_one_adapter(folder: Path) -> None:
+    alone = child(folder, dropout=0.1)
+    given = {**SMALL, "lora": 3, "dropout": 0.1, "processes": 2, "name": "two"}
+    options = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items()]
+    arguments = "train", "fruits-char", "--from", "parent", *sum(options, ())
+    ended(started(*ATTNLM, *arguments, cwd=folder), 0)
+    two = attnlm.open_run(folder / "checkpoints" / "two")
+    for one, other in zip(alone.metrics(), two.metrics(), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-5)
+    torch.testing.assert_close(weights_of(two), weights_of(alone), rtol=0, atol=1e-4)
+
+
+def test_it_needs_its_parent_no_more(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "checkpoints" / "parent", tmp_path / "parent")
+    run = child(folder, start_from=tmp_path / "parent")
+    assert run.base.samefile(tmp_path / "parent" / "best.safetensors")
+    before = weights_of(run)
+    shutil.rmtree(tmp_path / "parent")
+    assert all(torch.equal(w, before[n]) for n, w in weights_of(run).items())
+    attnlm.train(resume=run, steps=8, **about(folder))
+
+
+def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
+    first = child(folder)
+    for more in ({"lora": 2}, {}):
+        settings = {**SMALL, "steps": 1, "learning_rate": 1e-12, "optimizer": "adamw", **more}
+        run = attnlm.train("fruits-char", start_from=first, **about(folder), **settings)
+        for name, weight in weights_of(run, "last").items():
+            torch.testing.assert_close(weight, weights_of(first)[name], rtol=0, atol=1e-6)
+
+
+def test_every_reader_takes_it(folder: Path) -> None:
+    run, where = child(folder).path, ("--data-dir", folder / "data")
+    loss = json.loads(command("eval", "--json", run, *where, cwd=folder).stdout)["val_loss"]
+    assert loss == min(r["val_loss"] for r in attnlm.open_run(run).metrics())
+    text = "3 apples"
+    for words in (
+        *(("sample", "--tokens", "5"), ("attend", text), ("trace", text)),
+        *(("heads", *where), ("report", "--text", text, *where)),
+    ):
+        command(words[0], "--run", run, *words[1:], cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"start_from": None}, "adapts the weights of a run that is there"),
+        ({"lora_on": "query,gate"}, "`lora_on` gate: this gpt2 has no such map"),
+        ({"lora_on": "q_proj"}, "`lora_on` can't be 'q_proj'"),
+        ({"lora": None, "lora_alpha": 3.0}, "no effect without `lora`"),
+        ({"lora": 0}, "out of range"),
+        ({"shard": True}, "`shard` can't be combined with `lora`"),
+        ({"optimizer": "muon"}, "`optimizer` muon can't be combined with `lora`"),
+        ({"compile": "on"}, "`compile` on can't be combined with `lora`"),
+    ],
+)
+def test_what_does_not_go_with_adapters_is_refused(
+    settings: dict[str, Any], says: str, folder: Path
+) -> None:
+    given = {"start_from": "parent", "lora": 3, **SMALL, **settings}
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(UsageError) as refused:
+        attnlm.train("fruits-char", **about(folder), **given)
+    assert says in refused.value.message
+
+
+def test_the_options_are_named_as_they_are_written(folder: Path) -> None:
+    fails("train", "--lora", "4", cwd=folder, code=2, says="--lora adapts", hints="--from")
+    fails(
+        "train",
+        "--model",
+        "bigram",
+        "--lora",
+        "4",
+        cwd=folder,
+        code=2,
+        says="has none",
+        hints="leave --lora",
+    )
+
+
+def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
+    run = child(folder)
+    run.base.unlink()
+    with pytest.raises(AttnlmError, match="is missing: the weights that"):
+        attnlm.load_model(run)
+    run.base.write_bytes(b"\0" * 999)
+    with pytest.raises(AttnlmError, match="is damaged"):
+        attnlm.load_model(run)
+    assert build_model(run.config.model, run.vocab_size)

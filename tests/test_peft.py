@@ -1,0 +1,211 @@
+"""Adapters in the format of `peft`: the same logits there and here, both ways."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.runs.run import Run
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.models import FRUITS
+
+SIZES: dict[str, Any] = {
+    "embed_dim": 24,
+    "heads": 4,
+    "layers": 2,
+    "block_size": 10,
+    "batch_size": 4,
+    "seed": 1,
+    "device": "cpu",
+    "threads": 1,
+}
+MODELS = {"gpt2": "gpt2", "llama": "llama", "qwen": "transformer"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the data set fruits-char, and a run of each stock class, exported too."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "fruits.txt").write_text(FRUITS)
+    attnlm.prepare(path / "fruits.txt", data_dir=path / "data")
+    for name, model in MODELS.items():
+        sizes = {**SIZES, "kv_heads": 2} if name == "llama" else SIZES
+        run = attnlm.train(**about(path), name=name, model=model, steps=20, **sizes)
+        attnlm.export(run, path / f"{name}-hf")
+    return path
+
+
+@pytest.fixture(scope="module")
+def peft() -> Any:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("peft", reason="peft is not installed")
+
+
+def about(folder: Path) -> dict[str, Any]:
+    return {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
+
+
+def adapted(folder: Path, name: str, **settings: Any) -> Run:
+    training = {"steps": 20, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
+    given = {"lora": 3, "learning_rate": 0.01, **training, **settings}
+    return attnlm.train("fruits-char", start_from=name, **about(folder), **given)
+
+
+def base_of(folder: Path, name: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder / f"{name}-hf")
+
+
+IDS = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(1))
+
+
+def logits_of(run: Run) -> torch.Tensor:
+    model, _ = attnlm.load_model(run, device="cpu")
+    with torch.no_grad():
+        logits: torch.Tensor = model(IDS)
+    return logits
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        *(("gpt2", on) for on in ("query,value", "all", "key,down")),
+        *(("llama", "query,value"), ("qwen", "all")),
+    ],
+)
+def test_peft_loads_ours(name: str, on: str, folder: Path, peft: Any, tmp_path: Path) -> None:
+    run = adapted(folder, name, lora_on=on)
+    ours = logits_of(run)
+    theirs = peft.PeftModel.from_pretrained(base_of(folder, name), run.adapter).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits, ours, atol=1e-5, rtol=1e-5)
+        assert (theirs.base_model.model(IDS).logits - ours).abs().max() < 1e-5
+        with theirs.disable_adapter():
+            assert (theirs(IDS).logits - ours).abs().max() > 0.01
+    attnlm.export(run, tmp_path / "folded")
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        folded = AutoModelForCausalLM.from_pretrained(tmp_path / "folded")(IDS).logits
+    torch.testing.assert_close(folded, ours, atol=1e-5, rtol=1e-5)
+
+    again = attnlm.import_run(run.adapter, base=name, checkpoint_dir=folder / "checkpoints")
+    torch.testing.assert_close(logits_of(again), ours, atol=1e-6, rtol=1e-5)
+    assert again.parent == run.parent
+
+
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fused": ("gpt2", {"r": 5, "lora_alpha": 10, "target_modules": ["c_attn"]}),
+    "all of gpt2": ("gpt2", {"r": 2, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
+    "ranks": (
+        "llama",
+        {
+            "r": 4,
+            "lora_alpha": 6,
+            "target_modules": ["q_proj", "v_proj", "up_proj"],
+            "rank_pattern": {"q_proj": 2},
+            "alpha_pattern": {"mlp.up_proj": 1},
+        },
+    ),
+    "one layer": ("llama", {"target_modules": ["o_proj"], "layers_to_transform": [1]}),
+    "square root": ("qwen", {"target_modules": "all-linear", "use_rslora": True}),
+}
+
+
+def theirs_of(folder: Path, peft: Any, base: str, settings: dict[str, Any]) -> Any:
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+    torch.manual_seed(1)
+    return peft.get_peft_model(base_of(folder, base), config).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: Path) -> None:
+    base, settings = ADAPTERS[name]
+    theirs = theirs_of(folder, peft, base, settings)
+    theirs.save_pretrained(tmp_path / "theirs")
+    run = attnlm.import_run(tmp_path / "theirs", base=base, checkpoint_dir=folder / "checkpoints")
+    with torch.no_grad():
+        expected = theirs(IDS).logits
+    torch.testing.assert_close(logits_of(run), expected, atol=1e-5, rtol=1e-5)
+    parent = attnlm.open_run(base, checkpoint_dir=folder / "checkpoints")
+    assert (logits_of(parent) - expected).abs().max() > 0.01
+    assert adapted(folder, run.name, steps=1, learning_rate=1e-9).parent is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"target_modules": ["c_attn"], "use_dora": True}, "'use_dora' True"),
+        ({"target_modules": ["c_attn"], "bias": "all"}, "'bias' 'all'"),
+        ({"target_modules": ["wte"]}, "is none of GPT2LMHeadModel's maps"),
+        ({"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}, "'modules_to_save'"),
+    ],
+)
+def test_what_is_more_than_adapters_is_refused(
+    settings: dict[str, Any], says: str, folder: Path, peft: Any, tmp_path: Path
+) -> None:
+    theirs_of(folder, peft, "gpt2", settings).save_pretrained(tmp_path / "theirs")
+    before = sorted((folder / "checkpoints").iterdir())
+    with pytest.raises(AttnlmError, match=says):
+        attnlm.import_run(tmp_path / "theirs", base="gpt2", checkpoint_dir=folder / "checkpoints")
+    assert sorted((folder / "checkpoints").iterdir()) == before
+
+
+def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
+    run = adapted(folder, "gpt2", steps=1)
+    path = run.adapter
+    config, tensors = (path / f"adapter_{n}" for n in ("config.json", "model.safetensors"))
+    arguments = "import", path, "--base", "gpt2"
+    fails(*arguments[:2], cwd=folder, code=2, says="is an adapter", hints="--base")
+    fails("import", path, "--base", "llama", cwd=folder, code=1, says="none of Llama", hints="peft")
+    intact, described = load_file(tensors), json.loads(config.read_text())
+    first = min(intact)
+    for changed, says in (
+        ({n: t for n, t in intact.items() if n != first}, "only"),
+        ({**intact, first: intact[first][:, :5].contiguous()}, "have shapes"),
+        ({**intact, first: intact[first] * float("nan")}, "NaN"),
+        ({**intact, "more": intact[first].clone()}, "none of GPT2LMHeadModel's maps"),
+        ({}, "no adapters"),
+    ):
+        save_file(changed, tensors)
+        fails(*arguments, cwd=folder, code=1, says=says, hints="")
+    save_file(intact, tensors)
+    for change, says in (
+        ({"lora_alpha": "much", "alpha_pattern": {}}, "no number"),
+        ({"r": 7, "rank_pattern": {}}, "does not fit"),
+        ({"rank_pattern": {".*": 3}}, "no plain name"),
+        ({"peft_type": "LOHA"}, "'LOHA'"),
+    ):
+        config.write_text(json.dumps({**described, **change}))
+        fails(*arguments, cwd=folder, code=1, says=says, hints="")
+    config.write_text(json.dumps(described))
+    tensors.write_bytes(b"nothing")
+    fails(*arguments, cwd=folder, code=1, says="damaged", hints="copy")
+    tensors.unlink()
+    fails(*arguments, cwd=folder, code=1, says="can't read", hints="copy")
+
+
+def test_an_adapter_without_a_stock_class_stays_ours(folder: Path, tmp_path: Path) -> None:
+    parent = attnlm.train(**about(folder), model="multi-head", steps=2, seed=1, device="cpu")
+    run = adapted(folder, parent.name, steps=2)
+    assert not run.adapter.exists() and run.best.exists()
+    arguments = "import", adapted(folder, "gpt2", steps=1).adapter, "--base", parent.name
+    fails(*arguments, cwd=folder, code=2, says="no stock class", hints="--model")
+    with pytest.raises(UsageError):
+        attnlm.import_run(tmp_path, base=parent)
+    assert command("sample", "--run", run.path, "--tokens", "3", cwd=folder).stdout
