@@ -224,8 +224,9 @@ def test_its_words_name_numbers_that_its_outputs_show() -> None:
 
 
 def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process and with few steps; what a cell would show is asked for too."""
+    """In this process, with few steps, without pandas; what a cell would show is asked for."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pandas", None)
     sources = ["".join(cell["source"]) for cell in CODE]
     assert sources[0] == PARAMETERS
     names: dict[str, Any] = {}
@@ -233,13 +234,11 @@ def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for source in ["STEPS = 2", *sources[1:]]:
             *statements, last = ast.parse(source).body
-            rest = [last]
-            if isinstance(last, ast.Expr):
-                rest = []
+            rest = [] if isinstance(last, ast.Expr) else [last]
             exec(compile(ast.Module([*statements, *rest], []), "cell", "exec"), names)
             if isinstance(last, ast.Expr):
-                value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
-                shown.append(getattr(value, "_repr_html_", value.__repr__)())
+                result = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+                shown += [getattr(result, "_repr_html_", result.__repr__)()]
     assert len(shown) > 6 and all(shown)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} > {"transformer-001"}
 
