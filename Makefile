@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test browser test-slow trials mutations audit bench site package format clean
+.PHONY: help demo test browser test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -17,6 +17,7 @@ help:
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps quality …\" or all"
 	@echo "make site       the documentation as HTML, in build/site"
+	@echo "make notebook   run docs/ladder.ipynb and save its outputs"
 	@echo "make package    the distributions in dist, built twice, checked and tried"
 	@echo "make format     format the code as \`make test\` requires"
 	@echo "make clean      remove the environment and what the demo made"
@@ -78,6 +79,9 @@ site: $(READY)
 	$(BIN)/python docs/generate.py
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs build/site
 	@echo build/site/index.html
+
+notebook: $(READY)
+	$(BIN)/python docs/run_notebook.py
 
 package: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[package]'

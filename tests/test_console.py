@@ -16,6 +16,7 @@ from attnlm.base.settings import Setting
 from attnlm.cli import console, displays, exits
 from attnlm.config.settings import resolve
 from attnlm.runs.ticker import Snapshot
+from attnlm.see.progress_bar import ProgressBar
 from attnlm.training.events import Evaluated, Stepped
 
 
@@ -45,6 +46,12 @@ def evaluated(step: int, text: str) -> Evaluated:
     return Evaluated(record, improved=True, snapshot=Snapshot(step, text, None))
 
 
+def begun(steps: int) -> ProgressBar:
+    bar = ProgressBar()
+    bar.begin("train", steps, "step")
+    return bar
+
+
 def lines(stream: io.StringIO) -> list[str]:
     """The dimmed lines."""
     return re.findall(r"\x1b\[2m([^\n]*)\x1b\[0m\n", stream.getvalue())
@@ -55,7 +62,7 @@ def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
 ) -> None:
     shown = terminal(monkeypatch)
     display = displays.TrainingDisplay()
-    display._bar = console.bar(9, "step", "train")
+    display._bar = begun(9)
     display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
     display(evaluated(9, "word " * 20))
     display.close()
@@ -70,7 +77,7 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
 ) -> None:
     shown = terminal(monkeypatch)
     display = displays.TrainingDisplay()
-    display._bar = console.bar(999, "step", "train")
+    display._bar = begun(999)
     monkeypatch.setattr(displays, "_SECONDS_BETWEEN_LINES", 1e6)
     for step in range(1000):
         display(evaluated(step, "said"))
@@ -90,7 +97,7 @@ def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.Monk
     shown = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     display = displays.TrainingDisplay()
-    display._bar = console.bar(2600, "step", "train")
+    display._bar = begun(2600)
     display(evaluated(0, "said"))
     display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
     display(Stepped(21, loss=2.5, tokens_per_second=5000.0, seconds_left=7384.0))

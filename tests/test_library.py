@@ -6,8 +6,11 @@ import ast
 import inspect
 import pydoc
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,62 @@ def test_help_explains_the_package_and_its_example_runs(tmp_path: Path) -> None:
         next(i for i, line in enumerate(lines) if line.startswith("Nothing is printed")),
     )
     assert run_python(inspect.cleandoc("\n".join(lines[first:last])), tmp_path)
+
+
+def examples() -> Iterator[Any]:
+    """The indented lines of the docstrings of all public functions, methods and classes."""
+    for name in attnlm.__all__:
+        value = getattr(attnlm, name)
+        if not callable(value):
+            continue
+        of_class = vars(value).items() if isinstance(value, type) else ()
+        methods = ((f"{name}.{n}", m) for n, m in of_class if inspect.isfunction(m))
+        for title, documented in [(name, value), *methods]:
+            doc = inspect.getdoc(documented) or ""
+            about, _, _ = doc.partition("\nSettings; their")
+            found = re.search(r"\n\n((?:    .*\n?|\n)+)", about)
+            if found is not None:
+                yield pytest.param(textwrap.dedent(found[1]), id=title)
+
+
+EXAMPLES = list(examples())
+
+
+@pytest.fixture(scope="module")
+def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples name."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "tales.txt").write_text("Once upon a time there was a fox.\n" * 60)
+    (folder / "my-novel.txt").write_text("It was a dark and stormy night. " * 900)
+    dataset = attnlm.prepare(folder / "tales.txt", data_dir=folder / "data", name="tales-char")
+    runs = folder / "checkpoints"
+    sizes: dict[str, Any] = {"embed_dim": 8, "heads": 2, "block_size": 16, "steps": 2, "seed": 1}
+    for model in ("transformer", "multi-head"):
+        attnlm.train(dataset, model=model, checkpoint_dir=runs, **sizes)
+    attnlm.export(runs / "transformer-001", folder / "exported")
+    return folder
+
+
+def test_every_function_has_an_example() -> None:
+    functions = {name for name in attnlm.__all__ if inspect.isfunction(getattr(attnlm, name))}
+    assert functions < {example.id for example in EXAMPLES}
+    assert {"ProgressBar", "Run.attention", "Run.metrics", "Run.model"} < {e.id for e in EXAMPLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_run(
+    example: str,
+    small_project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(small_project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    if "export(" in example:
+        shutil.rmtree("exported")
+    small = re.sub(r"steps=\d+", "steps=2, embed_dim=8, heads=2, block_size=16", example)
+    exec(small, {"attnlm": attnlm, "torch": torch, "run": attnlm.open_run("multi-head-001")})
 
 
 def test_help_of_train_lists_every_setting_with_its_limits() -> None:

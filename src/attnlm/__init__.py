@@ -4,6 +4,7 @@
     train         a Dataset → a Run: a folder with configuration, metrics and weights
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss over a whole validation split
+    attend        what each head of a Run attends to in a text: arrays, labelled with tokens
     export        a Run → a folder or file that other tools load
     import_run    a folder that Hugging Face's tools wrote → a Run
     open_dataset  a Dataset that was prepared before, by name or path
@@ -25,8 +26,12 @@
 
 Nothing is printed. What happens is reported to `on_event`, a function of one argument: `prepare`
 reports Note and Progress, `train` also Started, Stepped, Evaluated, Replanned and Finished;
-`on_event=print` shows them. Errors are AttnlmError, with a `message` and a `hint`; UsageError is
-one whose cause is invalid arguments.
+`on_event=print` shows each as a line, `on_event=attnlm.ProgressBar()` shows a bar. For fewer lines,
+choose: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
+as a table with its curve, and its attention as a shaded grid for each head.
+
+Errors are AttnlmError, with a `message` and a `hint`; UsageError is one whose cause is invalid
+arguments.
 
 The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
 before PyTorch is imported, as the command does: threads that wait for each other then sleep.
@@ -50,12 +55,15 @@ if TYPE_CHECKING:
     from attnlm.runs.load_model import load_model
     from attnlm.runs.open_run import open_run
     from attnlm.runs.run import Run
+    from attnlm.see.attend import Attention, attend
+    from attnlm.see.progress_bar import ProgressBar
     from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
     from attnlm.training.validation import Evaluation
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Attention": "see.attend",
     "AttnlmError": "base.errors",
     "Dataset": "data.dataset",
     "Evaluated": "training.events",
@@ -63,11 +71,13 @@ _HOMES = {
     "Finished": "training.events",
     "Note": "base.events",
     "Progress": "base.events",
+    "ProgressBar": "see.progress_bar",
     "Replanned": "training.events",
     "Run": "runs.run",
     "Started": "training.events",
     "Stepped": "training.events",
     "UsageError": "base.errors",
+    "attend": "see.attend",
     "evaluate": "experiments.evaluate",
     "export": "experiments.export",
     "import_run": "runs.hugging_face.import_run",
@@ -81,6 +91,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Attention",
     "AttnlmError",
     "Dataset",
     "Evaluated",
@@ -88,12 +99,14 @@ __all__ = [
     "Finished",
     "Note",
     "Progress",
+    "ProgressBar",
     "Replanned",
     "Run",
     "Started",
     "Stepped",
     "UsageError",
     "__version__",
+    "attend",
     "evaluate",
     "export",
     "import_run",

@@ -1,4 +1,7 @@
-"""What the library tells whoever called it, as it goes: it never prints, it reports events."""
+"""What the library tells whoever called it, as it goes: it never prints, it reports events.
+
+`str` of an event is a line to print.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ class Note:
 
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -21,6 +27,13 @@ class Progress:
     done: int
     total: int | None
     unit: str
+
+    def __str__(self) -> str:
+        """`encode: 1,000 of 4,000 chars (25%)`, without the whole where it is not known."""
+        if not self.total:
+            return f"{self.task}: {self.done:,} {self.unit}"
+        share = self.done / self.total
+        return f"{self.task}: {self.done:,} of {self.total:,} {self.unit} ({share:.0%})"
 
 
 OnEvent = Callable[[object], None]

@@ -1,4 +1,4 @@
-"""Times and sizes as a person reads them: without exponents, with few digits."""
+"""Times, sizes and others' texts as a person can read them."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def quantity(count: float, unit: str = "") -> str:
     while rounded >= 1000 and power < len(_PREFIXES) - 1:
         rounded, power = rounded / 1000, power + 1
     return f"{rounded:.3g} {_PREFIXES[power]}{unit}".rstrip()
+
+
+def harmless(text: str) -> str:
+    """With escapes in place of control characters, which move a terminal's cursor or command it.
+
+    A text and its file's name may come from anybody, and a model may say what it read.
+    """
+    return text.translate(_ESCAPES)
+
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_ESCAPES |= {ord(c): c for c in "\t\n"} | {ord("\r"): ""}  # line ends of Windows stay line ends

@@ -10,27 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from attnlm.base.readable import harmless
+
 if TYPE_CHECKING:
     from rich.text import Text
-    from tqdm import tqdm
 
 
 def write(text: str) -> None:
     """A piece of what was asked for; on a terminal nothing in it can take that over."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def harmless(text: str) -> str:
-    """With escapes in place of control characters, which move a terminal's cursor or command it.
-
-    A text and its file's name may come from anybody, and a model may say what it read.
-    """
-    return text.translate(_ESCAPES)
-
-
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_ESCAPES |= {ord(c): c for c in "\t\n"} | {ord("\r"): ""}  # line ends of Windows stay line ends
 
 
 def result(text: str) -> None:
@@ -152,20 +141,3 @@ def _is_argument(parameter: Any) -> bool:
 def one_line(text: str) -> str:
     """With what is not printable escaped: names of files may hold anything."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def bar(total: float | None, unit: str, label: str, initial: float = 0) -> tqdm[Any]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        initial=initial,
-        unit=unit,
-        unit_scale=unit != "step",
-        desc=harmless(label),
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
-        leave=False,
-    )

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.readable import byte_size, duration
+from attnlm.base.readable import byte_size, duration, harmless
 from attnlm.cli.console import (
-    bar,
-    harmless,
     has_colour,
     result,
     say,
@@ -25,10 +23,9 @@ from attnlm.cli.help import in_words
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.low_rank import adapter_numbers
+from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from attnlm.compute.device import Device
     from attnlm.generation.sampling import Choice
     from attnlm.model.architecture import Architecture
@@ -59,49 +56,22 @@ def parts_in_words(model: Architecture) -> str:
     return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))
 
 
-@dataclass
 class PreparationDisplay:
     """Listens to `prepare`: notes as lines; progress as bars, or a line now and then elsewhere."""
 
-    _bar: tqdm[Any] | None = None
-    _task: str = ""
-    _next_line: float = 0.0
+    def __init__(self) -> None:
+        self._bar = ProgressBar()
 
     def __call__(self, event: object) -> None:
         if isinstance(event, Note):
             self.close()
             say(with_flags(event.text))
-        elif isinstance(event, Progress) and sys.stderr.isatty():
-            if self._bar is None or event.task != self._task:
-                self.close()
-                self._bar = bar(event.total, event.unit, event.task, event.done)
-                self._task = event.task
-            self._bar.n = event.done
-            self._bar.refresh()
         elif isinstance(event, Progress):
-            now = time.perf_counter()
-            if event.task == self._task and now >= self._next_line:
-                say(_in_words(event))
-            elif event.task == self._task:
-                return
-            self._task, self._next_line = event.task, now + _SECONDS_BETWEEN_REPORTS
+            self._bar(event)
 
     def close(self) -> None:
         """Ends the bar that is open."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-
-_SECONDS_BETWEEN_REPORTS = 10.0
-
-
-def _in_words(event: Progress) -> str:
-    """`encode: 1,000 of 4,000 chars (25%)`, without the whole where it is not known."""
-    if not event.total:
-        return f"{event.task}: {event.done:,} {event.unit}"
-    share = event.done / event.total
-    return f"{event.task}: {event.done:,} of {event.total:,} {event.unit} ({share:.0%})"
+        self._bar.close()
 
 
 _SECONDS_BETWEEN_LINES = 0.25
@@ -110,8 +80,6 @@ _SECONDS_BETWEEN_LINES = 0.25
 _SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
 # So is a new number of steps that differs by this share from the one printed before.
 _WORTH_TELLING = 0.5
-# tqdm's own time left takes evaluations for steps, and begins far too long.
-_TRAINING_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 @dataclass
@@ -121,10 +89,8 @@ class TrainingDisplay:
     quiet: bool = False
     run: Run | None = None
     """The run, once it has begun."""
-    _losses: dict[str, float] = field(default_factory=dict)
-    _bar: tqdm[Any] | None = None
+    _bar: ProgressBar | None = None  # on a terminal
     _next_line: float = 0.0
-    _time_left: str = "?"
     _told_steps: int = 1
     _tell_time_at: float | None = None  # None before the first steps
 
@@ -178,24 +144,22 @@ class TrainingDisplay:
             }
         )
         if sys.stderr.isatty():
-            self._bar = bar(training.steps, "step", "train", event.first_step)
-        self._time_left, self._tell_time_at = "?", None
+            self._bar = ProgressBar()
+            self._bar(event)
+        self._tell_time_at = None
         self._told_steps = training.steps
 
     def _replanned(self, event: Any) -> None:
         steps = event.run.config.training.steps
         if self._bar is not None:
-            self._bar.total = steps
+            self._bar(event)
         elif abs(steps - self._told_steps) > _WORTH_TELLING * self._told_steps:
             self._told_steps = steps
-            say(f"step {event.step:>6}  {steps:,} steps in all fit into the time, at this speed")
+            say(str(event))
 
     def _stepped(self, event: Any) -> None:
         if self._bar is not None:
-            self._bar.n = event.step
-            self._losses["loss"] = event.loss
-            self._time_left = self._bar.format_interval(event.seconds_left)
-            self._show(event.tokens_per_second)
+            self._bar(event)
             return
         now = time.perf_counter()
         if self._tell_time_at is None:
@@ -206,21 +170,11 @@ class TrainingDisplay:
                 say(f"step {event.step:>6}  about {duration(event.seconds_left, 2)} left")
 
     def _evaluated(self, event: Any) -> None:
-        record = event.record
-        self._losses["val"] = record["val_loss"]
-        if self._bar is not None:
-            self._bar.n = record["step"]
-            self._said(event)
-            self._show(record["tokens_per_second"])
+        if self._bar is None:
+            say(str(event))
             return
-        train, speed = record["train_loss"], record["tokens_per_second"]
-        say(
-            f"step {record['step']:>6}"
-            f"  train {'  –   ' if train is None else format(train, '.4f')}"
-            f"  validation {record['val_loss']:.4f}{'*' if event.improved else ' '}"
-            f"  {f'{speed:,}' if speed else '–':>9} tokens/s"
-            f"  {record['seconds']:>7.1f} s"
-        )
+        self._said(event)
+        self._bar(event)
 
     def _said(self, event: Any) -> None:
         """What the model says now, above the bar; calmly where evaluations follow each other."""
@@ -232,12 +186,6 @@ class TrainingDisplay:
         self._bar.clear()
         text = event.snapshot.text.replace("\n", "⏎")
         say_aside(f"step {step:>6}  {event.record['val_loss']:.4f}  {text}")
-
-    def _show(self, tokens_per_second: float) -> None:
-        assert self._bar is not None
-        self._bar.bar_format = _TRAINING_BAR.replace("{remaining}", self._time_left)
-        shown = "  ".join(f"{name} {value:.3f}" for name, value in self._losses.items())
-        self._bar.set_postfix_str(f"{shown}  {tokens_per_second:,.0f} tokens/s", refresh=True)
 
     def _say(self, text: str) -> None:
         if self._bar is not None:

@@ -196,7 +196,7 @@ def _tools(log: str) -> list[str]:
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
-    from attnlm.see.curves import references_of
+    from attnlm.runs.references import references_of
     from attnlm.see.plain_curve import plain_curve
     from attnlm.see.verdict import best_record, verdict_of
 

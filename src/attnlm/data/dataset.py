@@ -100,9 +100,10 @@ def open_dataset(
 ) -> Dataset:
     """The data set of that name in `data_dir`, or at that path, or the one prepared last.
 
-    The hashes of all files are checked, of splits over 1 GiB by 64 samples unless `verify`. An
-    opened data set is returned unchanged, but opened again with `verify`. Raises AttnlmError when
-    there is none, or when one of its files is missing or damaged.
+        dataset = attnlm.open_dataset("tales-char")
+
+    All files' hashes are checked, of splits over 1 GiB by 64 samples unless `verify`, which opens
+    an opened one again too. Raises AttnlmError where one of its files is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
         path = find_folder(path_or_name, Path(data_dir), kind="data set")

@@ -51,6 +51,8 @@ def prepare(
 ) -> Dataset:
     """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
 
+        dataset = attnlm.prepare("my-novel.txt", tokenizer="bpe:512")
+
     `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is taken: the text's
     ids then mean what theirs do.
 

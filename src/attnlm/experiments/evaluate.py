@@ -29,6 +29,8 @@ def evaluate(
 ) -> Evaluation:
     """The loss of a run's checkpoint over the whole validation split, of `data` if given.
 
+        attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
+
     It equals the number that training logged, to the bit on the same machine: parameters lie in
     memory as in training, and threads and precision are the same. `verify` is that of
     `open_dataset`.

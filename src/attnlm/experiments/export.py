@@ -29,6 +29,8 @@ def export(
     """Writes a run's checkpoint in another format: `hf`, a new folder for `transformers`, or
     `gguf`, a new file for llama.cpp, its numbers of `type` f32 (default), f16 or q8_0.
 
+        attnlm.export("transformer-001", "exported")
+
     What is written is whole or absent. Raises UsageError for an unknown format or type and for a
     model that the format can't express, AttnlmError when there is something at `path` already, when
     files are missing or damaged, and where the tokenizer can't be expressed.

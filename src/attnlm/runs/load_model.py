@@ -25,7 +25,7 @@ def load_model(
     block_size tokens → logits (B, T, V).
 
         model, device = attnlm.load_model("multi-head-001")
-        ids = attnlm.open_run("multi-head-001").tokenizer.encode("To be")
+        ids = attnlm.open_run("multi-head-001").tokenizer.encode("Once ")
         logits = model(torch.tensor([ids], device=device.torch))
 
     `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when

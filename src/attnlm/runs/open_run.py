@@ -20,6 +20,9 @@ def open_run(
 ) -> Run:
     """The run of that name in `checkpoint_dir`, or at that path, or the one trained last.
 
+        run = attnlm.open_run("multi-head-001")
+        run.config.training.steps, run.metrics()[-1]["val_loss"]
+
     An opened run is returned unchanged. Raises AttnlmError when there is none, or when
     its configuration is damaged.
     """

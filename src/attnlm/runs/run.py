@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import files
@@ -18,6 +18,9 @@ from attnlm.config.settings import Config
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.ticker import Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
+
+if TYPE_CHECKING:
+    from attnlm.model.language_model import LanguageModel  # loads torch
 
 FORMAT = 1
 
@@ -61,6 +64,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None, for the plain line, where a file is missing or damaged."""
+        from attnlm.runs.run_html import run_html
+
+        try:
+            return run_html(self)
+        except (AttnlmError, OSError):
+            return None
 
     @property
     def name(self) -> str:
@@ -138,6 +150,27 @@ class Run:
             raise damaged(path)
         return facts
 
+    def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
+        """Its model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
+
+            ids = torch.tensor([run.tokenizer.encode("Once ")])
+            logits = run.model()(ids)
+
+        It is on the CPU unless another `device` is asked for: auto, cuda or mps. Raises AttnlmError
+        as `load_model` does.
+        """
+        return attnlm.load_model(self, checkpoint=checkpoint, device=device)[0]
+
+    def attention(self, text: str, *, checkpoint: str = "auto") -> attnlm.Attention:
+        """What each head attends to in `text`: arrays, with the tokens as labels.
+
+            attention = run.attention("Once upon")
+            weights_TT = attention.weights[0, 0]  # of the first layer's first head
+
+        Raises AttnlmError as `attend` does.
+        """
+        return attnlm.attend(self, text, checkpoint=checkpoint)
+
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
         """The tokenizer that the run's data were encoded with; it lies in the run's folder."""
@@ -149,7 +182,13 @@ class Run:
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per evaluation, oldest first. A line cut short by a crash is left out."""
+        """One record per evaluation, oldest first. A line cut short by a crash is left out.
+
+            losses = [(record["step"], record["val_loss"]) for record in run.metrics()]
+
+        `pandas.DataFrame(run.metrics())` is a table of them. Raises AttnlmError where the file is
+        damaged.
+        """
         return self._metrics.records()
 
     def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.load_model import load_model
+from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 
@@ -28,9 +30,12 @@ CAUTION = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Attention:
-    """Of a text of T tokens: every head's weights, and the probabilities after each token."""
+    """Of a text of T tokens: every head's weights, and the probabilities after each token.
+
+    A notebook shows it as a shaded grid for each head.
+    """
 
     run: str
     model: str
@@ -48,6 +53,16 @@ class Attention:
             (self.vocabulary[i], float(probabilities_V[i]))
             for i in likeliest(probabilities_V, count)
         ]
+
+    def __repr__(self) -> str:
+        layers, heads, length, _ = self.weights.shape
+        return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from attnlm.see.attend_html import attention_html
+
+        return attention_html(self)
 
     def facts(self) -> dict[str, Any]:
         """As JSON values. Raises AttnlmError where they are too many."""
@@ -74,12 +89,25 @@ def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
     return found
 
 
-def attend(run: Run, text: str, *, checkpoint: str = "auto") -> Attention:
-    """The attention of a run's checkpoint over `text`, computed on the CPU.
+def attend(
+    run: str | Path | Run | None,
+    text: str,
+    *,
+    checkpoint: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> Attention:
+    """What each head of a run (by default the one trained last) attends to in `text`.
 
-    Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
-    missing or damaged, for numbers that are not finite, and for a bigram, which has no attention.
+        attention = attnlm.attend("multi-head-001", "Once upon")
+        attention.tokens  # T texts
+        attention.weights[0, 1]  # (T, T), of layer 1, head 2: each row adds up to 1
+        attention.next_tokens(count=3)  # with their probabilities
+
+    `checkpoint` is auto, best or last; it is computed on the CPU. Raises AttnlmError when the text
+    does not fit the context or the vocabulary, when files are missing or damaged, for numbers that
+    are not finite, and for a bigram, which has no attention.
     """
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:
         raise no_attention()
     ids = ids_within_context(run, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import io
-import math
 import re
 import textwrap
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
+from attnlm.runs.references import references_of
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
 from attnlm.see.verdict import best_record, verdict_of
@@ -51,17 +51,6 @@ class Line:
     losses: Sequence[float]
     colour: str
     dashed: bool = False
-
-
-def references(vocab_size: int, bigram_loss: float | None, floor: float | None) -> dict[str, float]:
-    """Losses to compare with, by their labels: those that are known."""
-    known = {"guessing, ln V": math.log(vocab_size), "counted bigram": bigram_loss, "floor": floor}
-    return {label: loss for label, loss in known.items() if loss is not None}
-
-
-def references_of(run: Run) -> dict[str, float]:
-    """The losses to compare a run with."""
-    return references(run.vocab_size, run.dataset["bigram_loss"], run.dataset["floor"])
 
 
 def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import attnlm
 from attnlm.base import files
 from attnlm.model.architecture import MODELS
-from attnlm.see.curves import Line, panel_svg, panels_png, references_of
+from attnlm.runs.references import references_of
+from attnlm.see.curves import Line, panel_svg, panels_png
 from attnlm.see.ladder import Ladder, Rung
 from attnlm.see.page import render
 from attnlm.see.reproduce import ladder_command

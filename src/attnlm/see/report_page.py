@@ -9,9 +9,10 @@ import numpy as np
 
 import attnlm
 from attnlm.base.readable import duration
+from attnlm.runs.references import references_of
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend_page import SCRIPTS, attention_parts
-from attnlm.see.curves import panel_sides, panel_svg, references_of, run_lines
+from attnlm.see.curves import panel_sides, panel_svg, run_lines
 from attnlm.see.film import previous_token_score, strip
 from attnlm.see.heads import HeadReport
 from attnlm.see.lens import lens_data

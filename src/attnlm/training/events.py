@@ -1,13 +1,16 @@
-"""What training reports."""
+"""What training reports. `str` of an event is a line to print."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attnlm.compute.device import Device
+from attnlm.base.readable import byte_size, duration
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
+
+if TYPE_CHECKING:
+    from attnlm.compute.device import Device  # loads torch
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,13 @@ class Started:
     first_step: int
     memory: int
     """Bytes that it will take, about."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run.name}: {self.run.config.model.model}, {self.run.parameters:,} parameters; "
+            f"step {self.first_step:,} of {self.run.config.training.steps:,}; {self.device.name}, "
+            f"about {byte_size(self.memory)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,13 @@ class Stepped:
     """Of the whole gradient of that batch, before it was clipped; None where it was not taken: of a
     sharded model it takes all processes, and is taken for clipping only"""
 
+    def __str__(self) -> str:
+        speed = f"{self.tokens_per_second:,.0f}"
+        return (
+            f"step {self.step:>6}  batch {self.loss:.4f}{speed:>31} tokens/s"
+            f"  {duration(self.seconds_left, 2):>9} left"
+        )
+
 
 @dataclass(frozen=True)
 class Replanned:
@@ -43,6 +60,10 @@ class Replanned:
 
     run: Run
     step: int
+
+    def __str__(self) -> str:
+        steps = self.run.config.training.steps
+        return f"step {self.step:>6}  {steps:,} steps in all fit into the time, at this speed"
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,18 @@ class Evaluated:
     improved: bool
     snapshot: Snapshot | None = field(default=None, repr=False)
 
+    def __str__(self) -> str:
+        """`step    100  train 2.6485  validation 2.4236*  …`: with a star for the best so far."""
+        record = self.record
+        train, speed = record["train_loss"], record["tokens_per_second"]
+        return (
+            f"step {record['step']:>6}"
+            f"  train {'  –   ' if train is None else format(train, '.4f')}"
+            f"  validation {record['val_loss']:.4f}{'*' if self.improved else ' '}"
+            f"  {f'{speed:,}' if speed else '–':>9} tokens/s"
+            f"  {record['seconds']:>7.1f} s"
+        )
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -61,3 +94,7 @@ class Finished:
     run: Run
     step: int
     out_of_patience: bool
+
+    def __str__(self) -> str:
+        why = ", as patience ran out" if self.out_of_patience else ""
+        return f"{self.run.name}: finished at step {self.step:,}{why}"

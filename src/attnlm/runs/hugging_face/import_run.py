@@ -42,6 +42,8 @@ def import_run(
     A folder of `peft` has an adapter: it becomes a run of adapters for the weights of the run
     `base`.
 
+        run = attnlm.import_run("exported", name="imported")
+
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
     merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. A name, as in Qwen/Qwen3-0.6B, is
     looked for on the Hugging Face Hub where no folder is called so; `revision` is a branch, tag or

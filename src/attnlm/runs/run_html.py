@@ -1,0 +1,79 @@
+"""A run as a notebook shows it: facts, its curve and links, in plain HTML."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from attnlm.runs.references import references_of
+from attnlm.runs.run import Run
+
+_LARGEST_PICTURE = 2**20  # bytes; ours have some 50,000
+_LINKED = ("report.html", "curve.png", "config.json", "metrics.jsonl")
+
+
+def run_html(run: Run) -> str:
+    """The run's table, its picture if there is one, and links to its files.
+
+    Raises AttnlmError where its metrics are damaged, OSError where a file can't be read.
+    """
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(label)}</th>'
+        f'<td style="text-align:left">{escape(value)}</td></tr>'
+        for label, value in _facts(run)
+    )
+    return f"<div><table>{rows}</table>{_picture(run.path / 'curve.png')}{_links(run.path)}</div>"
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    training, about = run.config.training, run.dataset
+    yield "run", run.name
+    yield "model", f"{run.config.model.model}, {run.parameters:,} parameters"
+    if run.imported_from:
+        yield "imported from", run.imported_from
+        return
+    yield (
+        "data",
+        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens to train on",
+    )
+    if run.started_from:
+        yield "start", f"the weights of {run.started_from}"
+    records = run.metrics()
+    step = records[-1]["step"] if records else 0
+    batch = f"{training.batch_size} × {run.config.model.block_size} tokens"
+    yield "steps", f"{step:,} of {training.steps:,}, each {batch}, seed {training.seed}"
+    if records:
+        best = min(records, key=lambda record: float(record["val_loss"]))
+        measured = run.whole().get("best", best)
+        part = "" if measured is not best or not run.evaluated_part else f", {run.evaluated_part}"
+        yield (
+            "validation loss",
+            f"{measured['val_loss']:.4f} nats per token, {measured['bits_per_byte']:.3f} bits per "
+            f"byte, at step {measured['step']:,}{part}",
+        )
+    yield "baselines", ", ".join(f"{name} {loss:z.4f}" for name, loss in references_of(run).items())
+
+
+def _picture(path: Path) -> str:
+    if not path.is_file() or not 0 < path.stat().st_size <= _LARGEST_PICTURE:
+        return ""
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="loss by step" width="560" src="data:image/png;base64,{content}"/>'
+
+
+def _links(folder: Path) -> str:
+    """To the folder and to what is in it: from the notebook's own folder, where it is below that,
+    since a page can't open other files of its machine."""
+    there = folder.absolute()
+    if there.is_relative_to(Path.cwd()):
+        there = Path(os.path.relpath(there))
+    found = {str(there): there} | {n: there / n for n in _LINKED if (folder / n).is_file()}
+    links = (
+        f'<a href="{escape(quote(path.as_posix()))}" target="_blank">{escape(name)}</a>'
+        for name, path in found.items()
+    )
+    return f"<div>{' · '.join(links)}</div>"
