@@ -14,7 +14,7 @@ from attnlm.model.linear import Linear
 from attnlm.model.ops import compiled_parts, loss
 from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.heads import Gains, rotary_angles, rotate, split_heads
-from attnlm.model.ops.linear import joined_linear
+from attnlm.model.ops.linear import joined_linear, linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.norms import rms_norm
 from attnlm.model.ops.products import product
@@ -255,3 +255,25 @@ def test_rotation_makes_products_depend_on_distance_alone() -> None:
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
     assert products[0].std() > 0.01
     torch.testing.assert_close(queries.norm(dim=-1), query_D.norm().expand(length))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(3, 5, 7), (300, 64, 96)])
+def test_a_linear_map_and_its_gradients_are_pytorchs(
+    tokens: int, inputs: int, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, tokens, inputs).transpose(0, 1)  # as no product wants it
+    given = [x, torch.randn(outputs, inputs), torch.randn(outputs)]
+    d_out = torch.randn(tokens, 2, outputs)
+
+    def found(op: Op, wanted: bool) -> list[Tensor]:
+        leaves = [t.clone().requires_grad_() for t in given]
+        with compiled_parts(wanted):
+            out = op(*leaves)
+            out.backward(d_out)
+        return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    plain = found(torch.nn.functional.linear, False)
+    for ours, theirs in zip(found(linear, True), plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

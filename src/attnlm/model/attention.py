@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attnlm.model.architecture import Architecture
 from attnlm.model.dropout import dropout as dropped
-from attnlm.model.linear import Linear, linear
+from attnlm.model.linear import Linear, drawn_linear
 from attnlm.model.norms import RMSNorm
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
 from attnlm.model.ops.heads import Gains, Rotation, split_heads
@@ -93,9 +93,9 @@ class SelfAttention(nn.Module):
         std = a.embed_dim**-0.5
         # Where embeddings come without a norm, larger scores leave some seeds with a dead head.
         sharp = std if a.residual else 0.35 * std
-        self.query = linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
-        self.key = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
-        self.value = linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
+        self.query = drawn_linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
+        self.key = drawn_linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
+        self.value = drawn_linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
         self.query_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.key_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.projection = Linear(width, a.embed_dim, bias=a.bias) if a.projection else None

@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention
 from attnlm.model.dropout import Dropout
-from attnlm.model.linear import Linear, linear
+from attnlm.model.linear import Linear, drawn_linear
 from attnlm.model.norms import norm_of
 from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.heads import Rotation, rotary_angles
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(placed(Block(a)) for _ in range(a.layers))
         self.norm = norm_of(a, a.body_dim)
-        self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
+        self.head = Linear(a.body_dim, vocab_size, bias=a.head_bias)
         # Equal logits to begin with: the first loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
@@ -234,8 +234,8 @@ class MLP(nn.Module):
         down = Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
         self.gate = None
         if a.mlp == "swiglu":
-            self.gate = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
-        self.up = linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+            self.gate = drawn_linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+        self.up = drawn_linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
         self.down = down
         if a.residual:
             nn.init.zeros_(self.down.weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnlm.model.ops.linear import joined_linear
+from attnlm.model.ops.linear import joined_linear, linear
 
 
 class Linear(nn.Linear):
@@ -29,7 +29,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) → (..., outputs)."""
-        return super().forward(x) if self.weight.requires_grad else joined_linear(x, [self])
+        if self.weight.requires_grad:
+            return linear(x, self.weight, self.bias)
+        return joined_linear(x, [self])
 
 
 class _Undrawn(Linear):
@@ -42,7 +44,7 @@ class _Undrawn(Linear):
         pass
 
 
-def linear(inputs: int, outputs: int, *, bias: bool, std: float) -> Linear:
+def drawn_linear(inputs: int, outputs: int, *, bias: bool, std: float) -> Linear:
     """A linear map whose weights begin as N(0, std²), its biases at 0."""
     layer = _Undrawn(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=std)

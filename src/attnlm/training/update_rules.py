@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnlm.config.training import TrainingConfig
+from attnlm.model.ops.products import product
 
 
 class Place(NamedTuple):
@@ -124,7 +125,14 @@ def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
-        gram = torch.bmm(x, x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+        gram = _products(x, x)
+        polynomial = _products(gram, gram).mul_(c).add_(gram, alpha=b)  # its own transpose
+        x = _products(polynomial, x.mT).add_(x, alpha=a)
     return (x.mT if tall else x).to(matrices_NRC.dtype)
+
+
+def _products(x_NRC: Tensor, y_NSC: Tensor) -> Tensor:
+    """x yᵀ of each two matrices, (N, R, S)."""
+    if x_NRC.is_cuda:
+        return torch.bmm(x_NRC, y_NSC.mT)
+    return torch.stack([product(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])

@@ -1,4 +1,4 @@
-"""Several linear maps of one input as one product, with low-rank adapters where they have some."""
+"""Linear maps: one, or several of one input as one product, with their low-rank adapters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from attnlm.model.ops import compiled_for
 from attnlm.model.ops.products import product
 
 
@@ -26,6 +27,32 @@ class Map(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+def linear(x: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b: (..., C) → (..., N). Where compiled parts are asked for, by `product`."""
+    if compiled_for(x) is None or torch.is_autocast_enabled("cpu"):
+        return F.linear(x, weight_NC, bias_N)
+    out: Tensor = _Linear.apply(x, weight_NC, bias_N)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_NC: Tensor, bias_N: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight_NC)
+        return product(x.flatten(0, -2), weight_NC, bias_N).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_NC = ctx.saved_tensors
+        grad_MN, (to_x, to_weight, to_bias) = grad.flatten(0, -2), ctx.needs_input_grad
+        return (
+            product(grad_MN, weight_NC.T).view(x.shape) if to_x else None,
+            product(grad_MN.T, x.flatten(0, -2).T) if to_weight else None,
+            grad_MN.sum(0) if to_bias else None,
+        )
+
+
 def joined_linear(x: Tensor, maps: Sequence[Map], *, joins_weights: bool = True) -> Tensor:
     """The outputs of `maps` side by side: (..., C) → (..., N), N the sum of their widths.
 
@@ -35,7 +62,7 @@ def joined_linear(x: Tensor, maps: Sequence[Map], *, joins_weights: bool = True)
         return torch.cat([m(x) for m in maps], dim=-1)
     weight_NC, bias_N = side_by_side([m.weight for m in maps]), _joined_biases(maps)
     if any(m.weight.requires_grad for m in maps):
-        return F.linear(x, weight_NC, bias_N)
+        return linear(x, weight_NC, bias_N)
     if not x.is_cpu or torch.is_autocast_enabled("cpu"):
         return _plain_adapted(x, weight_NC, bias_N, maps)
     columns, end = [], 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from ctypes import CDLL
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from attnlm.model.ops import compiled_for, place
+from attnlm.model.ops.linear import linear
 from attnlm.model.ops.products import product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26}
@@ -38,7 +38,7 @@ def linear_cross_entropy(
     """
     logits = x_BTC.numel() // x_BTC.size(-1) * weight_VC.size(0)
     if torch.compiler.is_compiling() or logits <= LOGITS_AT_ONCE[x_BTC.device.type]:
-        return cross_entropy(F.linear(x_BTC, weight_VC, bias_V), targets_BT)
+        return cross_entropy(linear(x_BTC, weight_VC, bias_V), targets_BT)
     device = x_BTC.device.type
     if torch.is_autocast_enabled(device):
         x_BTC = x_BTC.to(torch.get_autocast_dtype(device))
@@ -119,28 +119,21 @@ def _compiled(
     wanted: _Gradients,
 ) -> Tensor:
     """With tokens side by side, which such narrow products prefer."""
-    total, is_frozen = torch.zeros((), dtype=torch.float64), not head_VC.requires_grad
+    total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
-    logits = x_MC.new_empty(head_VC.size(0) * min(at_once, len(targets_M)))
     d_x_MC, d_head_VC, d_bias_V = wanted or (None, None, None)
     for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
         x_mC, targets_m = x_MC[part], targets_M[part]
         shape = head_VC.size(0), len(targets_m)
-        logits_Vm = logits[: math.prod(shape)].view(shape)
-        if is_frozen:
-            logits_Vm = product(head_VC, x_mC)
-        else:
-            torch.mm(head_VC, x_mC.T, out=logits_Vm)
+        logits_Vm = product(head_VC, x_mC)
         parts.cross_entropy(
             *(*shape, shape[1], 0.0 if wanted is None else 1 / len(targets_M)),
             *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
         )
-        if d_x_MC is not None and is_frozen:
+        if d_x_MC is not None:
             d_x_MC[part] = product(logits_Vm.T, head_VC.T)
-        elif d_x_MC is not None:
-            torch.mm(logits_Vm.T, head_VC, out=d_x_MC[part])
         if d_head_VC is not None:
             d_head_VC.addmm_(logits_Vm, x_mC)
     return (total / len(targets_M)).float()

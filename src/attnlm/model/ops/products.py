@@ -1,7 +1,7 @@
-"""Products with frozen matrices, by the faster of the two libraries that PyTorch has on a CPU.
+"""Products with matrices, by the faster of the two libraries that PyTorch has on a CPU.
 
 Its own products are MKL's, which leaves AVX-512 unused on processors that are not Intel's. oneDNN
-does not. Its form for linear maps has no derivative, which frozen matrices don't need.
+does not. Its form for linear maps has no derivative: who calls it makes that of more products.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_FEWEST = 2**20
+"""Multiplications: with fewer, oneDNN's dozen microseconds for a call cost more than it saves."""
+
 
 def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, (M, N), outside of autograd."""
     linear = _onednn()
-    if linear is None or not x_MC.is_cpu or x_MC.dtype != torch.float32:
+    is_small = x_MC.numel() * len(weight_NC) < _FEWEST
+    if linear is None or is_small or not x_MC.is_cpu or x_MC.dtype != torch.float32:
         return F.linear(x_MC, weight_NC, bias_N)
     out: Tensor = linear(x_MC, weight_NC, bias_N, "none", [], "")
     return out
