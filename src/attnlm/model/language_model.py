@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(placed(Block(a)) for _ in range(a.layers))
         self.norm = norm_of(a, a.body_dim)
-        self.head = Linear(a.body_dim, vocab_size, bias=a.head_bias)
+        self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
         # Equal logits to begin with: the first loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
