@@ -476,7 +476,7 @@ assert "torch" not in sys.modules
 
 def test_version_and_no_command(tmp_path: Path) -> None:
     assert attnlm("--version", cwd=tmp_path).stdout.startswith("attnlm 0.")
-    assert "Commands:" in attnlm(cwd=tmp_path).stdout
+    assert "Start here:" in attnlm(cwd=tmp_path).stdout
 
 
 def test_streams_that_are_closed_are_no_fault(project: Path) -> None:

@@ -35,7 +35,7 @@ def told(command: str) -> list[str]:
         ("train --max-length 1", "did you mean --block-size?"),
         ("train --data text", "DATASET is given without a flag: attnlm train DATASET"),
         ("train --temp 1", "--temperature is an option of attnlm sample"),
-        ("train --tokens 1", "--tokens is an option of attnlm plan, ladder, sample"),
+        ("train --tokens 1", "--tokens is an option of attnlm sample, ladder, plan"),
         ("train -n 1", "see attnlm train --help"),
         ("sample --temp 1", "did you mean --temperature?"),
         ("sample --max-length 1", "did you mean --tokens?"),
@@ -64,8 +64,8 @@ def test_options(command: str, hint: str) -> None:
         ("help", "did you mean attnlm --help?"),
         ("chat", "did you mean attnlm sample --interactive?"),
         ("qqqqq", "see attnlm --help"),
-        *((name, "a run is a folder in checkpoints, a data set one in data: list those folders")
-          for name in ("runs", "ls", "list")),
+        *((name, "did you mean list?") for name in ("runs", "ls")),
+        ("delete", "did you mean rm?"),
     ],
 )  # fmt: skip
 def test_commands(command: str, hint: str) -> None:

@@ -9,6 +9,10 @@
     import_run    a folder that Hugging Face's tools wrote → a Run
     open_dataset  a Dataset that was prepared before, by name or path
     open_run      a Run that was trained before, by name or path
+    list_runs     the runs in a folder; `list_datasets` and `list_recipes` do the same for those
+    diff_runs     what two Runs have differently
+    remove_run    takes a Run away
+    doctor        what this machine has, and what to do about what it lacks
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
 
 `help(attnlm.train)` lists all settings of models and training. An example:
@@ -45,15 +49,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnlm.base.errors import AttnlmError, UsageError
     from attnlm.base.events import Note, Progress
+    from attnlm.config.recipes import RecipeEntry, list_recipes
     from attnlm.data.dataset import Dataset, open_dataset
+    from attnlm.data.list_datasets import DatasetEntry, list_datasets
     from attnlm.data.prepare import prepare
+    from attnlm.experiments.doctor import Finding, doctor
     from attnlm.experiments.evaluate import evaluate
     from attnlm.experiments.export import export
     from attnlm.experiments.train import train
     from attnlm.generation.sampling import sample, samples
+    from attnlm.runs.diff import RunDiff, diff_runs
     from attnlm.runs.hugging_face.import_run import import_run
+    from attnlm.runs.list_runs import RunEntry, list_runs
     from attnlm.runs.load_model import load_model
     from attnlm.runs.open_run import open_run
+    from attnlm.runs.remove import remove_run
     from attnlm.runs.run import Run
     from attnlm.see.attend import Attention, attend
     from attnlm.see.progress_bar import ProgressBar
@@ -66,25 +76,36 @@ _HOMES = {
     "Attention": "see.attend",
     "AttnlmError": "base.errors",
     "Dataset": "data.dataset",
+    "DatasetEntry": "data.list_datasets",
     "Evaluated": "training.events",
     "Evaluation": "training.validation",
+    "Finding": "experiments.doctor",
     "Finished": "training.events",
     "Note": "base.events",
     "Progress": "base.events",
     "ProgressBar": "see.progress_bar",
+    "RecipeEntry": "config.recipes",
     "Replanned": "training.events",
     "Run": "runs.run",
+    "RunDiff": "runs.diff",
+    "RunEntry": "runs.list_runs",
     "Started": "training.events",
     "Stepped": "training.events",
     "UsageError": "base.errors",
     "attend": "see.attend",
+    "diff_runs": "runs.diff",
+    "doctor": "experiments.doctor",
     "evaluate": "experiments.evaluate",
     "export": "experiments.export",
     "import_run": "runs.hugging_face.import_run",
+    "list_datasets": "data.list_datasets",
+    "list_recipes": "config.recipes",
+    "list_runs": "runs.list_runs",
     "load_model": "runs.load_model",
     "open_dataset": "data.dataset",
     "open_run": "runs.open_run",
     "prepare": "data.prepare",
+    "remove_run": "runs.remove",
     "sample": "generation.sampling",
     "samples": "generation.sampling",
     "train": "experiments.train",
@@ -94,26 +115,37 @@ __all__ = [
     "Attention",
     "AttnlmError",
     "Dataset",
+    "DatasetEntry",
     "Evaluated",
     "Evaluation",
+    "Finding",
     "Finished",
     "Note",
     "Progress",
     "ProgressBar",
+    "RecipeEntry",
     "Replanned",
     "Run",
+    "RunDiff",
+    "RunEntry",
     "Started",
     "Stepped",
     "UsageError",
     "__version__",
     "attend",
+    "diff_runs",
+    "doctor",
     "evaluate",
     "export",
     "import_run",
+    "list_datasets",
+    "list_recipes",
+    "list_runs",
     "load_model",
     "open_dataset",
     "open_run",
     "prepare",
+    "remove_run",
     "sample",
     "samples",
     "train",

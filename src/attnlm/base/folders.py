@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from attnlm.base.suggestions import suggestion
 
 _WORKSPACE, _ASIDE = ".unfinished-", "old-"
 _MOST_NAMED = 5
+# Whoever lists runs looks for an instant whether each is locked.
+_LOOKS, _BETWEEN_LOOKS = 3, 0.02  # seconds
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
@@ -41,7 +44,7 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     if is_folder(Path(name)):
         return Path(name)
     hint = how_to_make(kind, parent)
-    if names := _names(parent, kind):
+    if names := folder_names(parent, kind):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         verb = "are" if len(names) > 1 else "is"
         there = f"there {verb} {', '.join(names[:_MOST_NAMED])}{more}"
@@ -62,7 +65,7 @@ def _latest(parent: Path, kind: str) -> Path:
         raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
     name = latest_name(parent)
     if not is_safe_name(name) or not (parent / name).is_dir():
-        names = _names(parent, kind)
+        names = folder_names(parent, kind)
         raise AttnlmError(
             f"the latest {kind}, {name!r}, is no longer in {parent}",
             f"name one: {', '.join(names[:_MOST_NAMED])}" if names else how_to_make(kind, parent),
@@ -70,7 +73,7 @@ def _latest(parent: Path, kind: str) -> Path:
     return parent / name
 
 
-def _names(parent: Path, kind: str) -> list[str]:
+def folder_names(parent: Path, kind: str) -> list[str]:
     """Of the folders of that kind below `parent`, the newest first."""
     made = []
     with contextlib.suppress(OSError):
@@ -89,11 +92,17 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
     can't tell.)
     """
     with contextlib.ExitStack() as lock:
-        try:
-            # The user may keep the folder elsewhere, and have a link to it here.
-            lock.enter_context(locked(Path(os.path.realpath(path))))
-        except BlockingIOError:
-            raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
+        for look in reversed(range(_LOOKS)):
+            try:
+                # The user may keep the folder elsewhere, and have a link to it here.
+                lock.enter_context(locked(Path(os.path.realpath(path))))
+                break
+            except BlockingIOError:
+                if not look:
+                    raise AttnlmError(
+                        f"{path.name} is being trained by another process", hint
+                    ) from None
+                time.sleep(_BETWEEN_LOOKS)
         yield
 
 

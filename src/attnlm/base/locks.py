@@ -36,6 +36,17 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether somebody else holds the lock of a file or folder; False where nobody can tell."""
+    try:
+        with locked(path):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 def _lock(descriptor: int, wait: bool) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

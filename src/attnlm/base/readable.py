@@ -30,6 +30,15 @@ def quantity(count: float, unit: str = "") -> str:
     return f"{rounded:.3g} {_PREFIXES[power]}{unit}".rstrip()
 
 
+def age(seconds: float) -> str:
+    """`just now`, `5 min ago`, `3 h ago`, `12 days ago`: in whole units, rounded down."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        # The same limits as of a duration: 100 minutes say more than an hour.
+        if seconds >= 2 * length or (unit == "min" and seconds >= length):
+            return f"{int(seconds // length):,} {unit} ago"
+    return "just now"
+
+
 def harmless(text: str) -> str:
     """With escapes in place of control characters, which move a terminal's cursor or command it.
 

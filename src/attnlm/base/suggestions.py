@@ -80,16 +80,17 @@ _OTHER_NAMES = {
     "sample": "complete generate inference predict speak",
     "eval": "evaluate measure perplexity test validate",
     "attend": "attention",
+    "list": "checkpoints datasets ls models recipes runs show",
+    "diff": "compare",
+    "rm": "del delete remove",
+    "doctor": "check diagnose env info system",
 }
 
-_FOLDERS = "a run is a folder in checkpoints, a data set one in data"
 _ANSWERS = {
     "did you mean attnlm sample --interactive?": "chat repl talk",
     "did you mean attnlm train --resume RUN?": "continue resume",
     "did you mean attnlm --help?": "help",
     "did you mean attnlm --version?": "version",
-    f"{_FOLDERS}: list those folders": "checkpoints datasets list ls models runs show",
-    f"{_FOLDERS}: delete what you no longer want": "delete remove rm",
 }
 
 _LONGEST = 255  # characters of a name that are compared; a recipe may have 1 MB of them

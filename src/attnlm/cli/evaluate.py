@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attnlm.cli import console
+from attnlm.cli import completion, console
 from attnlm.cli.options import (
     Checkpoint,
     CheckpointDir,
@@ -24,7 +24,10 @@ def evaluate(
     run: RunArgument = None,
     checkpoint: Checkpoint = "auto",
     data: Annotated[
-        str | None, typer.Option(help="another data set with the same tokenizer")
+        str | None,
+        typer.Option(
+            help="another data set with the same tokenizer", autocompletion=completion.datasets
+        ),
     ] = None,
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),

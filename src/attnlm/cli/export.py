@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
-from attnlm.cli import console
+from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.help import Command
 from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, RunArgument, opened_run
@@ -49,13 +49,17 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="format: hf, a folder that transformers loads, or gguf, a file that llama.cpp does"
+            help="format: hf, a folder that transformers loads, or gguf, a file that llama.cpp "
+            "does",
+            autocompletion=completion.choices("hf", "gguf"),
         ),
     ] = "hf",
     type: Annotated[
         str | None,
         typer.Option(
-            help="numbers of gguf: f32, f16, or q8_0, eight bits; default: f32", show_default=False
+            help="numbers of gguf: f32, f16, or q8_0, eight bits; default: f32",
+            autocompletion=completion.choices("f32", "f16", "q8_0"),
+            show_default=False,
         ),
     ] = None,
     checkpoint: Checkpoint = "auto",

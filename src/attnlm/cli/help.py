@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings
@@ -57,6 +57,28 @@ class Command(TyperCommand):
         for group in filter(rows.get, rows):
             with formatter.section(group):
                 formatter.write_dl(rows[group])
+
+
+class Commands(TyperGroup):
+    """A command of commands, in groups."""
+
+    @property
+    def groups(self) -> Mapping[str, Iterable[str]]:
+        """Which commands each section of `--help` has."""
+        raise NotImplementedError
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The sections of `--help`, whose columns are aligned with each other."""
+        widest = max(len(name) for names in self.groups.values() for name in names)
+        limit = formatter.width - 6 - widest
+        for group, names in self.groups.items():
+            with formatter.section(group):
+                formatter.write_dl(
+                    [
+                        (f"{name:<{widest}}", self.commands[name].get_short_help_str(limit))
+                        for name in names
+                    ]
+                )
 
 
 def help_with_default(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attnlm.base.commands import command_for
-from attnlm.cli import console
+from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.options import CheckpointDir, JsonOption
 
@@ -24,7 +24,11 @@ def import_(
         ),
     ],
     base: Annotated[
-        str | None, typer.Option(help="of an adapter (peft): name or path of the run it is for")
+        str | None,
+        typer.Option(
+            help="of an adapter (peft): name or path of the run it is for",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="name of the run; default: <model>-001 and so on")

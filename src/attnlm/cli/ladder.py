@@ -11,7 +11,7 @@ import typer
 from attnlm.base.commands import command_for
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import find_folder
-from attnlm.cli import console
+from attnlm.cli import completion, console
 from attnlm.cli.displays import TrainingDisplay, reference_losses
 from attnlm.cli.options import (
     CheckpointDir,
@@ -35,7 +35,8 @@ def ladder(
         typer.Option(
             help="models to compare, in this order, or variants such as "
             "transformer:positions=none; default: "
-            "bigram,average,single-head,multi-head,transformer"
+            "bigram,average,single-head,multi-head,transformer",
+            autocompletion=completion.rungs,
         ),
     ] = None,
     budget: Annotated[
@@ -59,7 +60,10 @@ def ladder(
             "one that exists is resumed"
         ),
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="name or path of a ladder to resume")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="name or path of a ladder to resume", autocompletion=completion.ladders),
+    ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,

@@ -14,6 +14,7 @@ import typer
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import fields_of, type_of
+from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import help_of
 from attnlm.config.training import TrainingConfig
@@ -22,19 +23,41 @@ from attnlm.model.architecture import Architecture
 if TYPE_CHECKING:
     from attnlm.runs.run import Run
 
+
+def _record_of(name: str) -> type:
+    return Architecture if name in fields_of(Architecture) else TrainingConfig
+
+
+def setting_option(name: str, help: str | None = None) -> Any:
+    """The option of a setting."""
+    words = fields_of(_record_of(name))[name].metadata["choices"]
+    completed = completion.choices(*words) if words else None
+    return typer.Option(help=help or help_with_default(name), autocompletion=completed)
+
+
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="name or path; default: the one trained last")
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="name or path; default: the one trained last",
+        autocompletion=completion.runs,
+    ),
 ]
 DatasetArgument = Annotated[
     str | None,
-    typer.Argument(metavar="DATASET", help="name or path; default: the one prepared last"),
+    typer.Argument(
+        metavar="DATASET",
+        help="name or path; default: the one prepared last",
+        autocompletion=completion.datasets,
+    ),
 ]
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="what the model reads")]
 Recipe = Annotated[
     str | None,
     typer.Option(
         help="take settings from a recipe by name, a TOML file or a run's config.json; "
-        "options override them"
+        "options override them",
+        autocompletion=completion.recipes,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
@@ -44,13 +67,14 @@ CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
 Checkpoint = Annotated[
     str,
     typer.Option(
-        help="which weights: auto|best|last; auto is best, or last while only step 0 was evaluated"
+        help="which weights: auto|best|last; auto is best, or last while only step 0 was evaluated",
+        autocompletion=completion.choices("auto", "best", "last"),
     ),
 ]
 Verify = Annotated[
     bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
 ]
-DeviceOption = Annotated[str, typer.Option(help=help_of("device"))]
+DeviceOption = Annotated[str, setting_option("device", help_of("device"))]
 Ablate = Annotated[bool, typer.Option("--ablate", help="measure the loss with each head silenced")]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
@@ -61,21 +85,15 @@ _TIME = re.compile(
 )
 
 
-def setting_option(name: str) -> Any:
-    """The option of a setting."""
-    return typer.Option(help=help_with_default(name))
-
-
 def with_settings(*names: str) -> Callable[[_Command], _Command]:
     """Gives a command an option for each of these settings, in place of its `**settings`."""
     annotated: Any = Annotated
 
     def option_of(name: str) -> inspect.Parameter:
-        record = Architecture if name in fields_of(Architecture) else TrainingConfig
         option = setting_option(name)
         if name == "budget":
             option = budget_option("time to train for, in place of steps: 90s|5min|1h30m")
-        kind = annotated[type_of(record, name) | None, option]
+        kind = annotated[type_of(_record_of(name), name) | None, option]
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
         )

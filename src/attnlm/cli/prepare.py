@@ -11,7 +11,7 @@ import typer
 
 from attnlm.base.commands import command_for
 from attnlm.base.readable import byte_size
-from attnlm.cli import console
+from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay, reference_losses
 from attnlm.cli.options import DataDir, JsonOption
 from attnlm.config.settings import resolve
@@ -25,13 +25,17 @@ def prepare(
             help="tinyshakespeare | tales | a file | a directory | a pattern such as 'a/*.gz' | "
             "a URL | hf:OWNER/NAME | - (stdin), or several, joined in their order; "
             "default: tinyshakespeare, or tales if that is not available",
+            autocompletion=completion.choices("tinyshakespeare", "tales"),
         ),
     ] = None,
     tokenizer: Annotated[
         str,
         typer.Option(
             help="tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the path of a run or "
-            "data set that has it"
+            "data set that has it",
+            autocompletion=completion.choices(
+                "char", "byte", "bpe:1024", "gpt2", "cl100k_base", "o200k_base"
+            ),
         ),
     ] = "char",
     val_fraction: Annotated[
@@ -47,7 +51,10 @@ def prepare(
     encoding: Annotated[str, typer.Option(help="character encoding of the text")] = "utf-8",
     newlines: Annotated[
         str,
-        typer.Option(help="keep line ends as they are, or make CR LF and CR into LF: keep|unix"),
+        typer.Option(
+            help="keep line ends as they are, or make CR LF and CR into LF: keep|unix",
+            autocompletion=completion.choices("keep", "unix"),
+        ),
     ] = "keep",
     column: Annotated[
         str, typer.Option(help="column with the text, of .jsonl and .parquet files and hf: data")

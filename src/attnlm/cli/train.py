@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
-from attnlm.cli import console
+from attnlm.cli import completion, console
 from attnlm.cli.displays import TrainingDisplay, reference_losses
 from attnlm.cli.help import Command
 from attnlm.cli.options import (
@@ -74,21 +74,31 @@ def train(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
-    resume: Annotated[str | None, typer.Option(help="name or path of a run to resume")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="name or path of a run to resume", autocompletion=completion.runs),
+    ] = None,
     start_from: Annotated[
         str | None,
         typer.Option(
-            "--from", help="name or path of a run whose model and weights the new run starts from"
+            "--from",
+            help="name or path of a run whose model and weights the new run starts from",
+            autocompletion=completion.runs,
         ),
     ] = None,
     checkpoint: Annotated[
-        str, typer.Option(help="which weights of that run: auto|best|last")
+        str,
+        typer.Option(
+            help="which weights of that run: auto|best|last",
+            autocompletion=completion.choices("auto", "best", "last"),
+        ),
     ] = "auto",
     log: Annotated[
         str | None,
         typer.Option(
             help="other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
-            "or none; default: those that a resumed run had"
+            "or none; default: those that a resumed run had",
+            autocompletion=completion.choices("tensorboard", "wandb", "mlflow", "trackio", "none"),
         ),
     ] = None,
     json: JsonOption = False,

@@ -59,6 +59,11 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 
 
+def tried_devices() -> dict[str, str | None]:
+    """Of each device why it can't train, in a few words; None where a small trial went well."""
+    return {device: _problem(device) for device in DEVICES if device != "auto"}
+
+
 def use_precision(device: Device) -> None:
     """TF32 where that was chosen; else not."""
     if device.name == "cuda":

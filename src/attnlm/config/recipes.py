@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -17,17 +18,67 @@ _LARGEST_RECIPE = 2**20  # bytes
 _LARGEST_TOML = 2**14
 
 
+_ABOUT = "about"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeEntry:
+    """A recipe of the package in a list. What was not measured is None."""
+
+    name: str
+    purpose: str
+    model: str
+    tokenizer: str | None
+    """What the text is to be encoded with; None for any."""
+    steps: int
+    val_loss: float | None
+    """The median of several seeds, in nats per token of Tiny Shakespeare's validation split."""
+    val_loss_range: tuple[float, float] | None
+    """The lowest and the highest of these seeds."""
+    seconds_range: tuple[float, float] | None
+    """Of training, on two cores of a server CPU: the shortest and the longest that was measured."""
+
+
+def list_recipes() -> list[RecipeEntry]:
+    """The recipes that come with the package, by name.
+
+        purposes = {entry.name: entry.purpose for entry in attnlm.list_recipes()}
+
+    Their figures are those of docs/references.md.
+    """
+    entries = []
+    for name in recipe_names():
+        recipe = tomllib.loads(_of_package(name))
+        about = recipe.pop(_ABOUT)
+        ranges = {
+            key: tuple(about[key]) if key in about else None
+            for key in ("val_loss_range", "seconds_range")
+        }
+        entries.append(
+            RecipeEntry(
+                name=name,
+                purpose=about["purpose"],
+                model=recipe["model"],
+                tokenizer=recipe.get("tokenizer"),
+                steps=recipe["steps"],
+                val_loss=about.get("val_loss"),
+                **ranges,
+            )
+        )
+    return entries
+
+
 def load_recipe(name: str) -> Settings:
     """The settings of a recipe: one of the package's by name, a TOML file, or a run's config.json.
 
+    A table `[about]` of a TOML file is for readers, and left out.
     Raises AttnlmError when there is none, or when it is neither TOML nor a run's configuration.
     Its settings are checked when they are resolved.
     """
     path = Path(name)
-    builtin = resources.files("attnlm") / "recipes" / f"{name}.toml"
     try:
         if name in recipe_names():
-            return tomllib.loads(builtin.read_text(encoding="utf-8"))
+            return _settings(tomllib.loads(_of_package(name)))
         with path.open("rb") as file:  # perhaps a pipe
             content = file.read(_LARGEST_RECIPE + 1)
         if len(content) > _LARGEST_RECIPE:
@@ -57,7 +108,17 @@ def load_recipe(name: str) -> Settings:
         loaded = loaded.get("config") if isinstance(loaded, dict) else None
     if not isinstance(loaded, dict):
         raise AttnlmError(f"{name} is not a run's config.json", "give the file from a run's folder")
-    return loaded
+    return _settings(loaded)
+
+
+def _settings(recipe: Settings) -> Settings:
+    """Without the table about it; a setting of that name would be an error as any unknown one."""
+    is_table = isinstance(recipe.get(_ABOUT), dict)
+    return {name: value for name, value in recipe.items() if not (is_table and name == _ABOUT)}
+
+
+def _of_package(name: str) -> str:
+    return (resources.files("attnlm") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def recipe_names() -> list[str]:

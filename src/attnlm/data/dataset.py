@@ -113,7 +113,7 @@ def open_dataset(
         return path_or_name
 
     def open_and_check() -> Dataset:
-        meta = _read_meta(path / "meta.json")
+        meta = read_meta(path / "meta.json")
         opened = _opened(path, meta)
         for split, ids in (("train", opened.train), ("val", opened.val)):
             _check_bins(path, split, ids, meta, verify)
@@ -127,7 +127,7 @@ def open_trusted(path: Path) -> Dataset:
 
     For whoever computed or checked them a moment ago: it saves reading all of a large text again.
     """
-    return unless_replaced(path, lambda: _opened(path, _read_meta(path / "meta.json")))
+    return unless_replaced(path, lambda: _opened(path, read_meta(path / "meta.json")))
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -209,7 +209,12 @@ _META: dict[str, Callable[[Any], bool]] = {
     "floor": _optional(_is_number),
 }
 
-_UNKNOWN_BEFORE: dict[str, Any] = {"column": "text", "documents": 0}
+_UNKNOWN_BEFORE: dict[str, Any] = {
+    "newlines": "keep",
+    "tokenizer_from": None,
+    "column": "text",
+    "documents": 0,
+}
 
 
 def _are_hashes(value: object) -> bool:
@@ -223,7 +228,7 @@ _SHARDED_META: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> dict[str, Any]:
     """What meta.json says, every value of the right kind."""
     if not path.is_file():
         raise AttnlmError(
@@ -237,13 +242,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
             "prepare the text again with `force`, or install a newer attnlm",
         )
     # What earlier versions wrote lacks these.
-    meta = {
-        "sources": [meta.get("source")],
-        "newlines": "keep",
-        "tokenizer_from": None,
-        **_UNKNOWN_BEFORE,
-        **meta,
-    }
+    meta = {"sources": [meta.get("source")], **_UNKNOWN_BEFORE, **meta}
     is_sharded = meta["format"] == SHARDED_FORMAT
     for key, is_valid in (_META | _SHARDED_META if is_sharded else _META).items():
         if key not in meta or not is_valid(meta[key]):
@@ -259,13 +258,14 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _opened(path: Path, meta: dict[str, Any]) -> Dataset:
-    bins = {split: _open_bins(path, split, meta) for split in ("train", "val")}
+    bins = {split: open_bins(path, split, meta) for split in ("train", "val")}
     fields = {key: meta[key] for key in meta if key in Dataset.__dataclass_fields__}
     fields |= {"path": path, "sources": tuple(meta["sources"])}
     return Dataset(**{**fields, "tokenizer": _open_tokenizer(path, meta), **bins})
 
 
-def _open_bins(folder: Path, split: str, meta: dict[str, Any]) -> Ids | Shards:
+def open_bins(folder: Path, split: str, meta: dict[str, Any]) -> Ids | Shards:
+    """The ids of a split, unread. Raises AttnlmError where a file is missing or cut short."""
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
     paths, left = _bin_paths(folder, split, meta), meta[f"{split}_tokens"]
     if meta["format"] == FORMAT:

@@ -1,0 +1,138 @@
+"""Shell completion: what may follow on a command line. Nothing here loads torch or numpy.
+
+Typer's scripts for bash, zsh and fish call the command at each keypress, with the words so far in
+environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from attnlm.base.errors import UsageError
+from attnlm.base.folders import folder_names
+from attnlm.cli import console
+from attnlm.config.recipes import recipe_names
+from attnlm.model.architecture import MODELS
+
+VARIABLE = "_ATTNLM_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+
+# A shell may take other names apart, or run what is in them: these are typed by hand.
+_PLAIN = re.compile(r"[\w.@%+,=-]+")
+
+# zsh reads the script at the first keypress, when Typer's only declares what is called at the next.
+_AT_FIRST_KEYPRESS = '[[ $zsh_eval_context[-1] == loadautofunc ]] && _attnlm_completion "$@"'
+
+Completer = Callable[[typer.Context, str], list[str]]
+
+
+def choices(*words: str) -> Completer:
+    """Completes to one of these."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        return _beginning(incomplete, words)
+
+    return complete
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The runs of the command's checkpoint folder, the newest first."""
+    return _folders(ctx, incomplete, "checkpoint_dir", "checkpoints", "run")
+
+
+def ladders(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The ladders of the command's checkpoint folder, the newest first."""
+    return _folders(ctx, incomplete, "checkpoint_dir", "checkpoints", "ladder")
+
+
+def removables(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Runs and ladders that are not named yet."""
+    named = ctx.params.get("runs") or ()
+    found = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
+    return [name for name in found if name not in named]
+
+
+def datasets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The data sets of the command's data folder, the newest first."""
+    return _folders(ctx, incomplete, "data_dir", "data", "data set")
+
+
+def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The recipes of the package."""
+    return _beginning(incomplete, recipe_names())
+
+
+def rungs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Models separated by commas: completes the last, to one that is not there yet."""
+    before, comma, last = incomplete.rpartition(",")
+    left = [model for model in MODELS if model not in before.split(",")]
+    return [f"{before}{comma}{model}" for model in _beginning(last, left)]
+
+
+def _folders(ctx: typer.Context, incomplete: str, option: str, usual: str, kind: str) -> list[str]:
+    parent = Path(ctx.params.get(option) or usual)
+    return _beginning(incomplete, folder_names(parent, kind))
+
+
+def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete) and _PLAIN.fullmatch(word)]
+
+
+def complete(root: Any, instruction: str) -> int:
+    """Answers a shell's question, and returns the exit code that it waits for.
+
+    Whatever is wrong with the words so far, nothing but an answer is written.
+    """
+    from typer import completion as typers
+
+    # As if rich were not installed: Typer would draw each line of help with it, which takes longer
+    # to load than all the rest.
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    typers.completion_init()  # type: ignore[attr-defined]
+    try:
+        return int(typers.shell_complete(root, {}, "attnlm", VARIABLE, instruction))
+    except SystemExit as end:  # fish asks by exit codes
+        return int(end.code or 0)
+    except Exception:  # noqa: BLE001 - a message would land in the middle of what is being typed
+        return 1
+
+
+def install(wanted: bool) -> None:
+    """The option --install-completion."""
+    if wanted:
+        from typer import completion as typers
+
+        shell, path = typers.install(_shell(), "attnlm", VARIABLE)  # type: ignore[attr-defined]
+        if shell == "zsh":
+            path.write_text(f"{path.read_text('utf-8')}\n{_AT_FIRST_KEYPRESS}\n", "utf-8")
+        console.say(f"completion for {shell} is in {path}; it works in the next terminal")
+        raise typer.Exit
+
+
+def show(ctx: typer.Context, wanted: bool) -> None:
+    """The option --show-completion."""
+    if wanted:
+        raise typer.Exit(complete(ctx.command, f"source_{_shell()}"))
+
+
+def _shell() -> str:
+    """The shell that called this command. Raises UsageError where it is none of ours."""
+    import shellingham
+
+    try:
+        name: str = shellingham.detect_shell()[0]
+    except (shellingham.ShellDetectionFailure, OSError):
+        name = Path(os.environ.get("SHELL", "")).name
+    if name not in SHELLS:
+        raise UsageError(
+            f"completion is for {', '.join(SHELLS)}, and this shell is {name or 'unknown'}",
+            "call it from one of these",
+        )
+    return name

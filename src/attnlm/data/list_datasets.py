@@ -1,0 +1,106 @@
+"""What lies in the folder of the data sets. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnlm.base.entries import entries_in, folder_size, link_target, modified, problem_of
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.names import latest_name
+from attnlm.base.readable import quantity
+from attnlm.data.dataset import open_bins, read_meta
+from attnlm.data.unfinished import kept_folders
+
+_META = "meta.json"
+# A folder with one of these is, or was, a data set.
+_OF_A_DATASET = (_META, "train.bin", "val.bin")
+_FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bigram_loss", "floor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry:
+    """A data set in a list, or what is left of one. What is not known is None."""
+
+    name: str
+    path: Path
+    source: str | None = None
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+    bigram_loss: float | None = None
+    """Of counted bigrams, in nats per token."""
+    floor: float | None = None
+    """The least possible loss, in nats per token."""
+    bytes: int = 0
+    """Of all files in its folder; 0 for a link."""
+    modified: float = 0.0
+    """When it was prepared, in seconds since 1970."""
+    link: str | None = None
+    """Where the folder really lies, if `path` is a link."""
+    is_latest: bool = False
+    """Whether commands take it when no data set is named."""
+    problem: str | None = None
+    """Why it can't be read."""
+
+
+def list_datasets(
+    data_dir: str | Path = "data", *, on_event: OnEvent | None = None
+) -> list[DatasetEntry]:
+    """The data sets in a folder, the newest first; the damaged ones too, with the reason.
+
+        large = [entry.name for entry in attnlm.list_datasets() if entry.bytes > 10**9]
+
+    Hashes are not checked. Notes name the folders that are left out since they are none, and what
+    is kept of preparations that were stopped. Raises AttnlmError where `data_dir` can't be read.
+    """
+    parent = Path(data_dir)
+    latest = ""
+    with contextlib.suppress(AttnlmError, OSError):
+        latest = latest_name(parent)
+    entries, others = [], []
+    for path in entries_in(parent):
+        entry = _entry(path)
+        if entry is None:
+            others.append(path.name)
+        else:
+            entries.append(replace(entry, is_latest=path.name == latest))
+    if on_event is not None:
+        if others:
+            on_event(Note(f"left out, since it is no data set: {', '.join(others)}"))
+        for folder, size in kept_folders(parent).items():
+            on_event(
+                Note(
+                    f"{folder} keeps {quantity(size, 'B')} of a preparation that was stopped: "
+                    "prepare the same again to go on with it, or delete the folder"
+                )
+            )
+    return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
+
+
+def _entry(path: Path) -> DatasetEntry | None:
+    """The data set in the folder `path`, or damaged; None where it is none."""
+    link = link_target(path)
+    found = DatasetEntry(name=path.name, path=path, link=link)
+    if problem := problem_of(path):
+        return replace(found, problem=problem)
+    if not any(os.path.lexists(path / name) for name in _OF_A_DATASET):
+        return None
+    found = replace(
+        found,
+        bytes=0 if link is not None else folder_size(path),
+        modified=modified(path / _META),
+    )
+    try:
+        meta = read_meta(path / _META)
+        for split in ("train", "val"):
+            open_bins(path, split, meta)
+    except AttnlmError as error:
+        return replace(found, problem=error.message)
+    except OSError as error:
+        return replace(found, problem=f"it can't be read: {error.strerror}")
+    return replace(found, **{fact: meta[fact] for fact in _FACTS})

@@ -1,0 +1,260 @@
+"""Examines what attnlm needs of a machine: what is there, what is missing, what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import locale
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attnlm
+from attnlm.base.caches import cache_folder, code_folder
+from attnlm.base.entries import folder_size
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.readable import quantity
+from attnlm.text.corpus import TINY_SHAKESPEARE_URL
+
+_PACKAGES = ("numpy", "safetensors", "tiktoken", "tokenizers", "typer", "matplotlib", "requests")
+_PATIENCE = 3.0  # seconds for the network
+_FREE = 10**9  # bytes of disk: less is soon full
+# Shares below which something is wrong, beside what was measured on an idle machine.
+_LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one thing. With a remedy it is a problem, in one line."""
+
+    name: str
+    text: str
+    remedy: str = ""
+    is_fatal: bool = False
+    """Whether attnlm can't train because of it."""
+
+
+def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterator[Finding]:
+    """Examines this machine, one thing after another, in about six seconds.
+
+        problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
+
+    Versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale, and the
+    speed of ten steps. `on_event` receives a Note before what takes long. Nothing is raised: what
+    can't be examined is a finding too.
+    """
+    on_event = on_event or ignore
+    yield from _examined("versions", _versions)
+    torch = list(_examined("PyTorch", _torch))
+    yield from torch
+    is_there = not any(finding.is_fatal for finding in torch)
+    if is_there:
+        yield from _examined("device", _devices)
+        yield from _examined("threads", _threads)
+        yield from _examined("compiler", _compiler)
+    yield from _examined("caches", _caches)
+    yield from _examined("disk", _disk)
+    if not offline:
+        yield from _examined("network", _network)
+    yield from _examined("locale", _locale)
+    if is_there:
+        on_event(Note("training a small transformer for ten steps"))
+        yield from _examined("speed", _speed)
+
+
+def _examined(name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from examine()
+    except AttnlmError as error:
+        yield Finding(name, error.message, error.hint)
+    except Exception as error:  # noqa: BLE001 - a machine may be broken in any way
+        told = next(iter(str(error).splitlines()), "")
+        yield Finding(name, f"can't be examined: {type(error).__name__}: {told}")
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("attnlm", f"{attnlm.__version__}, in {Path(attnlm.__file__).parent}")
+    yield Finding("Python", f"{platform.python_version()}, {platform.platform()}")
+    versions, missing = [], []
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    yield Finding("packages", ", ".join(versions))
+    if missing:
+        yield Finding("packages", f"missing: {', '.join(missing)}", "install attnlm again", True)
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a library that it needs may be missing
+        told = next(iter(str(error).splitlines()), type(error).__name__)
+        remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
+        yield Finding("PyTorch", f"can't be loaded: {told}", remedy, is_fatal=True)
+        return
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    yield Finding("PyTorch", f"{torch.__version__}, built {built}")
+
+
+def _devices() -> Iterator[Finding]:
+    from attnlm.compute.device import choose_device, tried_devices
+
+    tried = tried_devices()
+    chosen = choose_device()
+    yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first that a small trial works on")
+    for name, problem in tried.items():
+        yield Finding(name, problem or "works", _device_remedy(name, problem))
+
+
+def _device_remedy(name: str, problem: str | None) -> str:
+    if problem is None:
+        return ""
+    if "small trial" in problem:
+        return f"give `device` cpu, and look for a newer PyTorch or driver: {name} computes wrongly"
+    if name == "cuda" and (Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi")):
+        import torch
+
+        if torch.version.cuda is None:
+            return "there is an NVIDIA GPU: install PyTorch with CUDA, from pytorch.org"
+        return "there is an NVIDIA GPU: update its driver, or unset CUDA_VISIBLE_DEVICES"
+    return ""
+
+
+def _threads() -> Iterator[Finding]:
+    import torch
+
+    cores = os.cpu_count() or 1
+    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    threads = torch.get_num_threads()
+    named = os.environ.get("OMP_NUM_THREADS")
+    text = f"{threads} of PyTorch, {ours} processors for this process, {cores} in all"
+    remedy = ""
+    if threads > ours:
+        remedy = f"more threads than processors wait for each other: set OMP_NUM_THREADS={ours}"
+    elif named is not None and threads < ours // 2:
+        remedy = f"OMP_NUM_THREADS is {named}: unset it to use all processors"
+    yield Finding("threads", text, remedy)
+
+
+def _compiler() -> Iterator[Finding]:
+    if sys.platform == "win32":
+        yield Finding("compiler", "not used on Windows: PyTorch's own operations do")
+        return
+    from attnlm.compute.native import library
+    from attnlm.compute.native.build import commands
+
+    found = next(commands(), None)
+    if found is None:
+        remedy = "install gcc or clang: small models then train and sample several times as fast"
+        yield Finding(
+            "compiler", "no C compiler: neither what CC names, nor cc, gcc, clang", remedy
+        )
+    elif library("words.c") is None:
+        remedy = (
+            "compile a file with it by hand; set TMPDIR to a folder that code may be loaded from"
+        )
+        yield Finding("compiler", f"{found[0]} makes nothing that can be loaded", remedy)
+    else:
+        yield Finding("compiler", f"{found[0]}, compiles and loads")
+
+
+def _caches() -> Iterator[Finding]:
+    folder = cache_folder()
+    if folder is None:
+        yield Finding("cache", "no home folder", "set ATTNLM_CACHE_DIR to a folder of yours")
+        return
+    parts = [
+        f"{path.name} {quantity(folder_size(path) if path.is_dir() else path.stat().st_size, 'B')}"
+        for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+    ]
+    remedy = ""
+    if not _is_writable(folder):
+        remedy = "it can't be written: set ATTNLM_CACHE_DIR to a folder of yours"
+    yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
+    if sys.platform != "win32":
+        yield Finding("compiled code", str(code_folder("native")))
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether a file can be made in a folder, and the folder, if there is none yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _disk() -> Iterator[Finding]:
+    for name, folder in (
+        ("disk here", Path.cwd()),
+        ("disk (temp)", Path(tempfile.gettempdir())),
+    ):
+        free = shutil.disk_usage(folder).free
+        remedy = (
+            "free some space: checkpoints are written beside the old ones" if free < _FREE else ""
+        )
+        if not _is_writable(folder):
+            remedy = "it can't be written: go to a folder of yours, or set TMPDIR"
+        yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
+
+
+def _network() -> Iterator[Finding]:
+    host = urlsplit(os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL)
+    answers: list[str] = []
+
+    def ask() -> None:
+        import requests
+
+        try:
+            requests.head(f"{host.scheme}://{host.netloc}/", timeout=_PATIENCE)
+            answers.append("")
+        except (requests.RequestException, OSError, ValueError) as error:
+            answers.append(type(error).__name__)
+
+    # The name of a host is looked up without any limit of ours.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    if answers == [""]:
+        yield Finding("network", f"{host.hostname} is reachable")
+        return
+    why = f" ({answers[0]})" if answers else f" in {_PATIENCE:g} s"
+    remedy = "not needed: `attnlm prepare tales`, or a file of yours"
+    yield Finding("network", f"{host.hostname} is not reachable{why}", remedy)
+
+
+def _locale() -> Iterator[Finding]:
+    encoding = locale.getpreferredencoding(False)
+    files = sys.getfilesystemencoding()
+    is_unicode = {encoding.lower().replace("-", ""), files.lower().replace("-", "")} == {"utf8"}
+    remedy = "" if is_unicode else "names of files may look odd: set LC_ALL=C.UTF-8"
+    yield Finding("locale", f"{encoding}, names of files {files}; output is UTF-8", remedy)
+
+
+def _speed() -> Iterator[Finding]:
+    from attnlm.experiments.speed_check import USUAL_SHARE, check_speed
+
+    found = check_speed()
+    reached = quantity(found.flops_per_second, "FLOP/s")
+    text = f"{quantity(found.tokens_per_second)} tokens/s, {reached}"
+    if found.share is None or found.peak is None or found.processor_share is None:
+        yield Finding("speed", f"{text} on {found.device}")
+        return
+    text += f": {found.share:.0%} of what its products reach ({quantity(found.peak, 'FLOP/s')})"
+    text += f", usual {USUAL_SHARE:.0%} or more"
+    given, remedy = found.processor_share, ""
+    if given < _LEAST_TIME:
+        remedy = f"other programs use the processor, {given:.0%} was given to this one: stop them"
+    elif found.share < _LEAST_OF_USUAL * USUAL_SHARE:
+        remedy = "give `threads` 1 or another number, and see the compiler above"
+    yield Finding("speed", text, remedy)

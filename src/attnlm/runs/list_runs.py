@@ -1,0 +1,151 @@
+"""What lies in the folder of the runs. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnlm.base.entries import entries_in, folder_size, link_target, modified, problem_of
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.locks import is_locked
+from attnlm.base.names import latest_name
+from attnlm.runs.ladder_plan import RECORD, read_plan, run_path
+from attnlm.runs.open_run import open_run
+from attnlm.runs.run import Run
+
+# A folder with one of these is, or was, a run.
+_OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntry:
+    """A run in a list, or a ladder, or what is left of one. What is not known is None."""
+
+    name: str
+    path: Path
+    kind: str = "run"
+    """run or ladder"""
+    model: str | None = None
+    dataset: str | None = None
+    parameters: int | None = None
+    step: int | None = None
+    """The last that was evaluated."""
+    steps: int | None = None
+    """How many it is to make, or made."""
+    val_loss: float | None = None
+    """The lowest, in nats per token: on the whole split, where that was measured."""
+    bits_per_byte: float | None = None
+    """Of the same evaluation."""
+    seconds: float | None = None
+    """Of training."""
+    bytes: int = 0
+    """Of all files in its folder; 0 for a link."""
+    modified: float = 0.0
+    """When it was last trained, in seconds since 1970."""
+    parent: str | None = None
+    """The run whose weights it started from."""
+    imported_from: str | None = None
+    rungs: tuple[str, ...] = ()
+    """Of a ladder: the names of its runs."""
+    link: str | None = None
+    """Where the folder really lies, if `path` is a link."""
+    is_latest: bool = False
+    """Whether commands take it when no run is named."""
+    is_training: bool = False
+    """Whether a process trains it now."""
+    problem: str | None = None
+    """Why it can't be read."""
+
+
+def list_runs(
+    checkpoint_dir: str | Path = "checkpoints", *, on_event: OnEvent | None = None
+) -> list[RunEntry]:
+    """The runs and ladders in a folder, the newest first; the damaged ones too, with the reason.
+
+        best = min(attnlm.list_runs(), key=lambda entry: entry.val_loss or 99.0)
+
+    A Note names the folders that are left out since they are neither. Raises AttnlmError where
+    `checkpoint_dir` can't be read.
+    """
+    parent = Path(checkpoint_dir)
+    latest = ""
+    with contextlib.suppress(AttnlmError, OSError):
+        latest = latest_name(parent)
+    entries, others = [], []
+    for path in entries_in(parent):
+        entry = run_entry(path)
+        if entry is None:
+            others.append(path.name)
+        else:
+            entries.append(replace(entry, is_latest=path.name == latest))
+    if others and on_event is not None:
+        on_event(Note(f"left out, since it is no run: {', '.join(others)}"))
+    return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
+
+
+def run_entry(path: Path) -> RunEntry | None:
+    """The run or ladder in the folder `path`, or damaged; None where it is neither."""
+    link = link_target(path)
+    if problem := problem_of(path):
+        return RunEntry(name=path.name, path=path, link=link, problem=problem)
+    is_ladder = _has(path, RECORD)
+    if not is_ladder and not any(_has(path, name) for name in _OF_A_RUN):
+        return None
+    found = RunEntry(
+        name=path.name,
+        path=path,
+        kind="ladder" if is_ladder else "run",
+        bytes=0 if link is not None else folder_size(path),
+        modified=modified(*(path / name for name in (RECORD, *_OF_A_RUN[:2]))),
+        link=link,
+        is_training=is_locked(Path(os.path.realpath(path))),
+    )
+    try:
+        return _ladder(found) if is_ladder else _run(found)
+    except AttnlmError as error:
+        return replace(found, problem=error.message)
+    except OSError as error:
+        return replace(found, problem=f"it can't be read: {error.strerror}")
+
+
+def _has(folder: Path, name: str) -> bool:
+    return os.path.lexists(folder / name)
+
+
+def _ladder(found: RunEntry) -> RunEntry:
+    made = read_plan(found.path)
+    names = tuple(run_path(found.path, rung).name for rung in made.rungs)
+    return replace(found, dataset=made.dataset, steps=made.steps, rungs=names)
+
+
+def _run(found: RunEntry) -> RunEntry:
+    # By its whole path: a name alone is looked for elsewhere.
+    run = open_run(found.path.absolute())
+    return replace(
+        found,
+        model=run.config.model.model,
+        dataset=None if run.imported_from else run.dataset["name"],
+        parameters=run.parameters,
+        steps=None if run.imported_from else run.config.training.steps,
+        parent=None if run.parent is None else run.parent["name"],
+        imported_from=run.imported_from or None,
+        **result_of(run),
+    )
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    """What its evaluations say: step, val_loss, bits_per_byte, seconds; nothing without any."""
+    records = run.metrics()
+    if not records:
+        return {}
+    best = run.whole().get("best") or min(records, key=lambda record: record["val_loss"])
+    return {
+        "step": records[-1]["step"],
+        "val_loss": best["val_loss"],
+        "bits_per_byte": best["bits_per_byte"],
+        "seconds": records[-1]["seconds"],
+    }

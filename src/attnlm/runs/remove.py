@@ -1,0 +1,111 @@
+"""Takes runs away: whole or not at all, and nothing that lies elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from attnlm.base.entries import link_target
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import explaining
+from attnlm.base.folders import find_folder, folder_names, is_folder, trained_alone, workspace
+from attnlm.base.names import LATEST, is_safe_name, latest_name, write_latest
+from attnlm.runs.list_runs import RunEntry, run_entry
+from attnlm.runs.open_run import open_run
+from attnlm.runs.run import Run
+
+_WAIT = "wait until that ends, or stop it"
+
+
+def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
+    """What `remove_run` would remove.
+
+    Raises AttnlmError where there is no such run or ladder, it lies elsewhere, or it is trained.
+    """
+    parent = Path(checkpoint_dir)
+    named = run.path if isinstance(run, Run) else run
+    path = _directly_in(parent, named)
+    entry = run_entry(path)
+    if entry is None:
+        raise _no_run(path)
+    if entry.is_training:
+        raise AttnlmError(f"{entry.name} is being trained by another process", _WAIT)
+    return entry
+
+
+def _directly_in(parent: Path, named: str | Path) -> Path:
+    """The folder, or the link, that is meant. A link itself is not followed."""
+    if is_safe_name(str(named)) and _is_entry(parent / named):
+        return parent / named
+    path = Path(named)
+    if not _is_entry(path):
+        find_folder(named, parent, kind="run")  # says what is there instead
+        raise UsageError(f"{str(named)!r} can't be a run", "give a name or a path")
+    is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
+    if path.name in ("", "..") or not is_there:
+        if run_entry(path) is None:
+            raise _no_run(path)
+        raise AttnlmError(
+            f"{path} is not in {parent}, and only runs there are removed",
+            f"give the folder that it lies in: `checkpoint_dir` {path.absolute().parent}",
+        )
+    return parent / path.name
+
+
+def _no_run(path: Path) -> AttnlmError:
+    return AttnlmError(f"{path} is no run", "a folder of anything else is left alone")
+
+
+def _is_entry(path: Path) -> bool:
+    return is_folder(path) or path.is_symlink()
+
+
+def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
+    """Removes a run that lies in `checkpoint_dir`, or a ladder's own folder, at once.
+
+        attnlm.remove_run("transformer-001")
+
+    Where a link stands for the folder, the link is removed, and what it leads to stays. `latest`
+    names the newest run that is left. Raises AttnlmError as `removable` does.
+    """
+    entry = removable(run, checkpoint_dir)
+    parent = entry.path.parent
+    with explaining(entry.path, "check the permissions of the folder"):
+        if entry.link is not None:
+            entry.path.unlink()
+            _rename_latest(parent, entry.name)
+            return
+        # One rename takes it away; what a killed process leaves of it, the next command clears.
+        with trained_alone(entry.path, _WAIT), workspace(parent) as work:
+            entry.path.rename(work / "removed")
+            _rename_latest(parent, entry.name)
+
+
+def _rename_latest(parent: Path, removed: str) -> None:
+    """Lets `latest` name the newest run that can be opened, or nothing where there is none."""
+    with contextlib.suppress(AttnlmError):
+        if latest_name(parent) != removed:
+            return
+        for name in folder_names(parent, "run"):
+            with contextlib.suppress(AttnlmError):
+                open_run(name, checkpoint_dir=parent)
+                write_latest(parent, name)
+                return
+        (parent / LATEST).unlink(missing_ok=True)
+
+
+def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
+    """What a person should know before it is removed; `others` are all runs beside it."""
+    name, warnings = entry.name, []
+    if entry.link is not None:
+        warnings.append(f"{name} is a link: {link_target(entry.path)} stays")
+    children = [other.name for other in others if other.parent == name]
+    if children:
+        warnings.append(f"started from {name}: {', '.join(children)}")
+    ladders = [other.name for other in others if name in other.rungs]
+    if ladders:
+        warnings.append(f"{name} belongs to {', '.join(ladders)}, which would train it again")
+    if entry.rungs:
+        left = [other.name for other in others if other.name in entry.rungs]
+        warnings += [f"its runs stay: {', '.join(left)}"] if left else []
+    return warnings

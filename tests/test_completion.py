@@ -1,0 +1,137 @@
+"""Shell completion: what the scripts of three shells are answered."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from attnlm.base.settings import fields_of
+from attnlm.cli.app import root_command
+from attnlm.cli.completion import VARIABLE
+from attnlm.config.recipes import recipe_names
+from attnlm.config.settings import setting_names
+from attnlm.config.training import TrainingConfig
+from attnlm.model.architecture import MODELS, Architecture
+from tests.command import ATTNLM, Done, alone, fails
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders with the names of runs, a ladder and a data set: no more is looked at."""
+    folder = tmp_path_factory.mktemp("project")
+    for path in (
+        *("checkpoints/tiny-001/config.json", "checkpoints/ladder-001/ladder.json"),
+        *("checkpoints/$(touch gone)/config.json", "checkpoints/.unfinished-a/config.json"),
+        *("elsewhere/other/config.json", "data/tales-char/meta.json", "data/empty/notes"),
+    ):
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).touch()
+    return folder
+
+
+def asked(project: Path, shell: str, *words: str, **variables: str) -> Done:
+    """What the command answers as the last of the words is typed."""
+    env = {
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_ARGS": " ".join(words),
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        VARIABLE: f"complete_{shell}",
+        **variables,
+    }
+    return alone([], project, env=env)
+
+
+def completed(project: Path, *words: str) -> list[str]:
+    done = asked(project, "bash", "attnlm", *words)
+    assert done.code == 0 and done.stderr == ""
+    return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((""), list(root_command().commands)),
+        ("tra", ["train", "trace"]),
+        ("train --mod", ["--model"]),
+        ("train --model ", list(MODELS)),
+        ("train --device c", ["cpu", "cuda"]),
+        ("train --recipe ", recipe_names()),
+        ("train ", ["tales-char"]),
+        ("train --steps ", []),
+        ("train --resume ", ["tiny-001"]),
+        ("sample --checkpoint-dir elsewhere ", ["other"]),
+        ("attend hello ", ["tiny-001"]),
+        ("ladder --resume ", ["ladder-001"]),
+        ("ladder --rungs bigram,b", []),
+        ("ladder --rungs bigram,a", ["bigram,average"]),
+        ("rm tiny-001 ", ["ladder-001"]),
+        ("diff tiny-001 ", ["tiny-001"]),
+        ("list d", ["datasets"]),
+        ("nonsense --", ["--version", "--install-completion", "--show-completion", "--help"]),
+        ("sample 'unclosed ", []),
+    ],
+)
+def test_what_may_follow_is_completed(words: str, expected: Sequence[str], project: Path) -> None:
+    assert completed(project, *words.split(" ")) == list(expected)
+
+
+def test_zsh_and_fish_get_a_line_of_help_with_each(project: Path) -> None:
+    zsh = asked(project, "zsh", "attnlm", "--vers")
+    assert zsh.stdout == '_arguments \'*: :(("--version":"Show the version and exit."))\'\n'
+    fish = asked(project, "fish", "attnlm", "--vers")
+    assert fish.stdout == "--version\tShow the version and exit.\n"
+    action = {"_TYPER_COMPLETE_FISH_ACTION": "is-args"}
+    assert asked(project, "fish", "attnlm", "sample", "", **action).code == 0
+    assert asked(project, "fish", "attnlm", "import", "", **action).code == 1  # files then
+    assert asked(project, "csh", "attnlm", "").code == 1
+
+
+def test_every_choice_of_a_setting_is_completed() -> None:
+    options = {p.name: p for p in root_command().commands["train"].params}
+    for name in setting_names():
+        record = Architecture if name in fields_of(Architecture) else TrainingConfig
+        words = fields_of(record)[name].metadata["choices"] or ()
+        found = [item.value for item in options[name].shell_complete(None, "")]
+        assert found == list(words), name
+
+
+def test_neither_torch_nor_rich_nor_numpy_is_loaded(project: Path) -> None:
+    program = """
+import sys, attnlm.__main__ as program
+try: program.main()
+except SystemExit as end: assert end.code == 0
+loaded = {"torch", "numpy", "rich.console", "tokenizers"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    env = {"_TYPER_COMPLETE_ARGS": "attnlm sample ", VARIABLE: "complete_zsh"}
+    done = alone([], project, env=env, through=[ATTNLM[0], "-c", program])
+    assert done.code == 0 and '"tiny-001"' in done.stdout and "gone" not in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_takes_what_is_installed(shell: str, project: Path, tmp_path: Path) -> None:
+    if (program := shutil.which(shell)) is None:
+        pytest.skip(f"there is no {shell} here")
+    command = f'"{ATTNLM[0]}" -m attnlm'
+    run = [program, "-c", f"{command} --install-completion; {command} --show-completion"]
+    done = alone([], project, env={"HOME": str(tmp_path)}, through=run)
+    assert done.code == 0 and f"completion for {shell} is in {tmp_path}" in done.stderr
+    assert "_attnlm_completion" in done.stdout or "complete --command attnlm" in done.stdout
+    script = tmp_path / "script"
+    script.write_text(done.stdout)
+    assert subprocess.run([program, "-n", script]).returncode == 0
+    if shell == "zsh":
+        assert "loadautofunc" in (tmp_path / ".zfunc" / "_attnlm").read_text()
+
+
+def test_another_shell_is_an_error_in_two_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("csh", "/bin/csh"))
+    for option in ("--show-completion", "--install-completion"):
+        fails(option, cwd=tmp_path, code=2, says="bash, zsh, fish", hints="one of these")

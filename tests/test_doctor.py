@@ -1,0 +1,116 @@
+"""`attnlm doctor`, on machines that lack something."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.experiments import doctor as examination
+from attnlm.experiments.doctor import Finding
+from attnlm.experiments.speed_check import SpeedCheck, check_speed
+from tests.command import attnlm as command
+
+IDLE = {"device": "cpu", "tokens_per_second": 3e4, "flops_per_second": 6e10, "peak": 1e11}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The speed is of an idle machine, and the cache of its own."""
+    speed_is(monkeypatch, processor_share=1.0)
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def speed_is(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+    found = SpeedCheck(**{**IDLE, **facts})
+    monkeypatch.setattr("attnlm.experiments.speed_check.check_speed", lambda: found)
+
+
+def findings() -> dict[str, Finding]:
+    return {finding.name: finding for finding in attnlm.doctor(offline=True)}
+
+
+def test_a_sound_machine_has_nothing_to_mend(tmp_path: Path) -> None:
+    done = command("doctor", "--offline", "--json", cwd=tmp_path)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found.keys() >= {
+        *("attnlm", "Python", "packages", "PyTorch", "device", "cpu", "cuda", "mps", "threads"),
+        *("compiler", "cache", "disk here", "locale", "speed", "terminal"),
+    }
+    assert "network" not in found and found["device"]["text"].startswith("cpu, float32")
+    assert "60% of" in found["speed"]["text"]
+    shown = command("doctor", "--offline", cwd=tmp_path)
+    assert "cuda" in shown.stdout and "not available" in shown.stdout
+
+
+def test_ten_steps_are_measured() -> None:
+    """Not how fast: only that the parts are what they say."""
+    found = check_speed()
+    assert found.device == "cpu" and found.tokens_per_second > 0
+    assert found.peak is not None and found.share == found.flops_per_second / found.peak
+    assert found.processor_share is not None and 0 < found.processor_share < 1.5
+
+
+def test_a_busy_machine_and_slow_steps_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings()["speed"].remedy == ""
+    speed_is(monkeypatch, processor_share=0.5)
+    assert "other programs use the processor" in findings()["speed"].remedy
+    speed_is(monkeypatch, processor_share=1.0, flops_per_second=1e10)
+    assert "`threads`" in findings()["speed"].remedy
+    speed_is(monkeypatch, device="cuda", peak=None)
+    assert findings()["speed"] == Finding("speed", "30 k tokens/s, 60 GFLOP/s on cuda")
+
+
+def test_what_a_broken_machine_lacks_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file in place of the cache")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968")
+    monkeypatch.setattr("attnlm.compute.device._problem", lambda name: "a small trial failed (no)")
+
+    def broken() -> Any:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("attnlm.experiments.speed_check.check_speed", broken)
+    found = findings()
+    assert "install gcc" in found["compiler"].remedy
+    assert "ATTNLM_CACHE_DIR" in found["cache"].remedy
+    assert "LC_ALL" in found["locale"].remedy
+    assert "a small trial failed (no)" in found["cuda"].text and found["cuda"].remedy
+    assert found["speed"].text == "can't be examined: RuntimeError: two"
+    done = command("doctor", "--offline", cwd=tmp_path, TERM="dumb", HOME="/nonexistent")
+    assert "→ " in done.stdout and "attnlm works" in done.stderr
+    monkeypatch.setattr(examination, "cache_folder", lambda: None)
+    assert findings()["cache"].text == "no home folder"
+
+
+def test_without_pytorch_it_fails_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = builtins.__import__
+
+    def refusing(name: str, *arguments: Any) -> Any:
+        if name == "torch":
+            raise OSError("libc10.so: not found")
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", refusing)
+    found = findings()
+    assert "libc10.so" in found["PyTorch"].text and "install it again" in found["PyTorch"].remedy
+    assert "speed" not in found and "locale" in found
+    done = command("doctor", "--offline", cwd=tmp_path, code=1)
+    assert "attnlm can't train" in done.stderr and "Traceback" not in done.stdout
+
+
+def test_a_network_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, web: Any
+) -> None:
+    monkeypatch.setattr(examination, "_PATIENCE", 0.2)
+    monkeypatch.setenv("ATTNLM_TINYSHAKESPEARE_URL", "http://127.0.0.1:9/")  # where nobody listens
+    found = {finding.name: finding for finding in attnlm.doctor()}
+    assert "127.0.0.1 is not reachable" in found["network"].text and found["network"].remedy

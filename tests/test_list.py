@@ -1,0 +1,331 @@
+"""What lies on disk: `list`, `diff` and `rm`, whatever else lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import trained_alone
+from attnlm.base.readable import age
+from attnlm.cli.tables import fitted
+from attnlm.config.recipes import list_recipes, load_recipe, recipe_names
+from attnlm.runs.ladder_plan import Plan
+from tests.command import ATTNLM, alone, fails
+from tests.command import attnlm as command
+from tests.models import FRUITS
+
+SMALL: dict[str, Any] = {"batch_size": 4, "block_size": 8, "steps": 4, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data set fruits-char and the runs `first` and `second`, its child."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "fruits.txt").write_text(FRUITS)
+    attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
+    about: dict[str, Any] = {
+        "data_dir": folder / "data",
+        "checkpoint_dir": folder / "checkpoints",
+        "threads": 1,
+    }
+    attnlm.train("fruits-char", model="bigram", seed=1, name="first", **SMALL, **about)
+    attnlm.train("fruits-char", start_from="first", seed=2, name="second", **SMALL, **about)
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "project")
+    return tmp_path / "project"
+
+
+def listed(project: Path, *arguments: str) -> Any:
+    return json.loads(command("list", *arguments, "--json", cwd=project).stdout)
+
+
+def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
+    facts = listed(project)
+    assert list(facts) == ["runs", "datasets", "recipes"]
+    second, first = facts["runs"]
+    assert (second["name"], second["parent"]) == ("second", "first")
+    assert second["is_latest"] and not first["is_latest"] and first["parent"] is None
+    metrics = attnlm.open_run(project / "checkpoints" / "first").metrics()
+    assert first["val_loss"] == min(record["val_loss"] for record in metrics)
+    folder = project / "checkpoints" / "first"
+    assert first["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert (first["step"], first["steps"], first["model"]) == (4, 4, "bigram")
+    (dataset,) = facts["datasets"]
+    assert dataset["train_tokens"] == attnlm.open_dataset(project / dataset["path"]).train_tokens
+    assert [entry["name"] for entry in facts["recipes"]] == recipe_names()
+    done = command("list", cwd=project)
+    for text in ("second*", "fruits-char", "shakespeare-best", "just now"):
+        assert text in done.stdout, text
+    for kind in ("runs", "datasets", "recipes"):
+        assert list(listed(project, kind)) == [kind]
+    fails("list", "run", cwd=project, code=2, says="'run'", hints="runs")
+
+
+def test_folders_of_sharded_runs_count_and_imported_runs_have_no_result(project: Path) -> None:
+    first = project / "checkpoints" / "first"
+    before = listed(project, "runs")["runs"][1]["bytes"]
+    (first / "last").mkdir()
+    (first / "last" / "part").write_bytes(bytes(1000))
+    assert listed(project, "runs")["runs"][1]["bytes"] == before + 1000
+    run = attnlm.open_run(first)
+    replace(run, imported_from="elsewhere").save_config()
+    (first / "metrics.jsonl").unlink()
+    imported = next(e for e in listed(project, "runs")["runs"] if e["name"] == "first")
+    assert imported["imported_from"] == "elsewhere" and imported["problem"] is None
+    assert imported["val_loss"] is None and imported["steps"] is None
+    assert "from elsewhere" in command("list", "runs", cwd=project).stdout
+    done = command("diff", "first", "second", cwd=project)
+    assert "not like for like" not in done.stderr and "elsewhere" in done.stdout
+    command("rm", "first", "--yes", cwd=project)
+    assert not first.exists()
+
+
+def test_nothing_is_no_error(tmp_path: Path) -> None:
+    done = command("list", "runs", cwd=tmp_path)
+    assert done.stdout == "" and "train one: attnlm train" in done.stderr
+    assert listed(tmp_path, "datasets") == {"datasets": []}
+    (tmp_path / "checkpoints").touch()
+    fails("list", "runs", cwd=tmp_path, code=1, says="checkpoints", hints="folder")
+
+
+def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
+    runs, data = project / "checkpoints", project / "data"
+    (runs / "notes").mkdir()
+    (runs / ".unfinished-x").mkdir()
+    (runs / "broken").mkdir()
+    (runs / "broken" / "config.json").write_text("{")
+    shutil.copytree(runs / "first", runs / "cut")
+    (runs / "cut" / "metrics.jsonl").write_bytes(b"\xff\n")
+    shutil.copytree(runs / "first", runs / "bare")
+    (runs / "bare" / "config.json").unlink()
+    (runs / "nowhere").symlink_to("/nonexistent/run")
+    (runs / "linked").symlink_to(runs / "first")
+    (runs / "latest").write_text("gone\n")
+    (data / "odd\x1b[2J").mkdir()
+    (data / "odd\x1b[2J" / "meta.json").write_text("[]")
+    shutil.copytree(data / "fruits-char", data / "short")
+    (data / "short" / "val.bin").write_bytes(b"1")
+
+    facts = listed(project)
+    runs_found = {entry["name"]: entry for entry in facts["runs"]}
+    assert runs_found.keys() == {
+        *("first", "second", "broken", "cut", "bare", "nowhere", "linked"),
+    }
+    problems = {name for name, entry in runs_found.items() if entry["problem"]}
+    assert problems == {"broken", "cut", "bare", "nowhere"}
+    assert "config.json" in runs_found["broken"]["problem"]
+    assert runs_found["linked"]["val_loss"] == runs_found["first"]["val_loss"]
+    assert runs_found["linked"]["link"] == str(runs / "first") and not runs_found["linked"]["bytes"]
+    assert {e["name"]: bool(e["problem"]) for e in facts["datasets"]} == {
+        "fruits-char": False,
+        "short": True,
+        "odd\x1b[2J": True,
+    }
+    done = command("list", cwd=project)
+    assert "left out, since it is no run: notes" in done.stderr
+    assert "damaged  broken: " in done.stderr and "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_ladder_and_a_run_that_is_trained_are_told(project: Path) -> None:
+    runs = project / "checkpoints"
+    (runs / "ladder-001").mkdir()
+    numbers: dict[str, Any] = {
+        "seed": 1,
+        "steps": 4,
+        "eval_every": 4,
+        "block_size": 8,
+        "batch_size": 4,
+    }
+    facts: dict[str, Any] = {
+        "dataset": "fruits-char",
+        "dataset_path": "data",
+        "prompt": "",
+        "tokens": 9,
+    }
+    hashes: dict[str, Any] = dict.fromkeys(("train_sha256", "val_sha256"), "0")
+    Plan(rungs=("bigram", "average"), **numbers, **facts, **hashes).write(runs / "ladder-001")
+    for rung in ("bigram", "average"):
+        shutil.copytree(runs / "first", runs / f"ladder-001-{rung}")
+    with trained_alone(project / "checkpoints" / "second", "wait"):
+        found = {entry["name"]: entry for entry in listed(project, "runs")["runs"]}
+        assert "second is being trained now" in command("list", "runs", cwd=project).stderr
+        fails("rm", "second", "--yes", cwd=project, code=1, says="being trained", hints="wait")
+    assert found["ladder-001"]["kind"] == "ladder"
+    assert found["ladder-001"]["rungs"] == ["ladder-001-bigram", "ladder-001-average"]
+    assert [name for name, entry in found.items() if entry["is_training"]] == ["second"]
+    told = command("rm", "ladder-001-average", "--json", cwd=project, code=2).stderr
+    assert "belongs to ladder-001" in told
+    told = command("rm", "ladder-001-average", "ladder-001", "--yes", cwd=project).stderr
+    assert "its runs stay: ladder-001-bigram" in told
+    assert {e["name"] for e in listed(project, "runs")["runs"]} == {
+        *("first", "second", "ladder-001-bigram"),
+    }
+
+
+def test_two_runs_are_compared(project: Path) -> None:
+    facts = json.loads(command("diff", "first", "second", "--json", cwd=project).stdout)
+    assert facts["settings"] == {"seed": [1, 2]}
+    assert facts["data"] == {"parent": [None, "first, step 4 (best)"]}
+    losses = [attnlm.open_run(project / "checkpoints" / n).metrics() for n in ("first", "second")]
+    assert facts["result"]["val_loss"] == [min(r["val_loss"] for r in run) for run in losses]
+    assert facts["result"]["step"] == [4, 4] and facts["warnings"] == []
+    shown = command("diff", "first", "second", cwd=project).stdout.splitlines()
+    assert shown[0].split() == ["settings", "first", "second"]
+    assert shown[1].split() == ["seed", "1", "2"]
+    assert command("diff", "first", "first", cwd=project).stdout.startswith("settings: the same\n")
+    (project / "other.txt").write_text(FRUITS.upper()[::-1])
+    command("prepare", "other.txt", cwd=project)
+    command("train", "--steps", "2", "--block-size", "8", "--name", "other", cwd=project)
+    told = command("diff", "first", "other", cwd=project).stderr
+    assert "bits per byte" in told and "different validation splits" in told
+    fails("diff", "first", "nobody", cwd=project, code=1, says="nobody", hints="there are")
+
+
+def test_a_run_is_removed_after_a_question_only(project: Path) -> None:
+    runs = project / "checkpoints"
+    fails("rm", "second", cwd=project, code=2, says="no terminal", hints="--yes")
+    assert answered(project, "rm", "second", answer="\n").endswith("nothing was removed")
+    assert (runs / "second").is_dir()
+    told = answered(project, "rm", "first", answer="y\n")
+    assert "started from first: second" in told and "removed checkpoints/first" in told
+    assert sorted(path.name for path in runs.iterdir()) == ["latest", "second"]
+    done = command("rm", "checkpoints/second/", "--yes", "--json", cwd=project)
+    assert json.loads(done.stdout) == {"removed": ["checkpoints/second"]}
+    assert list(runs.iterdir()) == []  # `latest` would name nothing
+
+
+def answered(project: Path, *arguments: str, answer: str) -> str:
+    """What a command says on a terminal at which somebody types `answer`."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*ATTNLM, *arguments], cwd=project, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    os.write(ours, answer.encode())
+    said = b""
+    try:
+        while piece := os.read(ours, 2**12):
+            said += piece
+    except OSError:  # the end, on Linux
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(60) == 0, said
+    return said.decode().replace("\r", "").strip()
+
+
+def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
+    runs, elsewhere = project / "checkpoints", tmp_path / "elsewhere"
+    shutil.copytree(runs / "first", elsewhere)
+    (runs / "link").symlink_to(elsewhere)
+    (runs / "folder").mkdir()
+    (runs / "second" / "out").symlink_to(elsewhere)
+    before = sorted(path.name for path in runs.iterdir())
+    for named, says in (
+        *((elsewhere, "is not in checkpoints"), ("folder", "no run"), (".", "no run")),
+        *((runs, "no run"), ("latest", "no run"), ("checkpoints/first/..", "no run")),
+        *(("", "no run"), ("missing", "no run is called 'missing'")),
+    ):
+        fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
+    # One that can't be removed keeps the others.
+    fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="no run", hints="")
+    assert sorted(path.name for path in runs.iterdir()) == before
+    told = command("rm", "link", "second", "--yes", cwd=project).stderr
+    assert f"{elsewhere} stays" in told
+    assert sorted(path.name for path in runs.iterdir()) == ["first", "folder", "latest"]
+    assert (runs / "latest").read_text() == "first\n"
+    assert sorted(path.name for path in elsewhere.iterdir()) == sorted(
+        path.name for path in (runs / "first").iterdir()
+    )
+
+
+def test_what_is_left_of_a_run_can_be_removed(project: Path) -> None:
+    runs = project / "checkpoints"
+    (runs / "first" / "config.json").write_text("{")
+    attnlm.remove_run("first", checkpoint_dir=runs)
+    attnlm.remove_run(attnlm.open_run(runs / "second"), checkpoint_dir=runs)
+    assert list(runs.iterdir()) == []
+    with pytest.raises(AttnlmError, match="no run is called 'second'"):
+        attnlm.remove_run("second", checkpoint_dir=runs)
+
+
+def test_a_list_loads_no_torch(project: Path) -> None:
+    program = """
+import sys
+from tests.command import here
+for words in ("list", "diff first second", "rm first --yes"):
+    done = here(words.split())
+    assert done.code == 0, done.stderr
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_table_fits_its_terminal() -> None:
+    header, rows = ("run", "loss", "data", "size"), [("a" * 12, "1.5", "b" * 30, "20 MB")]
+    texts = ("run", "data")
+    assert list(fitted(header, rows, texts, None)) == [
+        f"run           loss  data{' ' * 29}size",
+        f"{'a' * 12}   1.5  {'b' * 30}  20 MB",
+    ]
+    for width in range(8, 80):
+        lines = list(fitted(header, rows, texts, width))
+        assert all(len(line) <= width for line in lines)
+    assert list(fitted(header, rows, texts, 40))[1] == f"{'a' * 12}   1.5  {'b' * 12}…  20 MB"
+    assert list(fitted(header, rows, texts, 20))[1] == "aaaaaaa…   1.5"
+    assert list(fitted(header, [("a", "", "b", "")], texts, None)) == ["run  data", "a    b"]
+
+
+def test_ages_are_whole_units() -> None:
+    ages: dict[float, str] = {
+        -5: "just now",
+        59: "just now",
+        60: "1 min ago",
+        7199: "119 min ago",
+        7200: "2 h ago",
+    }
+    ages |= {100_000.0: "27 h ago", 2 * 86_400: "2 days ago", 4e8: "4,629 days ago"}
+    assert {seconds: age(seconds) for seconds in ages} == ages
+
+
+def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
+    documented = (Path(__file__).parents[1] / "docs" / "references.md").read_text()
+    for entry in list_recipes():
+        assert 10 < len(entry.purpose) <= 40 and "about" not in load_recipe(entry.name)
+        row = next(line for line in documented.splitlines() if line.startswith(f"| `{entry.name}`"))
+        if entry.val_loss is not None:
+            assert f"{entry.val_loss:.3f}" in row
+        if entry.val_loss_range is not None:
+            assert "({:.3f}–{:.3f}".format(*entry.val_loss_range) in row
+        if entry.seconds_range is not None:
+            assert all(f"{seconds:,}" in row for seconds in entry.seconds_range)
+
+
+def test_only_a_table_about_a_recipe_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('steps = 5\n[about]\npurpose = "mine"\n')
+    assert load_recipe(str(tmp_path / "mine.toml")) == {"steps": 5}
+    (tmp_path / "bad.toml").write_text('about = "mine"\n')
+    done = alone(["train", "--recipe", "bad.toml", "--print-config"], tmp_path)
+    assert done.code == 1 and "unknown key 'about'" in done.stderr
