@@ -14,7 +14,7 @@ from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
 from attnlm.model.low_rank import LoRA, adapter_numbers
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
-from attnlm.model.sizes import block_matrices
+from attnlm.model.sizes import block_matrices, block_shapes
 from attnlm.training.activations import (
     joined_matrices,
     kept_by_block,
@@ -40,6 +40,8 @@ _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
 _FRAGMENTS = {"cpu": 1.15, "mps": 1.0, "cuda": 1.0}
 # Of a sharded model: training goes on while a copy is serialised and written.
 _SHARDED_COPIES = 2
+# Copies of a matrix that an update by Muon holds, in each thread.
+_UPDATED = 5
 # Blocks whose weights are gathered: the one that computes, and the next one. Embeddings and head
 # are gathered all the time.
 _GATHERED = 2
@@ -59,7 +61,7 @@ class MemoryEstimate:
     """
 
     weights: int
-    """In float32, and copies of them: joined, gathered, in lower precision."""
+    """In float32, and copies of them: joined, gathered, turned, in lower precision."""
     gradients: int
     """A set for each thread."""
     optimizer: int
@@ -109,6 +111,8 @@ def estimate_memory(
     gathered *= form.sharded
     by_muon = _FLOAT * blocks // shards if training.optimizer == "muon" else 0
     optimizer = 2 * trained - by_muon
+    if by_muon and device == "cpu":
+        optimizer += _FLOAT * _UPDATED * min(threads, MOST_SHARES) * _largest(a)
 
     tokens = cut.windows * a.block_size
     activations = int(cut.shares * tokens * _bytes_per_token(a, form) * _FRAGMENTS[device])
@@ -119,7 +123,8 @@ def estimate_memory(
     return MemoryEstimate(
         weights=frozen
         + trained
-        + form.width * (gathered + cut.shares * _copied(a, vocab_size, form)),
+        + form.width * (gathered + cut.shares * _copied(a, vocab_size, form))
+        + _FLOAT * cut.shares * _turned(a, vocab_size, form),
         gradients=cut.shares * trained + _FLOAT * gathered,
         optimizer=optimizer,
         activations=activations,
@@ -177,6 +182,18 @@ def _copied(a: Architecture, vocab_size: int, form: _Step) -> int:
     if form.sharded or form.lora is not None:  # what is frozen lies joined already
         return 0
     return (1 if form.recompute else a.layers) * joined_matrices(a)
+
+
+def _turned(a: Architecture, vocab_size: int, form: _Step) -> int:
+    """Numbers in the largest matrix: a product copies it to the order in which it is fastest."""
+    if not form.compiled or form.one_layer:
+        return 0
+    return max(_largest(a), joined_matrices(a), vocab_size * a.body_dim)
+
+
+def _largest(a: Architecture) -> int:
+    """Numbers in the largest matrix of a block."""
+    return max((rows * columns for rows, columns in block_shapes(a)), default=0)
 
 
 def _logits(a: Architecture, vocab_size: int, tokens: int, device: str, form: _Step) -> int:

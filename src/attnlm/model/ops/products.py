@@ -20,9 +20,8 @@ _FEWEST = 2**20
 
 def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, (M, N), outside of autograd."""
-    linear = _onednn()
     is_small = x_MC.numel() * len(weight_NC) < _FEWEST
-    if linear is None or is_small or not x_MC.is_cpu or x_MC.dtype != torch.float32:
+    if is_small or not x_MC.is_cpu or x_MC.dtype != torch.float32 or (linear := _onednn()) is None:
         return F.linear(x_MC, weight_NC, bias_N)
     out: Tensor = linear(x_MC, weight_NC, bias_N, "none", [], "")
     return out
