@@ -29,7 +29,7 @@ def pages() -> dict[str, str]:
 
 def commands_page() -> str:
     """What `--help` says of every command."""
-    root = root_command()
+    root = root_command.__wrapped__()  # a new one: commands remember how they were first asked
     top = root.context_class(
         root,
         info_name="attnlm",
