@@ -237,3 +237,23 @@ def test_a_tokenizer_that_the_library_encodes_differently_is_refused(
     monkeypatch.setattr("attnlm.tokens.tokenizer_json.library_pattern", lambda pattern: r"\S+")
     with pytest.raises(AttnlmError, match="this bpe:600 and that of"):
         library_tokenizer(TOKENIZERS[2])
+
+
+def test_a_single_argument_is_never_another_runs_name(tmp_path: Path) -> None:
+    attnlm.prepare("tales", data_dir=tmp_path / "data")
+    shape: dict[str, Any] = {"embed_dim": 8, "heads": 2, "layers": 1, "block_size": 8, "steps": 1}
+    for name in ("old", "new"):
+        attnlm.train(
+            model="transformer",
+            name=name,
+            data_dir=tmp_path / "data",
+            checkpoint_dir=tmp_path / "checkpoints",
+            **shape,
+        )
+    fails("export", "old", cwd=tmp_path, code=2, says="old is a run", hints="attnlm export old DIR")
+    fails("export", "a.gguf", cwd=tmp_path, code=2, says="a file's name", hints="--to gguf")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "data"]
+    command("export", "new", "out", cwd=tmp_path)
+    fails("sample", "out", cwd=tmp_path, code=1, says="Hugging Face's", hints="attnlm import")
+    done = command("prepare", "tales", "--tokenizer", "old", "--offline", cwd=tmp_path)
+    assert "tales-old" in done.stdout

@@ -147,7 +147,7 @@ def test_progress_is_told_and_the_cache_is_used_without_a_network(
     again = attnlm.import_run(MODEL, **options)
     assert "the copy in the Hub's cache is taken" in events[-1].text
     assert again.imported_from == first.imported_from
-    with pytest.raises(AttnlmError, match="can't download someone/other: ") as refused:
+    with pytest.raises(AttnlmError, match="there is no folder someone/other, and ") as refused:
         attnlm.import_run("someone/other", **options)
     assert "check the network" in str(refused.value.hint)
 

@@ -68,6 +68,13 @@ def export(
 ) -> None:
     """Write a run in a format that other tools load."""
     assert path is not None  # the command's class sees to it
+    if run is None and (checkpoint_dir / path / "config.json").exists():
+        raise UsageError(
+            f"{path} is a run: the folder or file to write is missing",
+            f"attnlm export {path} DIR, or attnlm export {path} FILE.gguf --to gguf",
+        )
+    if to == "hf" and path.endswith(".gguf"):
+        raise UsageError(f"{path} is a file's name, and hf a folder", "give --to gguf")
     opened = opened_run(run, checkpoint_dir)
 
     from attnlm.experiments import export as experiment

@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from attnlm.base.commands import KINDS
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, write_json
 from attnlm.base.folders import exchange, workspace
-from attnlm.base.names import check_name, write_latest
+from attnlm.base.names import check_name, is_safe_name, write_latest
 from attnlm.base.readable import byte_size
 from attnlm.config.settings import resolve
 from attnlm.data import bins
@@ -75,6 +76,8 @@ def prepare(
         bpe_size(spec)  # for its error
         taken = None
     except UsageError:
+        if isinstance(tokenizer, str) and not Path(tokenizer).exists():
+            tokenizer = _named(tokenizer, Path(data_dir))
         if (taken := _taken(Path(tokenizer))) is None:
             raise
     if newlines not in NEWLINES:
@@ -137,6 +140,13 @@ def prepare(
 
 
 # --- The text, and where it is split --------------------------------------------------------------
+
+
+def _named(tokenizer: str, data_dir: Path) -> str | Path:
+    """The folder of the run or data set of that name, where there is one; the spec otherwise."""
+    places = Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer
+    is_name = is_safe_name(tokenizer)
+    return next((p for p in places if is_name and (p / "tokenizer.json").is_file()), tokenizer)
 
 
 def _taken(folder: Path) -> Tokenizer | None:

@@ -33,6 +33,11 @@ def open_run(
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
         )
+    if (path / "generation_config.json").exists() and not (path / "metrics.jsonl").exists():
+        raise AttnlmError(
+            f"{path} is a folder of Hugging Face's format, not a run",
+            f"make a run of it: attnlm import {path}",
+        )
     known_later = {"stopped_after": 0.0, "parent": None, "imported_from": ""}
     content = {**known_later, **files.read_json(path / "config.json")}
     if content.get("format") != FORMAT:

@@ -79,7 +79,7 @@ class Report:
     def verdict(self) -> str:
         """How its training went, in words."""
         if not self.records:
-            return "imported, so there is no training to report on"
+            return "it was imported, so the page shows no training"
         return verdict_of(self.run, self.records)
 
     @property

@@ -32,6 +32,11 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     path = run.checkpoint(checkpoint).path
     names = {f"model.{name}" for name, _ in model.named_parameters()}
+    if run.config.training.adapters is not None:
+        raise AttnlmError(
+            f"{run.name} is a run of adapters: no one file has its weights",
+            f"fold them in first: attnlm export {run.name} DIR, then attnlm import DIR",
+        )
     if path.is_file() and not names <= _names_in(path):
         raise AttnlmError(
             f"{path} was written by an older version, which named its weights differently",

@@ -132,4 +132,8 @@ def _explaining(name: str, revision: str | None) -> Iterator[None]:
             f"{name} has no `revision` {revision}", "give a branch, a tag or a commit of it"
         ) from None
     except Exception as error:  # whatever their code, or the Hub, has to say
-        raise AttnlmError(f"can't download {name}: {first_line(error)}", _NETWORK) from error
+        raise AttnlmError(
+            f"there is no folder {name}, and it can't be downloaded from the Hub: "
+            f"{first_line(error)}",
+            _NETWORK,
+        ) from error
