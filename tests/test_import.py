@@ -138,7 +138,7 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     fails("eval", **lacks, hints="--data")
     reported = command("report", cwd=tmp_path)
     assert reported.stdout == "checkpoints/theirs/report.html\n"
-    assert "theirs: imported, so there is no training" in reported.stderr
+    assert "theirs: it was imported, so the page shows no training" in reported.stderr
     facts = json.loads(command("report", "--text", text, "--json", cwd=tmp_path).stdout)
     assert facts["imported_from"] == str(folder) and facts["best_val_loss"] is None
     assert facts["commands"][0] == f"attnlm import {folder} --name theirs"

@@ -260,4 +260,16 @@ def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     run.base.write_bytes(b"\0" * 999)
     with pytest.raises(AttnlmError, match="is damaged"):
         attnlm.load_model(run)
+    other = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
+    shutil.copyfile(other.last, run.base)
+    with pytest.raises(AttnlmError, match="is not what the run's adapters are for"):
+        attnlm.load_model(run)
+
+
+def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path) -> None:
+    run = child(folder)
+    shutil.rmtree(run.adapter)
+    run.adapter.symlink_to(tmp_path)
+    attnlm.train(resume=run, steps=8, **about(folder))
+    assert not list(tmp_path.iterdir()) and not run.adapter.is_symlink()
     assert build_model(run.config.model, run.vocab_size)

@@ -38,7 +38,7 @@ def rm(
     going = {entry.name for entry in entries}
     others = [entry for entry in list_runs(checkpoint_dir) if entry.name not in going]
     for entry in entries:
-        console.say(f"{console.one_line(str(entry.path))}: {_in_words(entry)}")
+        console.say(console.one_line(f"{entry.path}: {_in_words(entry)}"))
         for warning in removal_warnings(entry, others):
             console.say(f"  {console.one_line(warning)}")
     if not yes and not _agreed(len(entries)):

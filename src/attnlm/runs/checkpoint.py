@@ -29,7 +29,7 @@ from attnlm.runs.tensor_file import Shape, write_in_turn
 from attnlm.runs.tensor_reader import Stored, TensorFile
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-_HEADER_ROOM = 2**16  # bytes
+_HEADER_ROOM, _LARGEST_HEADER = 2**16, 2**26  # bytes
 _HEADER_BYTES_PER_PARAMETER = 2**10  # itself, mean and square: each a name, a shape and a place
 _BYTES_PER_NUMBER = 12  # in float32, with mean and square
 
@@ -176,6 +176,20 @@ def _read(
         return found
 
     return files.unless_replaced(path, read)
+
+
+def stated_digest(path: Path) -> str:
+    """The digest that a checkpoint's file states of all that it holds; reading it checks that it
+    is right. Raises as `load_facts` does."""
+    try:
+        with files.open_regular(path) as opened:
+            return TensorFile(opened, _LARGEST_HEADER).metadata.get("digest", "")
+    except OSError as error:
+        raise AttnlmError(
+            f"can't read {path}: {error.strerror or error}", "check that it may be read"
+        ) from None
+    except (ValueError, RecursionError):
+        raise _damaged(path) from None
 
 
 def _read_file(

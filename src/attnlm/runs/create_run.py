@@ -52,8 +52,9 @@ def create_run(
     return put_new(run, dataset.tokenizer, name, checkpoint_dir, fill)
 
 
-def nothing(run: Run) -> None:
+def nothing(run: Run) -> Run:
     """A run's folder needs no more."""
+    return run
 
 
 def put_new(
@@ -61,9 +62,11 @@ def put_new(
     its_tokenizer: tokenizer.Tokenizer,
     name: str | None,
     checkpoint_dir: Path,
-    fill: Callable[[Run], None] = nothing,
+    fill: Callable[[Run], Run] = nothing,
 ) -> Run:
     """Makes the folder of a run, with what `fill` writes into it, and puts it in place.
+
+    `fill` returns the run, which may record what was written.
 
     Raises as `create_run` does.
     """
@@ -76,8 +79,8 @@ def put_new(
         new.mkdir()
         run = replace(run, path=new)
         tokenizer.save(its_tokenizer, new / "tokenizer.json")
+        run = fill(run)
         run.save_config()
-        fill(run)
         run = replace(run, path=_put_in_place(new, checkpoint_dir, run.config.model.model, name))
     write_latest(checkpoint_dir, run.name)
     return run

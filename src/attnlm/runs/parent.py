@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import Dataset
-from attnlm.runs.checkpoint import save_weights_in_turn
+from attnlm.runs.checkpoint import save_weights_in_turn, stated_digest
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.runs.weights import load_weights
@@ -56,8 +57,10 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
     return weights
 
 
-def keep_base(run: Run) -> None:
+def keep_base(run: Run) -> Run:
     """Puts the parent's weights into the folder of a run that trains adapters of them.
+
+    The run that is returned records their digest.
 
     As a link to the parent's file where that holds these weights alone, and links can be made.
     Raises as `parent_rows` does, and OSError.
@@ -65,7 +68,7 @@ def keep_base(run: Run) -> None:
     parent, start = _start(run)
     if start == parent.best and start.suffix and parent.config.training.adapters is None:
         try:
-            os.link(start, run.base)
+            os.link(start.resolve(), run.base)
         except OSError:
             shutil.copyfile(start, run.base)
         _check_unchanged(run.base, run)
@@ -75,6 +78,8 @@ def keep_base(run: Run) -> None:
         assert run.parent is not None
         facts = {"step": run.parent["step"]}
         save_weights_in_turn(run.base, shapes, weights.__getitem__, facts)
+    assert run.parent is not None
+    return replace(run, parent={**run.parent, "base": stated_digest(run.base)})
 
 
 def _start(run: Run) -> tuple[Run, Path]:

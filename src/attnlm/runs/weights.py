@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.lora import fold
-from attnlm.runs.checkpoint import load_rows
+from attnlm.runs.checkpoint import load_rows, stated_digest
 from attnlm.runs.run import Run
 
 
@@ -42,6 +42,12 @@ def base_weights(run: Run) -> dict[str, Tensor]:
     if not run.base.exists():
         raise AttnlmError(
             f"{run.base} is missing: the weights that the run's adapters are for",
+            "copy the run's folder again, with all of its files",
+        )
+    assert run.parent is not None
+    if stated_digest(run.base) != run.parent.get("base"):
+        raise AttnlmError(
+            f"{run.base} is not what the run's adapters are for",
             "copy the run's folder again, with all of its files",
         )
     return load_rows(run.base, run.config.model, run.vocab_size)[1]

@@ -66,6 +66,8 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
             tensors[down] = torch.cat([adapters[f"{path}.lora_down"].cpu() for path in on])
             tensors[up] = _stacked_ups(module, adapters, a, lora)
             ranks[module.kind] = len(on) * lora.rank
+    if run.adapter.is_symlink():
+        run.adapter.unlink()  # nothing is written through a link
     run.adapter.mkdir(exist_ok=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     config = json.dumps(_config(run, lora, stock, ranks), indent=2) + "\n"

@@ -53,10 +53,11 @@ def import_adapter(
     )
     shapes = {name: tuple(tensor.shape) for name, tensor in adapter.tensors.items()}
 
-    def fill(run: Run) -> None:
-        keep_base(run)
+    def fill(run: Run) -> Run:
+        run = keep_base(run)
         save_weights_in_turn(run.best, shapes, adapter.tensors.__getitem__, {"step": 0})
         write_adapter(run, adapter.tensors)
+        return run
 
     with files.explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
         return put_new(run, parent.tokenizer, name, checkpoint_dir, fill)

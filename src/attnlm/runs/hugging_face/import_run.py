@@ -74,8 +74,9 @@ def import_run(
         run = Run(Path(), described.config, described.vocab_size, weights.parameters, about)
         run = replace(run, imported_from=origin)
 
-        def fill(run: Run) -> None:
+        def fill(run: Run) -> Run:
             save_weights_in_turn(run.best, weights.shapes, weights.__getitem__, {"step": 0})
+            return run
 
         checkpoint_dir = Path(checkpoint_dir)
         with files.explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):

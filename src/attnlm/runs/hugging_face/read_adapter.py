@@ -22,7 +22,7 @@ from attnlm.runs.tensor_reader import TensorFile
 
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from where it came"
-_MOST_RANK = 2**12
+_MOST_RANK, _LARGEST_NUMBER = 2**12, 1e9
 # What an adapter may say for nothing: of its training, or of how it is loaded.
 _NO_EFFECT = frozenset(
     (
@@ -123,7 +123,8 @@ def _pair(file: TensorFile, module: Module, a: Architecture) -> tuple[Tensor, Te
         raise AttnlmError(f"of {module.name} only {there[0]} is there", _COPY)
     down, up = (_tensor(file, name) for name in names)
     shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
-    rank, outputs, inputs = len(down), sum(shape[0] for shape in shapes), shapes[0][1]
+    rank = len(down) if down.ndim else 0
+    outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
     if not 0 < rank <= _MOST_RANK or (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):
         raise AttnlmError(
             f"the adapters of {module.name} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
@@ -167,6 +168,6 @@ def _of_module(
             if module.name == plain or module.name.endswith(f".{plain}"):
                 value = given
                 break
-    if type(value) not in (int, float):
+    if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
         raise AttnlmError(f"{path} has {quoted(key)} {quoted(value)}, which is no number", _COPY)
     return float(value)
