@@ -118,7 +118,9 @@ def test_a_shell_takes_what_is_installed(shell: str, project: Path, tmp_path: Pa
     if (program := shutil.which(shell)) is None:
         pytest.skip(f"there is no {shell} here")
     command = f'"{ATTNLM[0]}" -m attnlm'
-    run = [program, "-c", f"{command} --install-completion; {command} --show-completion"]
+    # A shell would become its last command, if that were one of ours.
+    both = f"{command} --install-completion; {command} --show-completion; exit"
+    run = [program, "-c", both]
     done = alone([], project, env={"HOME": str(tmp_path)}, through=run)
     assert done.code == 0 and f"completion for {shell} is in {tmp_path}" in done.stderr
     assert "_attnlm_completion" in done.stdout or "complete --command attnlm" in done.stdout
