@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from attnlm.data.dataset import Dataset
 from benchmarks.table import Row, in_turn
-from benchmarks.transformer import ROUNDS, SECONDS, Ours, Shape
+from benchmarks.transformer import ROUNDS, SECONDS, Ours, Shape, steps_per_second
 
 SHAPES = (
     Shape(12, 768, 12, 256, 4, 50257),
@@ -78,12 +77,7 @@ class _Rival:
 
     def tokens_per_second(self, seconds: float = SECONDS) -> float:
         torch.set_num_threads(os.cpu_count() or 1)
-        self._step(0)
-        began, made = time.perf_counter(), 0
-        while made < 2 or time.perf_counter() - began < seconds:
-            self._step(made)
-            made += 1
-        return made * self._tokens / (time.perf_counter() - began)
+        return self._tokens * steps_per_second(self._step, seconds)
 
     def _step(self, number: int) -> None:
         ids = self._batches[number % len(self._batches)]

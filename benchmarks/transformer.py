@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,16 @@ def transformer(dataset: Dataset, text: Path) -> list[Row]:
     return rows
 
 
+def steps_per_second(step: Callable[[int], object], seconds: float) -> float:
+    """Of calls with 0, 1, …, for so long and twice at least, after one that does not count."""
+    step(0)
+    began, made = time.perf_counter(), 0
+    while made < 2 or time.perf_counter() - began < seconds:
+        step(made)
+        made += 1
+    return made / (time.perf_counter() - began)
+
+
 class Ours:
     """A training of ours that goes on from call to call."""
 
@@ -106,12 +117,7 @@ class Ours:
 
     def tokens_per_second(self, seconds: float = SECONDS) -> float:
         interruption = Interruption()
-        self.stepper.step(interruption)
-        began, made = time.perf_counter(), 0
-        while made < 2 or time.perf_counter() - began < seconds:
-            self.stepper.step(interruption)
-            made += 1
-        return made * self._tokens / (time.perf_counter() - began)
+        return self._tokens * steps_per_second(lambda _: self.stepper.step(interruption), seconds)
 
 
 class Rival:
@@ -140,12 +146,7 @@ class Rival:
 
     def tokens_per_second(self, seconds: float = SECONDS) -> float:
         torch.set_num_threads(os.cpu_count() or 1)
-        self._step(0)
-        began, made = time.perf_counter(), 0
-        while made < 2 or time.perf_counter() - began < seconds:
-            self._step(made)
-            made += 1
-        return made * self._tokens / (time.perf_counter() - began)
+        return self._tokens * steps_per_second(self._step, seconds)
 
     def _step(self, number: int) -> None:
         _, loss = self._model(*self._batches[number % len(self._batches)])

@@ -51,15 +51,16 @@ def problem_of(path: Path) -> str | None:
 
 def folder_size(folder: Path) -> int:
     """The bytes of all files in a folder; links in it, and what can't be read, count nothing."""
-    total = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
-            with contextlib.suppress(OSError):
-                about = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(about.st_mode):
-                    total += folder_size(Path(entry.path))
-                elif stat.S_ISREG(about.st_mode):
-                    total += about.st_size
+    total, folders = 0, [str(folder)]  # not by recursion: they may be nested as deep as one likes
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
+            for entry in found:
+                with contextlib.suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(about.st_mode):
+                        folders.append(entry.path)
+                    elif stat.S_ISREG(about.st_mode):
+                        total += about.st_size
     return total
 
 

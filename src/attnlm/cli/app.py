@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any
 
@@ -27,25 +27,6 @@ from attnlm.cli.sample import sample
 from attnlm.cli.see import attend, heads, report, trace
 from attnlm.cli.train import TrainCommand, train
 
-
-class _Root(Commands):
-    """`attnlm`, whose help has the commands in groups."""
-
-    @property
-    def groups(self) -> Mapping[str, Iterable[str]]:
-        return _COMMANDS
-
-
-_app = typer.Typer(
-    name="attnlm",
-    cls=_Root,
-    help="Prepare a text, train small attention language models on it, and read what they learned.",
-    epilog="Start with: attnlm prepare",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"prepare": prepare, "train": train, "sample": sample},
     "Look inside": {
@@ -59,6 +40,24 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Manage": {"list": list_, "diff": diff, "rm": rm, "plan": plan, "doctor": doctor},
     "Other tools": {"export": export, "import": import_},
 }
+
+
+class _Root(Commands):
+    """`attnlm`, whose help has the commands in groups."""
+
+    groups = _COMMANDS
+
+
+_app = typer.Typer(
+    name="attnlm",
+    cls=_Root,
+    help="Prepare a text, train small attention language models on it, and read what they learned.",
+    epilog="Start with: attnlm prepare",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 _CLASSES = {"train": TrainCommand, "plan": PlanCommand, "export": ExportCommand}
 for _commands in _COMMANDS.values():
     for _name, _command in _commands.items():

@@ -62,10 +62,8 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """A command of commands, in groups."""
 
-    @property
-    def groups(self) -> Mapping[str, Iterable[str]]:
-        """Which commands each section of `--help` has."""
-        raise NotImplementedError
+    groups: ClassVar[Mapping[str, Iterable[str]]] = {}
+    """Which commands each section of `--help` has."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The sections of `--help`, whose columns are aligned with each other."""
