@@ -1,9 +1,9 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, losses, process, quality, shakespeare, transformer, growth, vocabulary, lora, busy,
-processes, sharding, plan, shards, sample, speaking, prepare, pages. ATTNLM_TEST_DATA names a folder
-with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and TIKTOKEN_CACHE_DIR a
-folder with GPT-2's vocabulary. Run it on a quiet machine.
+Parts: steps, losses, best, process, quality, shakespeare, transformer, growth, vocabulary, lora,
+busy, processes, sharding, plan, shards, sample, speaking, prepare, pages. ATTNLM_TEST_DATA names a
+folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and
+TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    best,
     busy,
     growth,
     lora,
@@ -37,6 +38,7 @@ from benchmarks import (
 PARTS = {
     "steps": training.steps,
     "losses": losses.losses,
+    "best": best.best,
     "process": training.process,
     "quality": training.quality,
     "shakespeare": training.shakespeare,

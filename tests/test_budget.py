@@ -211,7 +211,7 @@ def test_too_short_a_budget_is_refused_with_advice(
     def stepping(*_: object) -> float:
         return 0.5
 
-    monkeypatch.setattr(budgets, "_seconds_per_step", stepping)
+    monkeypatch.setattr(budgets, "seconds_per_step", stepping)
     with pytest.raises(AttnlmError, match="a step takes 500 ms, and fewer than 10") as caught:
         attnlm.train(dataset.path, budget=4.0, checkpoint_dir=tmp_path / "runs", **SMALL)
     assert "a smaller model" in str(caught.value.hint) and "`budget` of" in str(caught.value.hint)

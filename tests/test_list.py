@@ -19,7 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import trained_alone
 from attnlm.base.readable import age
 from attnlm.cli.tables import fitted
-from attnlm.config.recipes import list_recipes, load_recipe, recipe_names
+from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import Plan
 from tests.command import ATTNLM, alone, fails
 from tests.command import attnlm as command
@@ -313,7 +313,7 @@ def test_ages_are_whole_units() -> None:
 def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
     documented = (Path(__file__).parents[1] / "docs" / "references.md").read_text()
     for entry in list_recipes():
-        assert 10 < len(entry.purpose) <= 40 and "about" not in load_recipe(entry.name)
+        assert 10 < len(entry.purpose) <= 40 and "about" not in load_sizes(entry.name)[0]
         row = next(line for line in documented.splitlines() if line.startswith(f"| `{entry.name}`"))
         if entry.val_loss is not None:
             assert f"{entry.val_loss:.3f}" in row

@@ -14,7 +14,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings
-from attnlm.config.recipes import load_recipe, recipe_names, to_toml
+from attnlm.config.recipes import load_recipe, load_sizes, recipe_names, to_toml
 from attnlm.config.settings import help_of, resolve, setting_names
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
@@ -113,8 +113,7 @@ def test_recipes_that_come_with_the_package_resolve() -> None:
         "shakespeare-fast",
         "shakespeare-best",
     } <= set(recipe_names())
-    for name in recipe_names():
-        recipe = load_recipe(name)
+    for recipe in (size for name in recipe_names() for size in load_sizes(name)):
         resolved = resolve({}, recipe)
         assert recipe.pop("tokenizer", None) == resolved.recipe_tokenizer
         assert recipe.items() <= resolved.settings().items()

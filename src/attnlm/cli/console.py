@@ -107,9 +107,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip()
 
 
-def say_next(command: str) -> None:
+def say_next(command: str, about: str = "") -> None:
     """What to type after this."""
-    say_styled("next", "bold green", f"  {command}")
+    say_styled("next", "bold green", f"  {command}" + (f"  # {about}" if about else ""))
 
 
 def fail(message: str, hint: str) -> None:

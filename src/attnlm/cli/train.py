@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from attnlm.base.commands import command_for
+from attnlm.base.commands import command_for, elsewhere
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import duration
@@ -31,8 +32,7 @@ from attnlm.cli.options import (
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.adapters import check_from_a_run
-from attnlm.config.continued import resolve_from
+from attnlm.config.continued import resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import Config, resolve, setting_names
 from attnlm.config.training import TrainingConfig
@@ -108,6 +108,8 @@ def train(
     """Train a model on prepared data."""
     given = {name: value for name, value in settings.items() if value is not None}
     if print_config:
+        if recipe is not None:
+            load_recipe(recipe)  # has one size
         config = _resolved(given, recipe, start_from, checkpoint_dir)
         console.result(to_toml(config.settings()).rstrip())
         return
@@ -150,6 +152,13 @@ def train(
             raise
     if is_main():
         _report(run, json, quiet)
+        if not (recipe or resume or start_from or run.config.model.mlp != "none"):
+            words = [*([] if dataset is None else [dataset]), "--recipe", "best", "--budget", "2m"]
+            words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
+            console.say_next(
+                shlex.join(["attnlm", "train", *words]),
+                "a transformer, as large as two minutes allow here",
+            )
 
 
 def _check(
@@ -187,13 +196,10 @@ def _to_resume(run: Run, given: Mapping[str, Any]) -> int:
 def _resolved(
     given: Mapping[str, Any], recipe: str | None, start_from: str | None, checkpoint_dir: Path
 ) -> Config:
-    loaded = load_recipe(recipe) if recipe is not None else None
     if start_from is None:
-        config = resolve(given, loaded)
-        check_from_a_run(config.training)
-        return config
+        return resolve_new(given, recipe)[0]
     parent = opened_run(start_from, checkpoint_dir)
-    return resolve_from(parent.config.model, parent.name, given, loaded)
+    return resolve_new(given, recipe, (parent.config.model, parent.name))[0]
 
 
 def _tools(log: str) -> list[str]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,6 +25,17 @@ _ROUNDS, _SECONDS = 3, 0.04
 _MOST_REMEMBERED = 256
 # What is remembered was tried in this way; a change of it makes all trials anew.
 _WAY = "batches shared out"
+
+
+@contextlib.contextmanager
+def keeping_threads() -> Iterator[None]:
+    """Afterwards PyTorch's threads, and the precision of its products, are as before."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
 
 
 def choose_threads(

@@ -1,15 +1,41 @@
-"""Settings of a training that starts from the weights of another run."""
+"""Settings of a new training: from scratch, or from the weights of another run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, fields_of, quoted
+from attnlm.base.settings import Setting, Settings, fields_of, quoted
+from attnlm.config.adapters import check_from_a_run
+from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
 
 _FREE = ("dropout",)  # no weight depends on it
+
+
+def resolve_new(
+    settings: Mapping[str, Setting],
+    recipe: str | None,
+    parent: tuple[Architecture, str] | None = None,
+) -> tuple[Config, list[Settings]]:
+    """A new training, in the first size of its recipe, and the recipe in all its sizes.
+
+    From scratch, or with the weights of a `parent`: what they are for, and the name of its run.
+    Raises as `load_recipe`, `resolve` and `resolve_from` do.
+    """
+    if parent is not None:
+        loaded = {} if recipe is None else load_recipe(recipe)
+        return resolve_from(*parent, settings, loaded), [loaded]
+    sizes: list[Settings] = [{}] if recipe is None else load_sizes(recipe)
+    if len(sizes) > 1 and ("steps" in settings or "budget" not in {**sizes[0], **settings}):
+        raise UsageError(
+            f"the recipe {recipe} has {len(sizes)} sizes, and the time decides on one",
+            "give a `budget` in place of `steps`",
+        )
+    config, *_ = [resolve(settings, size) for size in sizes]
+    check_from_a_run(config.training)
+    return config, sizes
 
 
 def resolve_from(

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings
 from attnlm.base.suggestions import suggestion
 
@@ -18,7 +19,7 @@ _LARGEST_RECIPE = 2**20  # bytes
 _LARGEST_TOML = 2**14
 
 
-_ABOUT = "about"
+_ABOUT, _SIZES = "about", "sizes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class RecipeEntry:
     model: str
     tokenizer: str | None
     """What the text is to be encoded with; None for any."""
-    steps: int
+    steps: int | None
+    """None where a budget decides."""
     val_loss: float | None
     """The median of several seeds, in nats per token of Tiny Shakespeare's validation split."""
     val_loss_range: tuple[float, float] | None
@@ -60,7 +62,7 @@ def list_recipes() -> list[RecipeEntry]:
                 purpose=about["purpose"],
                 model=recipe["model"],
                 tokenizer=recipe.get("tokenizer"),
-                steps=recipe["steps"],
+                steps=recipe.get("steps"),
                 val_loss=about.get("val_loss"),
                 **ranges,
             )
@@ -72,9 +74,33 @@ def load_recipe(name: str) -> Settings:
     """The settings of a recipe: one of the package's by name, a TOML file, or a run's config.json.
 
     A table `[about]` of a TOML file is for readers, and left out.
-    Raises AttnlmError when there is none, or when it is neither TOML nor a run's configuration.
-    Its settings are checked when they are resolved.
+    Raises AttnlmError when there is none, or when it is neither TOML nor a run's configuration;
+    UsageError for a recipe of several sizes. Its settings are checked when they are resolved.
     """
+    settings, *larger = load_sizes(name)
+    if larger:
+        raise UsageError(
+            f"the recipe {name} has {1 + len(larger)} sizes, of which a training from scratch "
+            "takes one",
+            f"train with it, `recipe` {name} and a `budget`; the run's config.json is then a "
+            "recipe of one size",
+        )
+    return settings
+
+
+def load_sizes(name: str) -> list[Settings]:
+    """The settings of a recipe in each of its `[[sizes]]`, in their order, or once without them.
+
+    Raises AttnlmError as `load_recipe` does.
+    """
+    recipe = _loaded(name)
+    sizes = recipe.pop(_SIZES, [{}])
+    if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
+        raise AttnlmError(f"in the recipe: {_SIZES} must be tables", f"write [[{_SIZES}]] for each")
+    return [{**recipe, **size} for size in sizes]
+
+
+def _loaded(name: str) -> dict[str, Any]:
     path = Path(name)
     try:
         if name in recipe_names():
@@ -111,7 +137,7 @@ def load_recipe(name: str) -> Settings:
     return _settings(loaded)
 
 
-def _settings(recipe: Settings) -> Settings:
+def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     """Without the table about it; a setting of that name would be an error as any unknown one."""
     is_table = isinstance(recipe.get(_ABOUT), dict)
     return {name: value for name, value in recipe.items() if not (is_table and name == _ABOUT)}

@@ -34,6 +34,11 @@ class Config:
     dropped: tuple[str, ...] = ()
     recipe_tokenizer: str | None = None
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all processes together."""
+        return self.training.batch_size * self.model.block_size
+
     def settings(self) -> Settings:
         """All that is decided, as one flat table: what a recipe would have to say."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}

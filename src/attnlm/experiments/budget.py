@@ -28,7 +28,7 @@ from attnlm.training.step import Stepper
 from attnlm.training.validation import MOST_TOKENS
 
 # Of the budget: what the trial of speed may take, and one evaluation of the whole split.
-_TRIAL_SHARE, _WHOLE_SHARE = 0.03, 0.04
+TRIAL_SHARE, _WHOLE_SHARE = 0.03, 0.04
 # The first step is slower than others, by less than three times: where it takes this share of the
 # time that is left, too few steps fit.
 _LONGEST_FIRST_STEP = 0.3
@@ -46,6 +46,8 @@ class Budget:
 
     seconds: float
     began: float
+    most_steps: int | None = None
+    """More would be of no use."""
 
     @property
     def ends(self) -> float:
@@ -72,8 +74,8 @@ def planned(
     steps are too few to be of use.
     """
     on_event(Note("measuring how long a step takes"))
-    ends = budget.ends
-    steps = [_seconds_per_step(config, dataset, device, budget, len(configs)) for config in configs]
+    ends, share = budget.ends, TRIAL_SHARE / len(configs)
+    steps = [seconds_per_step(config, dataset, device, budget, share) for config in configs]
     together, left = sum(steps), ends - time.perf_counter()
     evaluated = _part_for(configs, dataset, steps, budget, int(left / together))
     paces = [
@@ -82,7 +84,9 @@ def planned(
     ]
     pace = sum(paces[1:], paces[0])
     training = evaluated[0].training
-    deadline = Deadline(ends, budget.seconds, pace, configs[0].training.eval_every)
+    deadline = Deadline(
+        ends, budget.seconds, pace, configs[0].training.eval_every, most_steps=budget.most_steps
+    )
     deadline.closing_evaluations = _closing_evaluations(evaluated[0], dataset, left / together)
     training = deadline.planned(training)
     assert training.steps is not None
@@ -98,10 +102,13 @@ def planned(
     return Planned(training, deadline, paces)
 
 
-def _seconds_per_step(
-    config: Config, dataset: Dataset, device: Device, budget: Budget, models: int
+def seconds_per_step(
+    config: Config, dataset: Dataset, device: Device, budget: Budget, share: float
 ) -> float:
-    """Measured over one step and then as many more as take a small share of the budget."""
+    """Measured over one step and then as many more as take that share of the budget.
+
+    Raises AttnlmError where a step takes too much of it.
+    """
     trial = replace(config, training=with_steps(config.training, 2**30))
     with keeping_random_state(device):
         stepper = Stepper(initial_state(trial, dataset.vocab_size, device), trial, dataset)
@@ -113,7 +120,7 @@ def _seconds_per_step(
         while True:
             _seconds_of_step(stepper)
             seconds = time.perf_counter() - began
-            if seconds + first >= _TRIAL_SHARE * budget.seconds / models:
+            if seconds + first >= share * budget.seconds:
                 return seconds / (stepper.state.step - 1)
 
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from attnlm.base.events import OnEvent
 from attnlm.base.settings import Setting
 from attnlm.compute.device import choose_device
+from attnlm.compute.threads import keeping_threads
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
@@ -95,10 +94,7 @@ def settled(
             part = min((part for part in parts if part is not None), default=None)
             training = replace(training, eval_tokens=part)
         return training, None
-    threads = torch.get_num_threads()
-    try:
+    with keeping_threads():
         configs = [settle(config, device, dataset) for config in configs]
         plan = planned(configs, dataset, device, Budget(training.budget, began), on_event)
-    finally:
-        torch.set_num_threads(threads)
     return plan.training, LadderBudget(plan, dict(zip(rungs, plan.paces, strict=True)))

@@ -17,6 +17,7 @@ from attnlm.base.settings import Setting, quoted
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
+from attnlm.compute.threads import keeping_threads
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve, with_steps
 from attnlm.config.training import TrainingConfig
@@ -76,7 +77,7 @@ def plan(
         else:
             opened = _made_up(vocab_size, config)
         if tokens is None and "steps" in settings and config.training.steps is not None:
-            tokens = config.training.steps * config.training.batch_size * config.model.block_size
+            tokens = config.training.steps * config.tokens_per_step
         name = config.training.device
         if peak is None:
             check_launched(config.training, processes)
@@ -144,10 +145,9 @@ def _measured(
     else:
         parameters = count_parameters(model_skeleton(config.model, data.vocab_size))
         check_memory(config, data.vocab_size, parameters, data.val_tokens, device)
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     training = replace(config.training, seed=config.training.seed or 0)
     try:
-        with keeping_random_state(device):
+        with keeping_threads(), keeping_random_state(device):
             if processes.is_main:
                 on_event(Note("measuring ten steps"))
                 config = settle(replace(config, training=training), device, data)
@@ -161,9 +161,6 @@ def _measured(
             f"the memory of {device.name} is too small for a step",
             "lower `micro_batch_size`, or give the `peak` of a larger device",
         ) from None
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
 
 
 def _device_here(training: TrainingConfig) -> Device:

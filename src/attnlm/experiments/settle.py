@@ -101,7 +101,7 @@ def _is_long(config: Config, dataset: TrainingData) -> bool:
 def _work(config: Config, dataset: TrainingData) -> float:
     """About how many floating-point operations a step takes."""
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    return 6.0 * parameters * config.training.batch_size * config.model.block_size
+    return 6.0 * parameters * config.tokens_per_step
 
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:

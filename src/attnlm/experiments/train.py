@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from attnlm.base import clock
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
@@ -20,11 +18,11 @@ from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, Processes, joined, restarts
-from attnlm.config.adapters import check_from_a_run
-from attnlm.config.continued import resolve_from
-from attnlm.config.recipes import load_recipe
+from attnlm.compute.threads import keeping_threads
+from attnlm.config.continued import resolve_new
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.experiments.affordable_size import affordable_size
 from attnlm.experiments.budget import Budget, planned
 from attnlm.experiments.other_processes import begun_before, check_launched, join, tell
 from attnlm.experiments.settle import check_fits, settle, within_memory
@@ -99,19 +97,21 @@ def train(
             dataset = recipe = name = start_from = None
             resume, settings = before, {}
         if resume is None:
-            loaded = None if recipe is None else load_recipe(str(recipe))
-            parent = None
-            if start_from is None:
-                config = resolve(settings, loaded)
-                check_from_a_run(config.training)
-            else:
+            parent = weights = None
+            if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-                config = resolve_from(parent.config.model, parent.name, settings, loaded)
+                weights = parent.config.model, parent.name
+            named = None if recipe is None else str(recipe)
+            config, sizes = resolve_new(settings, named, weights)
             check_launched(config.training, processes)
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
             record = None if parent is None else start_record(parent, checkpoint, opened)
             budget = config.training.budget
             within = None if budget is None else Budget(budget, began)
+            if within is not None and len(sizes) > 1:
+                config, within = affordable_size(
+                    sizes, settings, opened, within, on_event or ignore
+                )
             about = name, checkpoint_dir, on_event, within, processes
             return begin_run(config, opened, *about, record, log or ())
         _check_beside_resume(settings, dataset, recipe, name, start_from)
@@ -150,13 +150,9 @@ def begin_run(
 def _training(on_event: OnEvent | None, log: Sequence[str] | None) -> Iterator[OnEvent]:
     """Draws the curve of what is trained meanwhile, and lets the tools named in `log` follow it;
     afterwards the threads are as before."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    try:
-        with contextlib.closing(LogListener(CurveDrawer(on_event or ignore), log)) as listener:
-            yield listener
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
+    listening = contextlib.closing(LogListener(CurveDrawer(on_event or ignore), log))
+    with keeping_threads(), listening as listener:
+        yield listener
 
 
 def _fitted(

@@ -20,6 +20,11 @@ def block_matrices(a: Architecture) -> int:
     return sum(rows * columns for rows, columns in block_shapes(a))
 
 
+def multiplied_weights(a: Architecture, vocab_size: int) -> int:
+    """Numbers in the matrices that a token is multiplied by: those of all blocks, and the head."""
+    return vocab_size * a.body_dim + a.layers * block_matrices(a)
+
+
 def mixed_width(a: Architecture) -> int:
     """How many features of a token attention mixes, in all heads together: 0 without attention."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
@@ -28,7 +33,7 @@ def mixed_width(a: Architecture) -> int:
 def forward_flops(a: Architecture, vocab_size: int) -> int:
     """FLOPs of one token's forward pass, in a window of block_size."""
     mixing = 4 * a.block_size * mixed_width(a)  # q kᵀ, and the weights' product with v
-    return 2 * vocab_size * a.body_dim + a.layers * (2 * block_matrices(a) + mixing)
+    return 2 * multiplied_weights(a, vocab_size) + a.layers * mixing
 
 
 def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
@@ -41,6 +46,6 @@ def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -
     if a.attention == "uniform":
         flops -= a.layers * 6 * a.block_size * mixed_width(a)
     if lora is not None:
-        flops -= 2 * (vocab_size * a.body_dim + a.layers * block_matrices(a))
+        flops -= 2 * multiplied_weights(a, vocab_size)
         flops += 6 * adapter_numbers(a, lora)
     return flops

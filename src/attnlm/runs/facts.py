@@ -21,7 +21,7 @@ def facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "SHA-256 of the training tokens", about["train_sha256"]
     yield "tokenizer", f"{run.tokenizer.name}, {run.vocab_size:,} ids"
     steps = f"{checkpoint.step:,} of {training.steps:,}"
-    tokens = checkpoint.step * training.batch_size * run.config.model.block_size
+    tokens = checkpoint.step * run.config.tokens_per_step
     yield "steps", f"{steps}, {tokens:,} tokens"
     whole = run.whole().get(checkpoint.which, {})
     loss, part = whole.get("val_loss", checkpoint.val_loss), "" if whole else run.evaluated_part

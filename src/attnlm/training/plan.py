@@ -75,7 +75,7 @@ class Plan:
     @property
     def tokens_per_step(self) -> int:
         """Of all processes together."""
-        return self.config.training.batch_size * self.config.model.block_size
+        return self.config.tokens_per_step
 
     @property
     def step_flops(self) -> int:

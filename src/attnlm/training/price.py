@@ -35,8 +35,7 @@ def forward_price(a: Architecture, vocab_size: int) -> float:
 
 def step_price(config: Config, vocab_size: int) -> float:
     """Operations of one training step."""
-    tokens = config.training.batch_size * config.model.block_size
-    return _STEP * tokens * forward_price(config.model, vocab_size)
+    return _STEP * config.tokens_per_step * forward_price(config.model, vocab_size)
 
 
 def affordable_tokens(
@@ -78,7 +77,7 @@ def evaluation_price(config: Config, vocab_size: int, val_tokens: int) -> float:
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
     """Whether measuring the whole split so many times is cheap beside that many steps."""
-    trained = steps * config.training.batch_size * config.model.block_size
+    trained = steps * config.tokens_per_step
     return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
 
 

@@ -1,0 +1,138 @@
+"""A recipe of several sizes: the time, the machine and the text decide on one."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.config.continued import resolve_new
+from attnlm.config.recipes import load_recipe, load_sizes
+from attnlm.config.settings import Config, resolve
+from attnlm.data.dataset import Dataset
+from attnlm.experiments import affordable_size as sizes
+from attnlm.experiments.budget import Budget
+from attnlm.training.price import step_price
+from tests.command import alone
+
+MEGABYTE: Any = SimpleNamespace(
+    vocab_size=65, train_tokens=1_003_854, val_tokens=111_540, largest_block_size=111_539
+)
+TWO_CORES = 1e11  # operations a second
+
+
+def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
+    """On a machine where every size makes as many operations a second."""
+    return step_price(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
+
+
+def chosen(seconds: float, text: Any = MEGABYTE, **settings: Any) -> tuple[Config, Budget]:
+    budget = Budget(seconds, time.perf_counter())
+    told: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
+        found = sizes.affordable_size(load_sizes("best"), settings, text, budget, told.append)
+    assert all(isinstance(note, Note) for note in told) and told
+    return found
+
+
+def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
+    widths = [chosen(seconds)[0].model.embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
+    assert widths == sorted(widths) and len(set(widths)) >= 4
+    assert widths[0] == resolve({}, load_sizes("best")[0]).model.embed_dim
+    assert widths[-1] == resolve({}, load_sizes("best")[-1]).model.embed_dim
+
+
+def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
+    small = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 20_000, "val_tokens": 2_000})
+    config, budget = chosen(120, small)
+    assert config.model.dropout == 0.2 and budget.most_steps is not None
+    assert budget.most_steps * config.tokens_per_step == pytest.approx(40 * 20_000, rel=0.01)
+    huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
+    assert chosen(120, huge)[0].model.dropout == 0.0
+
+
+def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
+    short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
+    assert chosen(1e5, short)[0].model.block_size == 64
+
+
+def test_many_ids_take_the_time_of_a_larger_model() -> None:
+    ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})
+    assert (chosen(300, ids)[0].model.embed_dim or 0) < (chosen(300)[0].model.embed_dim or 0)
+
+
+def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
+    given: dict[str, Any] = {"dropout": 0.3, "layers": 3, "batch_size": 5, "learning_rate": 0.002}
+    config, _ = chosen(300, **given)
+    assert {name: config.settings()[name] for name in given} == given
+    assert chosen(3, dropout=0.0)[0].model.dropout == 0.0
+
+
+def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
+    with pytest.raises(UsageError, match="has 7 sizes") as caught:
+        load_recipe("best")
+    assert "`budget`" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="the time decides"):
+        resolve_new({"steps": 5}, "best")
+    with pytest.raises(UsageError, match="from scratch"):
+        resolve_new({}, "best", (resolve({}).model, "mine"))
+    assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0
+
+
+@pytest.mark.parametrize(
+    "lines", ["sizes = 3", "sizes = []", "sizes = [1]", "[sizes]\na = 1", "[[sizes]]\nlayers = 0"]
+)
+def test_sizes_that_are_none_are_refused(lines: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'model = "transformer"\nbudget = 9.0\n{lines}\n')
+    with pytest.raises(AttnlmError, match="in the recipe") as caught:
+        resolve_new({}, str(path))
+    assert caught.value.exit_code == 1
+
+
+def test_sizes_without_a_time_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[[sizes]]\nembed_dim = 8\n[[sizes]]\nembed_dim = 16\n")
+    with pytest.raises(UsageError, match="the time decides"):
+        resolve_new({}, str(path))
+
+
+def test_a_training_takes_one_of_the_sizes_and_records_it(dataset: Dataset, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
+    path.write_text(f"budget = 4.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
+    told: list[object] = []
+    run = attnlm.train(
+        dataset,
+        recipe=path,
+        seed=1,
+        device="cpu",
+        checkpoint_dir=tmp_path / "runs",
+        on_event=told.append,
+    )
+    assert run.config.model.embed_dim in (8, 16) and run.config.model.dropout == 0.2
+    most = 40 * dataset.train_tokens / 512
+    assert 1 <= (run.config.training.steps or 0) <= most + 1
+    again = json.loads((run.path / "config.json").read_text())["config"]
+    assert resolve({}, again).settings() == run.config.settings()
+    assert any("passes over the text" in str(event) for event in told)
+
+
+def test_the_next_command_of_a_one_layer_model_is_a_transformer(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    flags = ["--steps", "3", "--block-size", "8", "--device", "cpu"]
+    done = alone(["train", str(dataset.path), *flags], tmp_path)
+    *_, sample, better = [line for line in done.stderr.splitlines() if line.startswith("next")]
+    assert "attnlm sample" in sample
+    assert f"attnlm train {dataset.path} --recipe best --budget 2m" in better
+    done = alone(["train", str(dataset.path), *flags, "--recipe", "r2-bigram"], tmp_path)
+    assert "--recipe best" not in done.stderr
