@@ -14,6 +14,7 @@ import typer
 import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command, Commands
+from attnlm.cli.options import with_run_option
 
 _COMMANDS = {
     "Start here": {
@@ -62,7 +63,7 @@ class _LazyCommands(Mapping[str, Any]):
             home = importlib.import_module(f"attnlm.cli.{module}")
             function, *own = (getattr(home, one) for one in names)
             app = typer.Typer(**_HABITS)
-            app.command(name, cls=own[0] if own else Command)(function)
+            app.command(name, cls=own[0] if own else Command)(with_run_option(function))
             self._loaded[name] = typer.main.get_command(app)
         return self._loaded[name]
 
