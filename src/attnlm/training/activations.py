@@ -38,7 +38,8 @@ def kept_by_block(a: Architecture, *, compiled: bool, lora: LoRA | None = None) 
     stream = products = 0
     if a.attention != "none":
         stream += norm
-        products += width + _mixing(a, compiled, in_blocks=compiled and takes_blocks(a.block_size))
+        in_blocks = compiled and a.num_kv_heads < a.heads and takes_blocks(a.block_size)
+        products += width + _mixing(a, compiled, in_blocks=in_blocks)
         stream += a.maps_per_layer  # the sums of softmax
     if a.mlp != "none":
         stream += norm

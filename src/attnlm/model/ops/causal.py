@@ -51,7 +51,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class Blocks(Function):
-    """In C, heads among PyTorch's threads: the same numbers with any number of them."""
+    """By attention.c, which makes the same numbers with any number of threads."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -88,7 +88,7 @@ def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any)
     threads = min(torch.get_num_threads(), pieces) if work >= _ALONE else 1
     compiled = attention_in_blocks()
     assert compiled is not None
-    scratch = torch.empty(threads, compiled.attention_scratch(length, size))
+    scratch = log_sums.new_empty(threads, compiled.attention_scratch(length, size))
     getattr(compiled, name)(
         *(threads, windows, count, heads[1].size(1), length, size, scale),
         *map(_where, heads),
