@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.lora import fold
-from attnlm.runs.checkpoint import load_rows, stated_digest
+from attnlm.runs.checkpoint import load_checkpoint, stated_digest
 from attnlm.runs.run import Run
 
 
@@ -27,9 +27,9 @@ def load_weights(
     """
     lora = run.config.training.adapters
     if lora is None:
-        facts, weights, _ = load_rows(path, run.config.model, run.vocab_size, rank, count)
+        facts, weights, _ = load_checkpoint(path, run.config.model, run.vocab_size, rank, count)
         return facts, weights
-    facts, adapters, _ = load_rows(path, run.config.model, run.vocab_size, lora=lora)
+    facts, adapters, _ = load_checkpoint(path, run.config.model, run.vocab_size, lora=lora)
     weights = base_weights(run)
     fold(weights, adapters, lora)
     if count > 1:
@@ -50,4 +50,4 @@ def base_weights(run: Run) -> dict[str, Tensor]:
             f"{run.base} is not what the run's adapters are for",
             "copy the run's folder again, with all of its files",
         )
-    return load_rows(run.base, run.config.model, run.vocab_size)[1]
+    return load_checkpoint(run.base, run.config.model, run.vocab_size)[1]
