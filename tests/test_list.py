@@ -243,6 +243,9 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     ):
         fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     # One that can't be removed keeps the others.
+    hint = "rm -r data/fruits-char"
+    for named in ("fruits-char", "data/fruits-char"):
+        fails("rm", named, "--yes", cwd=project, code=1, says="is a data set", hints=hint)
     fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="no run", hints="")
     assert sorted(path.name for path in runs.iterdir()) == before
     told = command("rm", "link", "second", "--yes", cwd=project).stderr

@@ -268,8 +268,9 @@ def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     with pytest.raises(AttnlmError, match="is missing: the weights that"):
         attnlm.load_model(run)
     run.base.write_bytes(b"\0" * 999)
-    with pytest.raises(AttnlmError, match="is damaged"):
+    with pytest.raises(AttnlmError, match="is damaged") as caught:
         attnlm.load_model(run)
+    assert caught.value.hint == "copy the run's folder again, with all of its files"
     other = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     shutil.copyfile(other.last, run.base)
     with pytest.raises(AttnlmError, match="is not what the run's adapters are for"):

@@ -39,15 +39,15 @@ def load_weights(
 
 def base_weights(run: Run) -> dict[str, Tensor]:
     """The weights that a run's adapters are for. Raises as `load_checkpoint` does."""
+    hint = "copy the run's folder again, with all of its files"
     if not run.base.exists():
         raise AttnlmError(
-            f"{run.base} is missing: the weights that the run's adapters are for",
-            "copy the run's folder again, with all of its files",
+            f"{run.base} is missing: the weights that the run's adapters are for", hint
         )
     assert run.parent is not None
-    if stated_digest(run.base) != run.parent.get("base"):
-        raise AttnlmError(
-            f"{run.base} is not what the run's adapters are for",
-            "copy the run's folder again, with all of its files",
-        )
-    return load_rows(run.base, run.config.model, run.vocab_size)[1]
+    try:
+        if stated_digest(run.base) == run.parent.get("base"):
+            return load_rows(run.base, run.config.model, run.vocab_size)[1]
+    except AttnlmError as error:  # of which the run's other checkpoint has none
+        raise AttnlmError(error.message, hint) from None
+    raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)
