@@ -295,6 +295,14 @@ def test_folders_of_any_depth_are_removed(project: Path, monkeypatch: pytest.Mon
         attnlm.remove_run("second", checkpoint_dir=runs)
 
 
+def test_a_run_that_may_not_be_read_is_called_that(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    says = "can't open checkpoints/first: it may not be read"
+    fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
+
+
 def test_a_list_loads_no_torch(project: Path) -> None:
     program = """
 import sys

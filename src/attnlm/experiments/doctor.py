@@ -110,9 +110,7 @@ def _devices() -> Iterator[Finding]:
 
     tried = tried_devices()
     chosen = choose_device()
-    yield Finding(
-        "device", f"{chosen.name}, {chosen.dtype}: the first of these that passes a small trial"
-    )
+    yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first to pass a small trial")
     for name, problem in tried.items():
         yield Finding(name, problem or "works", _device_remedy(name, problem))
 
@@ -164,9 +162,7 @@ def _compiler() -> Iterator[Finding]:
         remedy = (
             "try to compile a file with it; or set TMPDIR to a folder that code may be loaded from"
         )
-        yield Finding(
-            "compiler", f"{found[0]} is there, but what it compiles can't be loaded", remedy
-        )
+        yield Finding("compiler", f"what {found[0]} compiles can't be loaded", remedy)
     else:
         yield Finding("compiler", f"{found[0]} works")
 
@@ -204,11 +200,9 @@ def _disk() -> Iterator[Finding]:
         ("disk (temp)", Path(tempfile.gettempdir())),
     ):
         free = shutil.disk_usage(folder).free
-        remedy = (
-            "free some space: a new checkpoint is written before the old one goes"
-            if free < _FREE
-            else ""
-        )
+        remedy = ""
+        if free < _FREE:
+            remedy = "free some space: a new checkpoint is written before the old one goes"
         if not _is_writable(folder):
             remedy = "this folder is not writable: change to one that is, or set TMPDIR"
         yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
@@ -260,9 +254,7 @@ def _speed() -> Iterator[Finding]:
     text += f" ({USUAL_SHARE:.0%} or more is usual)"
     given, remedy = found.processor_share, ""
     if given < _LEAST_TIME:
-        remedy = (
-            f"other programs use the processor, and this one got {given:.0%} of its time: stop them"
-        )
+        remedy = f"other programs use the processor, which left {given:.0%} to this one: stop them"
     elif found.share < _LEAST_OF_USUAL * USUAL_SHARE:
         remedy = "give `threads` 1 or another number, and see the compiler above"
     yield Finding("speed", text, remedy)
