@@ -366,6 +366,13 @@ MUTATIONS = (
         "test_ops.py",
     ),
     Mutation(
+        "attention in C sees the next key",
+        "compute/native/attention.c",
+        "(int32_t)(key - first)",
+        "(int32_t)(key - first - 1)",
+        "test_ops.py",
+    ),
+    Mutation(
         "a cache lies one token too early",
         "model/attention.py",
         "stored[..., start : self.length, :] = n",

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from attnlm.compute.workers import threads_of_torch
 from attnlm.model.linear import Linear
-from attnlm.model.ops import compiled_parts, loss
+from attnlm.model.ops import causal, compiled_parts, loss
 from attnlm.model.ops.activations import gelu, swiglu
+from attnlm.model.ops.attention import scores_and_weights, shared_heads
 from attnlm.model.ops.heads import Gains, rotary_angles, rotate, split_heads
 from attnlm.model.ops.linear import joined_linear, linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
@@ -277,3 +279,71 @@ def test_a_linear_map_and_its_gradients_are_pytorchs(
     plain = found(torch.nn.functional.linear, False)
     for ours, theirs in zip(found(linear, True), plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def _explicit_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    key, value = shared_heads(query.size(1), key, value)
+    return scores_and_weights(query, key, True, scale)[1] @ value
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("windows", "heads", "kv_heads", "tokens", "size", "spread"),
+    [
+        (1, 1, 1, 1, 1, 1.0),
+        (2, 4, 2, 65, 8, 1.0),
+        (1, 6, 2, 130, 24, 1.0),
+        (3, 2, 1, 64, 33, 30.0),
+        (1, 1, 1, 300, 128, 3.0),
+    ],
+)
+def test_attention_in_blocks_is_attention(
+    windows: int, heads: int, kv_heads: int, tokens: int, size: int, spread: float
+) -> None:
+    """Of parts of one tensor and of tensors that lie otherwise; threads change nothing."""
+    packed = torch.randn(windows, tokens, (heads + 2 * kv_heads) * size) * spread**0.5
+    parts = packed.unflatten(-1, (-1, size)).transpose(1, 2).split([heads, kv_heads, kv_heads], 1)
+    scale = 1.3 * size**-0.5
+    d_out = torch.randn(size, windows, tokens, heads).permute(1, 3, 2, 0)
+    exact = [part.double().requires_grad_() for part in parts]
+    expected = _explicit_attention(exact[0], exact[1], exact[2], scale)
+    wanted = [expected, *torch.autograd.grad(expected, exact, d_out.double())]
+    for layout in (parts, [part.mT.contiguous().mT for part in parts]):
+        runs = []
+        for threads in (1, 2):
+            leaves = [part.detach().requires_grad_() for part in layout]
+            with threads_of_torch(threads), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(causal, "_ALONE", 0)
+                out = causal.Blocks.apply(*leaves, scale)  # type: ignore[no-untyped-call]
+                runs.append([out, *torch.autograd.grad(out, leaves, d_out)])
+        assert all(map(torch.equal, *runs))
+        for one, other in zip(runs[0], wanted, strict=True):
+            bound = 4e-6 * spread * other.abs().max().item()
+            torch.testing.assert_close(one.double(), other, rtol=0, atol=bound)
+
+
+@needs_compiler
+def test_attention_in_blocks_is_taken_where_it_is_faster() -> None:
+    query, key = torch.randn(2, 4, 100, 8, requires_grad=True), torch.randn(2, 2, 100, 8)
+    for value, wanted, possible in (
+        (key, True, True),
+        (key, False, False),
+        (key[..., :5], True, False),
+    ):
+        with compiled_parts(wanted):
+            found = causal.causal_attention(query, key, value, None)
+        torch.testing.assert_close(found, _explicit_attention(query, key, value, 8**-0.5))
+        taken = found.grad_fn is not None and found.grad_fn.name() == "BlocksBackward"
+        assert taken == (possible and causal.takes_blocks(100))
+    assert not causal.takes_blocks(63)
+
+
+@needs_compiler
+def test_what_is_no_number_is_seen_by_later_tokens() -> None:
+    key = torch.randn(1, 1, 130, 4)
+    query, value = key.clone().requires_grad_(), key.clone()
+    key[0, 0, 66, 1] = torch.nan
+    out = causal.Blocks.apply(query, key, value, 1.0)  # type: ignore[no-untyped-call]
+    (gradient,) = torch.autograd.grad(out.sum(), query)
+    for found in (out, gradient):
+        assert found[0, 0, :64].isfinite().all() and found[0, 0, 66:].isnan().all()

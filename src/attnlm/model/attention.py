@@ -15,6 +15,7 @@ from attnlm.model.dropout import dropout as dropped
 from attnlm.model.linear import Linear, drawn_linear
 from attnlm.model.norms import RMSNorm
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
+from attnlm.model.ops.causal import causal_attention
 from attnlm.model.ops.heads import Gains, Rotation, split_heads
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.recorder import Recorder
@@ -39,15 +40,15 @@ def attention(
     """
     new, total = query.size(-2), key.size(-2)
     assert not causal or new <= total, "a causal query without a key of its own"
+    if causal and new == total and not dropout:
+        return causal_attention(query, key, value, scale)
     key, value = shared_heads(query.size(-3), key, value)
     if dropout:
         return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
     mask = None
-    if causal and 1 < new < total:
+    if causal and new > 1:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal and 1 < new == total, scale=scale
-    )
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
 class LayerCache:

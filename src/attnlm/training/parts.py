@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops import pointwise
+from attnlm.model.ops.causal import attention_in_blocks
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import LARGEST_NATIVE_HEAD, is_one_layer, native_parts
 
@@ -24,4 +25,4 @@ def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Compiles them, or finds them compiled; False where there is no compiler that works."""
     if is_one_layer(a, vocab_size, tokens):
         return native_parts(a) is not None
-    return pointwise() is not None
+    return pointwise() is not None and attention_in_blocks() is not None

@@ -22,6 +22,12 @@ from attnlm.compute.native.build import commands, compiled
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
+    "attention.c": {
+        "attention_lanes": ([], _NUMBER),
+        "attention_scratch": ([_NUMBER] * 2, _NUMBER),
+        "attend": ([*[_NUMBER] * 6, _REAL, *[_PLACE] * 6], None),
+        "attend_backward": ([*[_NUMBER] * 6, _REAL, *[_PLACE] * 10], None),
+    },
     "one_layer.c": {
         "attention_kept": ([_NUMBER], _NUMBER),
         "attention_scratch": ([_NUMBER], _NUMBER),
