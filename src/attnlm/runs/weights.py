@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.rows import rows_of
 from attnlm.model.lora import fold
 from attnlm.runs.checkpoint import load_rows, stated_digest
@@ -48,6 +48,8 @@ def base_weights(run: Run) -> dict[str, Tensor]:
     try:
         if stated_digest(run.base) == run.parent.get("base"):
             return load_rows(run.base, run.config.model, run.vocab_size)[1]
-    except AttnlmError as error:  # of which the run's other checkpoint has none
+    except NotFiniteError:
+        raise
+    except AttnlmError as error:  # both of the run's checkpoints need it
         raise AttnlmError(error.message, hint) from None
     raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)
