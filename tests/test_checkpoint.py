@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
+from attnlm.model.inspection import model_of
 from attnlm.model.language_model import build_model
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint
@@ -34,7 +35,8 @@ def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_pa
     path = tmp_path / "last.safetensors"
     save_checkpoint(path, model, {"step": 2, "loss": 0.1}, optimizer.state())
 
-    loaded, facts, tensors = load_checkpoint(path, config.model, V)
+    facts, weights, tensors = load_checkpoint(path, config.model, V)
+    loaded = model_of(config.model, V, weights)
     assert facts == {"step": 2, "loss": 0.1}
     for ours, theirs in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -122,7 +124,7 @@ def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path)
     table = torch.zeros(5, 5)
     whole = {"model.table.weight": table, "optimizer.table.weight/mean": table.clone()}
     sealed(path, whole)
-    assert load_checkpoint(path, config, 5)[1] == {"step": 1}
+    assert load_checkpoint(path, config, 5)[0] == {"step": 1}
     for wrong in (
         {"model.table.weight": table.double()},
         {"optimizer.table.weight/mean": table.clone()},
@@ -147,7 +149,7 @@ def test_a_folder_may_have_a_name_that_is_no_utf8(tmp_path: Path) -> None:
         pytest.skip("this file system has no such names")
     config = resolve({"model": "bigram"}).model
     save_checkpoint(folder / "best.safetensors", build_model(config, 5), {"step": 1})
-    assert load_checkpoint(folder / "best.safetensors", config, 5)[1] == {"step": 1}
+    assert load_checkpoint(folder / "best.safetensors", config, 5)[0] == {"step": 1}
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
@@ -165,6 +167,6 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     header_size = int.from_bytes(path.read_bytes()[:8], "little")
     header = json.loads(path.read_bytes()[8 : 8 + header_size])
     assert "model.token_embedding.weight" in header and "model.head.weight" not in header
-    loaded, _, _ = load_checkpoint(path, config, V)
+    loaded = model_of(config, V, load_checkpoint(path, config, V)[1])
     tokens_BT = torch.randint(V, (1, 6))
     assert torch.equal(loaded(tokens_BT), model(tokens_BT))

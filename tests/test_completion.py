@@ -105,13 +105,14 @@ def test_every_choice_of_a_setting_is_completed() -> None:
         assert found == list(words), name
 
 
-def test_neither_torch_nor_rich_nor_numpy_is_loaded(project: Path) -> None:
+def test_neither_torch_nor_rich_nor_other_commands_are_loaded(project: Path) -> None:
     program = """
 import sys, attnlm.__main__ as program
 try: program.main()
 except SystemExit as end: assert end.code == 0
 loaded = {"torch", "numpy", "rich.console", "tokenizers"} & set(sys.modules)
-assert not loaded, loaded
+commands = {"attnlm.cli." + name for name in ("train", "plan", "see", "list_")} & set(sys.modules)
+assert not loaded | commands, loaded | commands
 """
     env = {"_TYPER_COMPLETE_ARGS": "attnlm sample ", VARIABLE: "complete_zsh"}
     done = alone([], project, env=env, through=[ATTNLM[0], "-c", program])

@@ -24,11 +24,13 @@ from attnlm.runs.gguf.tensor_types import converted
 from attnlm.runs.gguf.vocabulary import vocabulary
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
+from attnlm.tokens.read_tokenizer_json import read_tokenizer
 from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.test_export import RANKS, SIZES, random_run
+from tests.test_imported_tokenizers import PUBLISHED
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -173,6 +175,14 @@ def test_byte_pairs_as_llama_cpp_reads_them() -> None:
     assert keys["tokens"][end] == "<|endoftext|>" and keys["token_type"][end] == 3
     assert keys["token_type"][end - 1] == 5 and "Ġ" in "".join(keys["merges"])
     assert vocabulary(bpe(CL100K_PATTERN))["pre"] == "llama-bpe"
+    # Imported ones.
+    keys = vocabulary(read_tokenizer(PUBLISHED["llama3"][0], 612))
+    assert keys["pre"] == "llama-bpe" and keys["add_bos_token"]
+    assert (keys["bos_token_id"], keys["eos_token_id"]) == (600, 601)
+    keys = vocabulary(read_tokenizer(PUBLISHED["smollm"][0], 612))
+    assert keys["pre"] == "smollm" and not keys["add_bos_token"] and keys["eos_token_id"] == 0
+    assert keys["tokens"][:3] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert keys["token_type"][:4] == [3, 3, 3, 1]
     # Without an end the byte stands for it that no text has; else it would be the id 11.
     keys = vocabulary(bpe(GPT2_PATTERN, end=False))
     assert (keys["bos_token_id"], keys["eos_token_id"]) == (10, 255)
@@ -190,6 +200,7 @@ def test_characters_and_bytes_as_llama_cpp_reads_them() -> None:
     [
         (CharTokenizer("aé"), "beyond ASCII one by one, such as 'é'"),
         (bpe(O200K_PATTERN), "no splitter that gives"),
+        (read_tokenizer(PUBLISHED["qwen2"][0], 612), "no splitter that gives"),
         (bpe(GPT2_PATTERN, [*RANKS, b"</", b"</s", b"</s>"]), "'</s>' as a word like any other"),
         (bpe(GPT2_PATTERN, [*RANKS, b"qzqz"]), "is encoded differently"),
     ],

@@ -18,7 +18,12 @@ import attnlm
 from attnlm.data.dataset import Dataset
 from attnlm.runs.gguf.vocabulary import vocabulary
 from attnlm.tokens import byte_characters
-from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN
+from attnlm.tokens.split_patterns import (
+    CL100K_PATTERN,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    SMOLLM_PATTERN,
+)
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.models import FRUITS
 from tests.test_export import CLASSES, TOKENIZERS, random_run, texts
@@ -26,7 +31,7 @@ from tests.test_export import CLASSES, TOKENIZERS, random_run, texts
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-NAMES = [name for name in CLASSES if "relu2" not in name]
+NAMES = [name for name in CLASSES if "relu2" not in name and "rotary_factor" not in name]
 TOKENS = 100
 
 
@@ -121,7 +126,10 @@ def piece(model: Any, token: int) -> bytes:
 def texts_of_words(number: int) -> Iterator[str]:
     """With capitals, marks, digits and spaces of many scripts."""
     drawn = random.Random(5)
-    signs = "Éàß ŒæÑПриветМИРγΓ漢字かなカ한글हिन्दीกำ١٢½ aAzZ'sS'LL\t\n\r\u00a0\u2028.!/1234567"
+    signs = (
+        "Éàß ŒæÑПриветМИРγΓ漢字かなカ한글हिन्दीกำ١٢½ aAzZ'sS'LL'\u017f\u212a"
+        "\t\n\r\u00a0\u2028.!/1234567"
+    )
     for _ in range(number):
         yield "".join(drawn.choices(signs, k=drawn.randrange(60)))
 
@@ -154,6 +162,18 @@ EXPRESSED = (
     *(tokenizer for tokenizer in TOKENIZERS if tokenizer.name not in ("char", "o200k_base")),
     BpeTokenizer("bpe:3000", GPT2_PATTERN, ACROSS),
     BpeTokenizer("cl100k_base", CL100K_PATTERN, ACROSS, vocab_size=4000, end_of_text=3500),
+    BpeTokenizer(
+        *("llama3", LLAMA3_PATTERN, ACROSS),
+        vocab_size=4000,
+        special={"<|begin_of_text|>": 3500, "<|eot_id|>": 3502},
+        beginning=3500,
+        end_of_text=3501,
+    ),
+    BpeTokenizer(
+        *("smollm", SMOLLM_PATTERN, [b"", b"", *ACROSS]),
+        special={"<|im_start|>": 1},
+        end_of_text=0,
+    ),
 )
 
 
@@ -168,6 +188,9 @@ def test_ids_and_decoded_texts_are_identical(tokenizer: Tokenizer, tmp_path: Pat
             text = re.sub(r"\s+(?=<\|endoftext\|>|\Z)", "", text)  # which a test below is about
         found = theirs.tokenize(text.encode(), add_bos=False, special=True) if text else []
         assert found == tokenizer.encode(text), text
+    if isinstance(tokenizer, BpeTokenizer):
+        begins = [] if tokenizer.beginning is None else [tokenizer.beginning]
+        assert theirs.tokenize(b"1") == [*begins, *tokenizer.encode("1")]
 
 
 def test_only_what_should_end_a_text_does(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 import attnlm
 from attnlm.base.errors import NotFiniteError
+from attnlm.model.inspection import model_of
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
@@ -38,7 +39,8 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
     shutil.copytree(trained / "checkpoints" / name, tmp_path / "checkpoints" / "run")
     run = open_run(tmp_path / "checkpoints" / "run")
     for path in (run.best, run.last):
-        model, facts, _ = load_checkpoint(path, run.config.model, run.vocab_size)
+        facts, weights, _ = load_checkpoint(path, run.config.model, run.vocab_size)
+        model = model_of(run.config.model, run.vocab_size, weights)
         with torch.no_grad():
             for parameter in model.parameters():
                 # Numbers that are finite must grow beyond that in what they are added up to.

@@ -86,6 +86,15 @@ def test_the_generated_pages_are_those_of_the_program() -> None:
         assert PAGES[name] == content, f"run `python docs/generate.py`: {name} is out of date"
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    about, changes = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "CHANGELOG.md"))
+    (cited, on), (newest, dated) = (
+        re.findall(r"^version: (\S+)\ndate-released: (\S+)$", about, flags=re.MULTILINE)[0],
+        re.findall(r"^## (\d\S+) \((\S+)\)$", changes, flags=re.MULTILINE)[0],
+    )
+    assert cited == newest == attnlm.__version__ and on == dated
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

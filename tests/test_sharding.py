@@ -24,7 +24,7 @@ from attnlm.base.rows import rows_of
 from attnlm.compute.processes import ALONE
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import build_model
-from attnlm.runs.checkpoint import load_checkpoint, load_rows, named_tensors
+from attnlm.runs.checkpoint import load_checkpoint, named_tensors
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
 from tests.command import ATTNLM
@@ -50,7 +50,7 @@ def whole(project: Path) -> Run:
 
 
 def tensors(run: Run, which: str = "last") -> dict[str, Tensor]:
-    _, weights, state = load_rows(run.path / which, run.config.model, run.vocab_size)
+    _, weights, state = load_checkpoint(run.path / which, run.config.model, run.vocab_size)
     return named_tensors(weights, state)
 
 
@@ -91,7 +91,7 @@ def test_any_number_of_processes_reads_its_rows(count: int, whole: Run) -> None:
     parts = []
     for rank in range(count):
         about = whole.config.model, whole.vocab_size, rank, count
-        _, weights, state = load_rows(whole.last, *about)
+        _, weights, state = load_checkpoint(whole.last, *about)
         parts.append(named_tensors(weights, state))
     for name, tensor in expected.items():
         for rank, part in enumerate(parts):
@@ -175,9 +175,9 @@ def test_a_checkpoint_replaces_an_older_one_in_one_step(tmp_path: Path) -> None:
     again, second = small_checkpoint(tmp_path / "last")
     assert again == config
     assert any(not torch.equal(first[name], second[name]) for name in first)
-    loaded, facts, state = load_checkpoint(tmp_path / "last", config, 5)
+    facts, loaded, state = load_checkpoint(tmp_path / "last", config, 5)
     assert facts == {"step": 1} and not state
-    assert_equal(named_tensors(dict(loaded.named_parameters()), {}), second)
+    assert_equal(named_tensors(loaded, {}), second)
     assert [p.name for p in tmp_path.iterdir()] == ["last"]
 
 

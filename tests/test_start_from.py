@@ -57,10 +57,8 @@ def child(folder: Path, **settings: Any) -> Run:
 
 
 def weights(run: Run, which: str = "last") -> dict[str, Any]:
-    model, _, _ = load_checkpoint(
-        run.path / f"{which}.safetensors", run.config.model, run.vocab_size
-    )
-    return dict(model.named_parameters())
+    path = run.path / f"{which}.safetensors"
+    return load_checkpoint(path, run.config.model, run.vocab_size)[1]
 
 
 def test_it_begins_where_the_parent_is(folder: Path) -> None:

@@ -185,7 +185,7 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     assert caught.value.signum == signal.SIGTERM
     stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
     assert [record["step"] for record in stopped.metrics()] == [0, 5]
-    _, facts, _ = load_checkpoint(stopped.last, stopped.config.model, stopped.vocab_size)
+    facts, _, _ = load_checkpoint(stopped.last, stopped.config.model, stopped.vocab_size)
     assert 5 < facts["step"] < 10  # beyond the last evaluation
     # The count of seconds goes on from where it was stopped, though no checkpoint holds it.
     assert stopped.stopped_after >= stopped.metrics()[-1]["seconds"]

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
     from attnlm.training.validation import Evaluation
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOMES = {
     "Attention": "see.attend",

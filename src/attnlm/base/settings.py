@@ -37,10 +37,13 @@ def fields_of(record: type) -> Mapping[str, Field[Any]]:
     return {described.name: described for described in fields(record)}
 
 
+_hints = functools.cache(get_type_hints)  # of all fields at once
+
+
 @functools.cache
 def type_of(record: type, name: str) -> type:
     """What a setting is when it is not None: bool, int, float or str."""
-    hint = get_type_hints(record)[name]
+    hint = _hints(record)[name]
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
 

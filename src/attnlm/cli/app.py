@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any
 
@@ -12,34 +13,65 @@ import typer
 
 import attnlm
 from attnlm.cli import completion, console
-from attnlm.cli.diff import diff
-from attnlm.cli.doctor import doctor
-from attnlm.cli.evaluate import evaluate
-from attnlm.cli.export import ExportCommand, export
 from attnlm.cli.help import Command, Commands
-from attnlm.cli.import_ import import_
-from attnlm.cli.ladder import ladder
-from attnlm.cli.list_ import list_
-from attnlm.cli.plan import PlanCommand, plan
-from attnlm.cli.prepare import prepare
-from attnlm.cli.rm import rm
-from attnlm.cli.sample import sample
-from attnlm.cli.see import attend, heads, report, trace
-from attnlm.cli.train import TrainCommand, train
+from attnlm.cli.options import with_run_option
 
-_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Start here": {"prepare": prepare, "train": train, "sample": sample},
-    "Look inside": {
-        "eval": evaluate,
-        "ladder": ladder,
-        "attend": attend,
-        "trace": trace,
-        "heads": heads,
-        "report": report,
+_COMMANDS = {
+    "Start here": {
+        "prepare": "prepare:prepare",
+        "train": "train:train:TrainCommand",
+        "sample": "sample:sample",
     },
-    "Manage": {"list": list_, "diff": diff, "rm": rm, "plan": plan, "doctor": doctor},
-    "Other tools": {"export": export, "import": import_},
+    "Look inside": {
+        "eval": "evaluate:evaluate",
+        "ladder": "ladder:ladder",
+        "attend": "see:attend",
+        "trace": "see:trace",
+        "heads": "see:heads",
+        "report": "see:report",
+    },
+    "Manage": {
+        "list": "list_:list_",
+        "diff": "diff:diff",
+        "rm": "rm:rm",
+        "plan": "plan:plan:PlanCommand",
+        "doctor": "doctor:doctor",
+    },
+    "Other tools": {"export": "export:export:ExportCommand", "import": "import_:import_"},
 }
+"""Of each command its module, its function, and its class where it has one of its own."""
+
+_HABITS: Any = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+
+
+class _LazyCommands(Mapping[str, Any]):
+    """The commands by name. Each is loaded when it is asked for: a keypress can't wait for all."""
+
+    def __init__(self) -> None:
+        self._places = {
+            name: place for group in _COMMANDS.values() for name, place in group.items()
+        }
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            module, *names = self._places[name].split(":")
+            home = importlib.import_module(f"attnlm.cli.{module}")
+            function, *own = (getattr(home, one) for one in names)
+            app = typer.Typer(**_HABITS)
+            app.command(name, cls=own[0] if own else Command)(with_run_option(function))
+            self._loaded[name] = typer.main.get_command(app)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class _Root(Commands):
@@ -47,21 +79,22 @@ class _Root(Commands):
 
     groups = _COMMANDS
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": _LazyCommands()})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, without loading them."""
+        return list(self.commands)
+
 
 _app = typer.Typer(
     name="attnlm",
     cls=_Root,
     help="Prepare a text, train small attention language models on it, and read what they learned.",
     epilog="Start with: attnlm prepare",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    **_HABITS,
 )
-_CLASSES = {"train": TrainCommand, "plan": PlanCommand, "export": ExportCommand}
-for _commands in _COMMANDS.values():
-    for _name, _command in _commands.items():
-        _app.command(_name, cls=_CLASSES.get(_name, Command))(_command)
 
 
 def _show_version(wanted: bool) -> None:

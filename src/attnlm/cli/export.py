@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
 from attnlm.cli import completion, console
@@ -19,8 +18,8 @@ class ExportCommand(Command):
     """`attnlm export [RUN] PATH`: a single argument is the path."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, which gives a single argument to RUN. Raises UsageError as Command's."""
-        rest = TyperCommand.parse_args(self, ctx, args)
+        """As Typer does, which gives RUN a single argument. Raises UsageError without any."""
+        rest = super().parse_args(ctx, args)
         if ctx.resilient_parsing:  # for completion: the rest is not typed yet
             return rest
         given = [ctx.params.pop(name) for name in ("run_option", "run", "path")]

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
 
-from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import help_of, resolve
 from attnlm.model.architecture import MODELS
@@ -18,25 +17,10 @@ _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
 class Command(TyperCommand):
-    """A command with its options in groups; one with a RUN argument also takes it as --run."""
+    """A command with its options in groups."""
 
     groups: ClassVar[Mapping[str, Iterable[str]]] = {}
     """Which options each section of `--help` has; the others come last."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if any(parameter.name == "run" for parameter in self.params):
-            self.params.append(TyperOption(param_decls=["run_option", "--run"], hidden=True))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does; --run stands for RUN. Raises UsageError where both are given."""
-        rest = super().parse_args(ctx, args)
-        run = ctx.params.pop("run_option", None)
-        if run is not None:
-            if ctx.params["run"] is not None:
-                raise UsageError("RUN and --run exclude each other", "give one of them")
-            ctx.params["run"] = run
-        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`TEXT [RUN]`: Typer puts braces around arguments that are required."""

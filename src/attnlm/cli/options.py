@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -111,6 +112,31 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
         return command
 
     return given
+
+
+def with_run_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command that has the argument RUN a hidden option --run, which means the same."""
+    signature = inspect.signature(command, eval_str=True)
+    if "run" not in signature.parameters:
+        return command
+
+    @functools.wraps(command)
+    def with_either(*, run: str | None, run_option: str | None, **given: Any) -> None:
+        if run is not None and run_option is not None:
+            raise UsageError("RUN and --run exclude each other", "give one of them")
+        command(run=run_option if run is None else run, **given)
+
+    option = inspect.Parameter(
+        "run_option",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, typer.Option("--run", hidden=True)],
+    )
+    parameters = [*signature.parameters.values(), option]
+    with_either.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters
+    )
+    return with_either
 
 
 def budget_option(help: str) -> Any:

@@ -241,7 +241,7 @@ def _trained(
         run = open_run(where)
         _check_belongs(run, made, rung)
         if run.last.exists():
-            _, facts, _ = load_checkpoint(run.last, run.config.model, run.vocab_size)
+            facts, _, _ = load_checkpoint(run.last, run.config.model, run.vocab_size)
             if facts.get("evaluated_step") == run.config.training.steps:
                 run.metrics_until(facts["evaluated_step"])  # refuses where some are missing
                 on_event(Note(f"{run.name} is done"))

@@ -20,7 +20,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite, model_of, parameter_shapes
+from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.low_rank import LoRA, adapter_shapes
 from attnlm.runs.older_files import from_older, older_shapes
@@ -86,19 +86,6 @@ def _save_in_turn(
 
 
 def load_checkpoint(
-    path: Path, architecture: Architecture, vocab_size: int
-) -> tuple[LanguageModel, dict[str, Any], dict[str, Tensor]]:
-    """The model of a checkpoint on the CPU, its facts, and the optimizer's state.
-
-    Raises AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError
-    for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
-    tensors are compared before any is read, and before the model takes memory.
-    """
-    facts, weights, state = load_rows(path, architecture, vocab_size)
-    return model_of(architecture, vocab_size, weights), facts, state
-
-
-def load_rows(
     path: Path,
     architecture: Architecture,
     vocab_size: int,
@@ -109,7 +96,10 @@ def load_rows(
     """A checkpoint's facts, weights and optimizer's state: of all tensors, where `count` processes
     share them out, the rows of one (`rows_of`). With `lora` the weights are those of adapters.
 
-    Raises as `load_checkpoint` does."""
+    Raises AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError
+    for weights that are NaN or infinite, which training never saves. Names, shapes and types of all
+    tensors are compared before any is read.
+    """
     shapes = _shapes(architecture, vocab_size, lora)
     facts, tensors = _read(path, shapes, rank, count)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.rows import rows_of
 from attnlm.model.lora import fold
-from attnlm.runs.checkpoint import load_rows, stated_digest
+from attnlm.runs.checkpoint import load_checkpoint, stated_digest
 from attnlm.runs.run import Run
 
 
@@ -27,9 +27,9 @@ def load_weights(
     """
     lora = run.config.training.adapters
     if lora is None:
-        facts, weights, _ = load_rows(path, run.config.model, run.vocab_size, rank, count)
+        facts, weights, _ = load_checkpoint(path, run.config.model, run.vocab_size, rank, count)
         return facts, weights
-    facts, adapters, _ = load_rows(path, run.config.model, run.vocab_size, lora=lora)
+    facts, adapters, _ = load_checkpoint(path, run.config.model, run.vocab_size, lora=lora)
     weights = base_weights(run)
     fold(weights, adapters, lora)
     if count > 1:
@@ -47,7 +47,7 @@ def base_weights(run: Run) -> dict[str, Tensor]:
     assert run.parent is not None
     try:
         if stated_digest(run.base) == run.parent.get("base"):
-            return load_rows(run.base, run.config.model, run.vocab_size)[1]
+            return load_checkpoint(run.base, run.config.model, run.vocab_size)[1]
     except NotFiniteError:
         raise
     except AttnlmError as error:  # both of the run's checkpoints need it

@@ -17,7 +17,7 @@ from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.lora import adapt, frozen
-from attnlm.runs.checkpoint import load_facts, load_rows, named_tensors
+from attnlm.runs.checkpoint import load_checkpoint, load_facts, named_tensors
 from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import parameter_of
@@ -131,7 +131,7 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
     config = run.config
     part = (processes.rank, processes.count) if config.training.is_sharded else (0, 1)
     about = config.model, run.vocab_size, *part, config.training.adapters
-    facts, weights, tensors = load_rows(run.last, *about)
+    facts, weights, tensors = load_checkpoint(run.last, *about)
     state = initial_state(config, run.vocab_size, device, processes)
     _take_base(state, run)
     optimizer = state.optimizer

@@ -11,13 +11,23 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.tokens import byte_characters
-from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, LLAMA3_PATTERN
+from attnlm.tokens.split_patterns import (
+    CL100K_PATTERN,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    SMOLLM_PATTERN,
+)
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import check_equal, listed_pairs, pairs_tokenizer
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # types of tokens
 # For O200K_PATTERN there is gpt-4o, which splits capitals and marks beyond ASCII differently.
-_SPLITTERS = {GPT2_PATTERN: "gpt-2", CL100K_PATTERN: "llama-bpe", LLAMA3_PATTERN: "llama-bpe"}
+_SPLITTERS = {
+    GPT2_PATTERN: "gpt-2",
+    CL100K_PATTERN: "llama-bpe",
+    LLAMA3_PATTERN: "llama-bpe",
+    SMOLLM_PATTERN: "smollm",
+}
 _TAKE_WORDS_WHOLE = ("llama-bpe",)  # those with which a word that is a token is taken at once
 _OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
 # What llama.cpp takes for a mark by its text, whatever its type: some of them end a text.
