@@ -19,7 +19,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.inspection import count_parameters, model_skeleton, parameter_shapes
 from attnlm.model.language_model import build_model
 
 V = 7
@@ -90,6 +90,8 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     a = config.model
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
     skeleton = model_skeleton(a, V)
+    shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+    assert parameter_shapes(a, V) == shapes
     if count_parameters(skeleton) > 10**6 or a.block_size > 100:
         return
     model = build_model(a, V).double().eval()

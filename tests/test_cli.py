@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -365,6 +366,24 @@ def test_output_is_utf8_in_any_locale(tmp_path: Path) -> None:
         assert done.stdout.startswith("αβ") and len(done.stdout) == 6
     wrong = {"says": "--prompt is not UTF-8", "hints": "convert"}
     fails("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1, **wrong)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"r\xff")
+    shutil.copytree(trained / "data", tmp_path / name)
+    run = tmp_path / "checkpoints" / name
+    shutil.copytree(trained / "checkpoints" / "transformer", run)
+    attnlm("report", run, "--windows", "1", cwd=tmp_path)
+    assert r"r\udcff" in (run / "report.html").read_text(encoding="utf-8")
+    assert r"r\udcff" in attnlm("trace", "the", run, "--as-code", cwd=tmp_path).stdout
+    (tmp_path / f"{name}.txt").write_text("the quick " * 60)
+    done = attnlm("prepare", f"{name}.txt", "--tokenizer", run, cwd=tmp_path)
+    assert done.stdout == "data/r-r\n"
+    attnlm("ladder", "r-r", "--rungs", "bigram", "--steps", "1", cwd=tmp_path)
+    attnlm("export", run, "x.gguf", "--to", "gguf", cwd=tmp_path)
+    attnlm("rm", run, "--yes", cwd=tmp_path)
+    assert not run.exists()
 
 
 def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:

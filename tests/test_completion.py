@@ -16,6 +16,7 @@ from attnlm.config.recipes import recipe_names
 from attnlm.config.settings import setting_names
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture
+from attnlm.model.low_rank import MAP_NAMES
 from tests.command import ATTNLM, Done, alone, fails
 
 
@@ -69,6 +70,9 @@ def completed(project: Path, *words: str) -> list[str]:
         ("ladder --resume ", ["ladder-001"]),
         ("ladder --rungs bigram,b", []),
         ("ladder --rungs bigram,a", ["bigram,average"]),
+        ("export ", ["tiny-001"]),
+        ("train --lora-on query,v", ["query,value"]),
+        ("prepare --tokenizer t", ["tales-char", "tiny-001"]),
         ("rm tiny-001 ", ["ladder-001"]),
         ("diff tiny-001 ", ["tiny-001"]),
         ("list d", ["datasets"]),
@@ -96,6 +100,7 @@ def test_every_choice_of_a_setting_is_completed() -> None:
     for name in setting_names():
         record = Architecture if name in fields_of(Architecture) else TrainingConfig
         words = fields_of(record)[name].metadata["choices"] or ()
+        words = (*MAP_NAMES, "all") if name == "lora_on" else words  # several of them
         found = [item.value for item in options[name].shell_complete(None, "")]
         assert found == list(words), name
 

@@ -72,6 +72,12 @@ def test_bfloat16_is_chosen_where_there_is_hardware_for_it(monkeypatch: pytest.M
     assert choose_device("cuda", "bfloat16").dtype == "bfloat16"
 
 
+def test_a_trial_has_gradients_wherever_it_is_made() -> None:
+    for without in (torch.no_grad(), torch.inference_mode()):
+        with without:
+            assert choose_device("cpu").name == "cpu"
+
+
 def test_a_device_of_another_name_is_refused() -> None:
     with pytest.raises(UsageError, match="`device` can't be 'gpu'") as error:
         choose_device("gpu")

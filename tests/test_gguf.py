@@ -244,11 +244,11 @@ def test_a_file_is_whole_or_absent(
         def fails_late(name: str, numbers: Any, kind: str) -> Any:
             if name == "output_norm.bias":
                 assert len(list(new.parent.iterdir())) == 1
-                raise OSError(28, "No space left on device")
+                raise OSError("9 requested and 0 written")  # as numpy says it
             return numbers
 
         patch.setattr("attnlm.runs.gguf.export.converted", fails_late)
-        with pytest.raises(AttnlmError, match="No space left"):
+        with pytest.raises(AttnlmError, match=r"out\.gguf: 9 requested"):
             attnlm.export(run, new, to="gguf")
     assert list(new.parent.iterdir()) == []
     attnlm.export(run, new, to="gguf", on_event=notes.append)

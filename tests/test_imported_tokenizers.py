@@ -15,7 +15,7 @@ from attnlm.data.documents import encode_documents
 from attnlm.text.documents import Piece
 from attnlm.tokens import byte_characters
 from attnlm.tokens.read_tokenizer_json import read_tokenizer
-from attnlm.tokens.tokenizer import BpeTokenizer, load, save
+from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, load, save
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from attnlm.tokens.word_table import piece_encoder
 from tests.test_export import RANKS
@@ -235,3 +235,10 @@ def test_a_vocabulary_that_can_not_be_is_refused(key: str, value: object, says: 
     content["model"][key] = value
     with pytest.raises(AttnlmError, match=says):
         read_tokenizer(content, 612)
+
+
+def test_each_id_of_a_model_has_a_character() -> None:
+    content = json.loads(library_tokenizer(CharTokenizer("abc")).to_str())
+    assert read_tokenizer(content, 3).to_json() == CharTokenizer("abc").to_json()
+    with pytest.raises(AttnlmError, match="its model has 64 ids, and its tokenizer 3 characters"):
+        read_tokenizer(content, 64)

@@ -243,6 +243,9 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     ):
         fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     # One that can't be removed keeps the others.
+    hint = "rm -r data/fruits-char"
+    for named in ("fruits-char", "data/fruits-char"):
+        fails("rm", named, "--yes", cwd=project, code=1, says="is a data set", hints=hint)
     fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="no run", hints="")
     assert sorted(path.name for path in runs.iterdir()) == before
     told = command("rm", "link", "second", "--yes", cwd=project).stderr
@@ -262,6 +265,42 @@ def test_what_is_left_of_a_run_can_be_removed(project: Path) -> None:
     assert list(runs.iterdir()) == []
     with pytest.raises(AttnlmError, match="no run is called 'second'"):
         attnlm.remove_run("second", checkpoint_dir=runs)
+
+
+def test_folders_of_any_depth_are_removed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = project / "checkpoints"
+    inner, outer = runs / "first" / "in", runs / "out"
+    inner.mkdir()
+    for _ in range(2500):  # a path of 7,500 characters, and more calls than Python allows
+        outer.mkdir()
+        inner.rename(outer / "in")
+        outer.rename(inner)
+    (inner / "link").symlink_to(runs / "second")
+    command("rm", "first", "--yes", cwd=project)
+    assert sorted(path.name for path in runs.iterdir()) == ["latest", "second"]
+
+    unlink = os.unlink
+
+    def refuse(path: Any, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None and path == "tokenizer.json":
+            raise PermissionError(13, "Permission denied")
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr("os.unlink", refuse)
+    fails("rm", "second", "--yes", cwd=project, code=1, says="can't be deleted", hints="delete")
+    (left,) = runs.iterdir()
+    assert [path.name for path in left.rglob("*.json")] == ["tokenizer.json"]
+    monkeypatch.undo()
+    with pytest.raises(AttnlmError, match="no run is called 'second'"):
+        attnlm.remove_run("second", checkpoint_dir=runs)
+
+
+def test_a_run_that_may_not_be_read_is_called_that(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, *_: not str(path).endswith("first"))
+    says = "can't open checkpoints/first: it may not be read"
+    fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
 
 
 def test_a_list_loads_no_torch(project: Path) -> None:

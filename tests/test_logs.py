@@ -15,6 +15,7 @@ import pytest
 import attnlm
 from attnlm.base import files
 from attnlm.base.events import Note
+from attnlm.cli.displays import TrainingDisplay
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves, log_listener, log_tools
@@ -216,7 +217,10 @@ def test_maps_lie_side_by_side() -> None:
 
 
 def test_tensorboard_reads_what_was_written(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -225,7 +229,8 @@ def test_tensorboard_reads_what_was_written(
     log = log_tools.TensorBoard(run, "", 0)  # as a process that was killed before it saved
     log.numbers(8, {"loss/batch": 99.0})
     log.close(is_finished=False)
-    attnlm.train(resume=run, steps=9)
+    attnlm.train(resume=run, steps=9, on_event=TrainingDisplay())
+    assert f"tensorboard --logdir {tmp_path}" in capsys.readouterr().err
     read = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"images": 0})
     read.Reload()
     found = {point.step: point.value for point in read.Scalars("loss/validation")}

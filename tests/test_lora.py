@@ -193,6 +193,16 @@ def test_it_needs_its_parent_no_more(folder: Path, tmp_path: Path) -> None:
     attnlm.train(resume=run, steps=8, **about(folder))
 
 
+def test_a_full_disk_is_not_its_parents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.link", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(AttnlmError, match=r"can't write .*base\.safetensors: No space left"):
+        child(folder)
+
+
 def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
     first = child(folder)
     for more in ({"lora": 2}, {}):
@@ -258,8 +268,9 @@ def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     with pytest.raises(AttnlmError, match="is missing: the weights that"):
         attnlm.load_model(run)
     run.base.write_bytes(b"\0" * 999)
-    with pytest.raises(AttnlmError, match="is damaged"):
+    with pytest.raises(AttnlmError, match="is damaged") as caught:
         attnlm.load_model(run)
+    assert caught.value.hint == "copy the run's folder again, with all of its files"
     other = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     shutil.copyfile(other.last, run.base)
     with pytest.raises(AttnlmError, match="is not what the run's adapters are for"):

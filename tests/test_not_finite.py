@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,5 +84,10 @@ def test_neither_a_resume_nor_ablation_goes_on_with_them(trained: Path, tmp_path
     run: Run = open_run(folder_with(trained, "tied", math.nan, tmp_path) / "checkpoints" / "run")
     with pytest.raises(NotFiniteError):
         attnlm.train(resume=run.path, steps=40)
+    for adapters in ({}, {"lora": 2}):
+        about: dict[str, Any] = {"checkpoint_dir": run.path.parent, "steps": 1, **adapters}
+        with pytest.raises(NotFiniteError):
+            attnlm.train(data_dir=tmp_path / "data", start_from="run", **about)
+    assert {path.name for path in run.path.parent.iterdir()} == {"latest", "run"}
     with pytest.raises(NotFiniteError):
         study_heads(run, ablate=True, data_dir=tmp_path / "data")

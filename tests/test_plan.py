@@ -232,6 +232,14 @@ def test_the_budget_is_tokens_or_steps_or_twenty_for_each_parameter() -> None:
     assert planned.tokens == 20 * planned.parameters
 
 
+def test_adapters_are_planned_for_one_pass_over_the_data(dataset: Dataset) -> None:
+    settings: dict[str, Any] = {"model": "gpt2", "lora": 2, "peak": 1e12, "device": "cpu"}
+    assert plan(dataset, **settings).tokens == dataset.train_tokens
+    assert plan(vocab_size=7, tokens=99, **settings).tokens == 99
+    with pytest.raises(UsageError, match="no usual number of tokens"):
+        plan(vocab_size=7, **settings)
+
+
 def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnlm.experiments.plan._SHORTEST", 0.0)
     settings: dict[str, Any] = {"block_size": 8, "batch_size": 4, "threads": 1, "device": "cpu"}

@@ -25,6 +25,7 @@ from attnlm.see.report_page import report_page
 from attnlm.training import price
 from attnlm.training.price import affordable_sample, affordable_tokens, forward_price
 from attnlm.training.validation import MOST_TOKENS, validation_loss
+from tests.command import attnlm as command
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu"}
 # GPT-2's ids, and a recipe of several sizes.
@@ -126,9 +127,15 @@ def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
 def test_the_end_is_not_measured_whole_where_that_costs_too_much(
     dear: None, dataset: Dataset, tmp_path: Path
 ) -> None:
-    run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path, **SMALL)
-    assert run.evaluated_part == f"16 of {dataset.val_tokens:,} tokens"
-    assert run.whole() == {}
+    run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path / "runs", **SMALL)
+    part = f"16 of {dataset.val_tokens:,} tokens"
+    assert run.evaluated_part == part and run.whole() == {}
+    (entry,) = attnlm.list_runs(tmp_path / "runs")
+    assert entry.evaluated_part == part and f"on {part} (" in str(run.checkpoint())
+    about = ("--checkpoint-dir", tmp_path / "runs")
+    shown = command("list", "runs", *about, cwd=tmp_path)
+    assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ on a part" in shown.stderr
+    assert part in command("rm", run.name, "--yes", *about, cwd=tmp_path).stderr
 
 
 def test_small_data_are_evaluated_whole_as_eval_does(dataset: Dataset, tmp_path: Path) -> None:

@@ -215,6 +215,15 @@ def test_an_error_of_all_is_said_once(project: Path) -> None:
     assert stderr.count("error: ") == 1 and "../x" in stderr
 
 
+def test_what_is_remembered_may_be_any_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._C._distributed_c10d import HashStore
+
+    monkeypatch.setattr("attnlm.compute.processes.restarts", lambda: 1)
+    processes, path = Processes(0, 2, HashStore()), os.fsdecode(b"r\xff")
+    processes.remember("run", path)
+    assert (processes.recalled("run"), processes.recalled("other")) == (path, None)
+
+
 def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._C._distributed_c10d import HashStore
 

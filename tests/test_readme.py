@@ -70,9 +70,9 @@ def test_every_prompt_can_be_read_by_a_model_of_any_data(tmp_path: Path) -> None
 OTHERS = {
     *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
     *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
-    *("--local-dir", "--signal"),
+    *("--local-dir", "--logdir", "--signal"),
 }
-"""Options of torchrun, hf and sbatch."""
+"""Options of torchrun, hf, TensorBoard and sbatch."""
 
 
 def test_every_flag_that_they_name_exists() -> None:

@@ -243,6 +243,7 @@ def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, tmp_pa
             assert view.locator("#overview [aria-pressed=true]").get_attribute("aria-label") == name
 
         shows(0, 0)
+        assert view.get_by_text("attended to →").is_visible()
         view.get_by_label("layer 2 head 1", exact=True).click()
         shows(1, 0)
         for key, place in (

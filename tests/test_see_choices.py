@@ -109,3 +109,7 @@ def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
     tinted = on_a_terminal(*sample, "--show-probs", cwd=tmp_path)
     assert not re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]", tinted)
     assert not re.search(r"\x1b(?!\[[0-9;]*m)", tinted)  # but for colours, our own
+    hostile = (tmp_path / "checkpoints" / "transformer-001").rename(tmp_path / "a\x1b]0;t\nb")
+    for arguments in (["eval"], ["report"], ["attend", "t"], ["sample", "--tokens", "1"]):
+        said = attnlm(*arguments, hostile, cwd=tmp_path).stderr
+        assert "a\\x1b]0;t\\nb" in said and "\x1b" not in said

@@ -91,6 +91,16 @@ def test_either_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
         assert run.parent is not None and run.parent["checkpoint"] == f"{which}.safetensors"
 
 
+def test_the_number_of_a_removed_parent_is_not_used_again(folder: Path) -> None:
+    numbered = child(folder, steps=1)
+    second = child(folder, start_from=numbered, steps=1, name="named")
+    attnlm.remove_run(numbered, checkpoint_dir=folder / "checkpoints")
+    third = child(folder, steps=1)
+    assert second.parent is not None and third.name != second.parent["name"] == numbered.name
+    attnlm.remove_run(second, checkpoint_dir=folder / "checkpoints")
+    assert child(folder, steps=1).name == numbered.name
+
+
 def test_it_does_not_begin_with_the_parents_optimizer(folder: Path) -> None:
     fresh = child(folder, steps=1, optimizer="adamw", learning_rate=0.01)
     before = weights(attnlm.open_run(folder / "checkpoints" / "parent"), "best")

@@ -110,9 +110,8 @@ def explaining(folder: Path, hint: str) -> Iterator[None]:
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
-        raise AttnlmError(
-            f"can't write {error.filename or folder}: {error.strerror}", hint
-        ) from error
+        reason = error.strerror or "".join(map(str, error.args))  # NumPy's has no number
+        raise AttnlmError(f"can't write {error.filename or folder}: {reason}", hint) from error
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:

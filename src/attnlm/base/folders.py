@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -115,7 +116,43 @@ def workspace(parent: Path) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_folder(folder)
+
+
+def delete_folder(folder: Path) -> None:
+    """Deletes a folder as far as that is allowed. What links in it lead to stays.
+
+    Each folder in it is moved up before it is emptied: they may be nested deeper than Python's
+    recursion and the system's paths go.
+    """
+    if sys.platform == "win32":
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    found = [folder]
+    for inner in found:
+        with contextlib.suppress(OSError):
+            # By its descriptor: nobody can put a link in its place meanwhile.
+            descriptor = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found += _emptied(descriptor, folder)
+            finally:
+                os.close(descriptor)
+    for inner in reversed(found):
+        with contextlib.suppress(OSError):
+            inner.rmdir()
+
+
+def _emptied(descriptor: int, into: Path) -> Iterator[Path]:
+    """Deletes the files of an open folder, and moves its folders into another one."""
+    with os.scandir(descriptor) as entries:
+        for entry in list(entries):
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    moved = into / secrets.token_hex(8)
+                    os.rename(entry.name, moved, src_dir_fd=descriptor)
+                    yield moved
+                else:
+                    os.unlink(entry.name, dir_fd=descriptor)
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -136,7 +173,7 @@ def _undo(work: Path) -> None:
     for folder in folders:
         if not os.path.lexists(work.parent / folder.name):
             folder.rename(work.parent / folder.name)
-    shutil.rmtree(work, ignore_errors=True)
+    delete_folder(work)
 
 
 def _is_named_folder_of_ours(path: Path) -> bool:

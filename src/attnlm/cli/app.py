@@ -118,7 +118,8 @@ def _root(
             "--install-completion",
             callback=completion.install,
             is_eager=True,
-            help="Install completion for this shell: bash, zsh or fish.",
+            help="Install completion for this shell: bash, zsh or fish. A line is added to its "
+            "~/.bashrc or ~/.zshrc.",
         ),
     ] = False,
     show_completion: Annotated[

@@ -19,7 +19,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.folders import folder_names
 from attnlm.cli import console
 from attnlm.config.recipes import recipe_names
-from attnlm.model.architecture import MODELS
+from attnlm.tokens.specs import PUBLISHED
 
 VARIABLE = "_ATTNLM_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
@@ -69,11 +69,21 @@ def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
     return _beginning(incomplete, recipe_names())
 
 
-def rungs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Models separated by commas: completes the last, to one that is not there yet."""
-    before, comma, last = incomplete.rpartition(",")
-    left = [model for model in MODELS if model not in before.split(",")]
-    return [f"{before}{comma}{model}" for model in _beginning(last, left)]
+def several(*words: str) -> Completer:
+    """Words separated by commas: completes the last, to one that is not there yet."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        left = [word for word in words if word not in before.split(",")]
+        return [f"{before}{comma}{word}" for word in _beginning(last, left)]
+
+    return complete
+
+
+def tokenizers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Kinds of tokenizers, then data sets and runs, which have one."""
+    kinds = _beginning(incomplete, ("char", "byte", *PUBLISHED))
+    return [*kinds, *datasets(ctx, incomplete), *runs(ctx, incomplete)]
 
 
 def _folders(ctx: typer.Context, incomplete: str, option: str, usual: str, kind: str) -> list[str]:

@@ -49,8 +49,7 @@ def result_in_colour(lines: Callable[[int], Iterable[Text]]) -> None:
 
 def say(text: str) -> None:
     """A line for the person at the keyboard."""
-    shown = harmless(text) if sys.stderr.isatty() else text
-    print(shown, file=sys.stderr, flush=True)  # noqa: T201
+    print(one_line(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
@@ -69,7 +68,7 @@ def say_styled(text: str, style: str, rest: str = "") -> None:
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text.assemble((harmless(text), style), harmless(rest)))
+    console.print(Text.assemble((one_line(text), style), one_line(rest)))
 
 
 def say_aside(text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +84,16 @@ _SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
 _WORTH_TELLING = 0.5
 
 
+_TENSORBOARD = "tensorboard --logdir"
+
+
 @dataclass
 class TrainingDisplay:
     """Listens to `train`: a header, then a bar with samples above it, or losses line by line."""
 
     quiet: bool = False
+    log: Sequence[str] = ()
+    """The tools that were named to follow it."""
     run: Run | None = None
     """The run, once it has begun."""
     _bar: ProgressBar | None = None  # on a terminal
@@ -123,6 +130,8 @@ class TrainingDisplay:
     def _started(self, event: Any) -> None:
         run, training, dataset = event.run, event.run.config.training, event.run.dataset
         model, part = run.config.model, run.evaluated_part
+        folder = shlex.quote(str(run.path.parent))
+        is_shown = "tensorboard" in self.log or (run.path / "tensorboard").exists()
         say_facts(
             {
                 "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
@@ -141,6 +150,7 @@ class TrainingDisplay:
                 "memory": f"about {byte_size(event.memory)} in addition to PyTorch"
                 + (", in each process" if training.processes > 1 else ""),
                 "run": str(run.path),
+                **({"log": f"to see it: {_TENSORBOARD} {folder}"} if is_shown else {}),
             }
         )
         if sys.stderr.isatty():

@@ -39,11 +39,11 @@ def doctor(
         console.result_json({"findings": [asdict(finding) for finding in found]})
     elif remedies:
         console.say(
-            f"{remedies} {'remedy' if remedies == 1 else 'remedies'} above; "
-            + ("attnlm can't train" * is_fatal or "attnlm works")
+            f"{remedies} {'problem' if remedies == 1 else 'problems'}, what to do comes after →; "
+            + ("attnlm can't train" * is_fatal or "attnlm works all the same")
         )
     else:
-        console.say("nothing to mend")
+        console.say("no problems found")
     if is_fatal:
         raise typer.Exit(1)
 
@@ -58,7 +58,7 @@ def _all(findings: Iterator[Finding]) -> Iterator[Finding]:
     kind = os.environ.get("TERM") or "TERM is not set"
     columns = shutil.get_terminal_size().columns
     shown = ", ".join(streams) or "none"
-    yield Finding("terminal", f"{kind}, {columns} columns, {colour}; streams on it: {shown}")
+    yield Finding("terminal", f"{kind}, {columns} columns, {colour}; connected to it: {shown}")
 
 
 def _say(event: object) -> None:

@@ -20,6 +20,8 @@ class ExportCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer does, which gives RUN a single argument. Raises UsageError without any."""
         rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # for completion: the rest is not typed yet
+            return rest
         given = [ctx.params.pop(name) for name in ("run_option", "run", "path")]
         named = [name for name in given if name is not None]
         if len(named) == 3:

@@ -23,6 +23,7 @@ from attnlm.cli.options import (
     setting_option,
     typed,
 )
+from attnlm.model.architecture import MODELS
 
 if TYPE_CHECKING:
     from attnlm.see.ladder import Ladder
@@ -36,7 +37,7 @@ def ladder(
             help="models to compare, in this order, or variants such as "
             "transformer:positions=none; default: "
             "bigram,average,single-head,multi-head,transformer",
-            autocompletion=completion.rungs,
+            autocompletion=completion.several(*MODELS),
         ),
     ] = None,
     budget: Annotated[

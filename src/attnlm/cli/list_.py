@@ -93,12 +93,14 @@ def _show_runs(entries: Sequence[RunEntry]) -> None:
     rows = [
         (
             *(_name(entry), entry.model or (entry.kind if entry.kind != "run" else "")),
-            *(entry.dataset or "", _steps(entry), _loss(entry.val_loss), *_size_and_age(entry)),
+            *(entry.dataset or "", _steps(entry), _loss(entry), *_size_and_age(entry)),
             f"from {entry.imported_from}" if entry.imported_from else entry.parent or "",
         )
         for entry in entries
     ]
     _show(header, rows, ("run", "model", "data", "parent"), entries)
+    if any(_loss(entry).startswith(_PART) for entry in entries):
+        console.say(f"{_PART} on a part of the validation split; attnlm eval takes all of it")
     for entry in entries:
         if entry.is_training:
             console.say(f"{console.one_line(entry.name)} is being trained now")
@@ -173,8 +175,12 @@ def _size_and_age(entry: RunEntry | DatasetEntry) -> tuple[str, str]:
     )
 
 
-def _loss(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.4f}"
+_PART = "~"
+
+
+def _loss(entry: RunEntry) -> str:
+    mark = _PART if entry.evaluated_part else ""
+    return "" if entry.val_loss is None else f"{mark}{entry.val_loss:.4f}"
 
 
 def _measured(loss: float | None) -> str:

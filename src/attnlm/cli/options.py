@@ -20,6 +20,7 @@ from attnlm.cli.help import help_with_default
 from attnlm.config.settings import help_of
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
+from attnlm.model.low_rank import MAP_NAMES
 
 if TYPE_CHECKING:
     from attnlm.runs.run import Run
@@ -33,6 +34,8 @@ def setting_option(name: str, help: str | None = None) -> Any:
     """The option of a setting."""
     words = fields_of(_record_of(name))[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
+    if name == "lora_on":
+        completed = completion.several(*MAP_NAMES, "all")
     return typer.Option(help=help or help_with_default(name), autocompletion=completed)
 
 

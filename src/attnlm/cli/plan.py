@@ -66,7 +66,11 @@ def plan(
         int | None, typer.Option(help="size of the vocabulary, in place of a data set")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="tokens to train on; default: 20 per parameter")
+        int | None,
+        typer.Option(
+            help="tokens to train on; default: 20 per parameter, or of adapters one pass over the "
+            "data set"
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(help="steps to train for, in place of tokens")
@@ -148,6 +152,9 @@ def _in_words(planned: Plan) -> Iterator[str]:
 
 def _facts(planned: Plan) -> dict[str, str]:
     model, training = planned.config.model, planned.config.training
+    # Of a trained parameter that would say little where most are frozen.
+    each = f", {planned.tokens / planned.parameters:.3g} per parameter"
+    each = each if training.adapters is None else ""
     update = f"; update {quantity(planned.update_flops, 'FLOP')} a step"
     return {
         "model": f"{model.model}, {planned.parameters:,} parameters, "
@@ -161,8 +168,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         f"{quantity(planned.training_flops)} training"
         + (f"{update} ({training.optimizer})" if planned.update_flops else ""),
         "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_source(planned)}",
-        "budget": f"{planned.tokens:,} tokens, "
-        f"{planned.tokens / planned.parameters:.3g} per parameter: {planned.steps:,} steps",
+        "budget": f"{planned.tokens:,} tokens{each}: {planned.steps:,} steps",
         "time": f"{duration(planned.seconds)}, without evaluations and checkpoints",
         "compute": _compute(planned),
     }

@@ -33,9 +33,7 @@ def prepare(
         typer.Option(
             help="tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path "
             "of a run or data set that has it",
-            autocompletion=completion.choices(
-                "char", "byte", "bpe:1024", "gpt2", "cl100k_base", "o200k_base"
-            ),
+            autocompletion=completion.tokenizers,
         ),
     ] = "char",
     val_fraction: Annotated[

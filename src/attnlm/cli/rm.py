@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
 from attnlm.cli import completion, console
 from attnlm.cli.options import CheckpointDir, JsonOption
@@ -32,9 +34,11 @@ def rm(
 ) -> None:
     """Remove runs; asks first."""
     from attnlm.runs.list_runs import list_runs
-    from attnlm.runs.remove import removable, removal_warnings, remove_run
+    from attnlm.runs.remove import removal_warnings, remove_run
 
-    entries = list({(entry := removable(run, checkpoint_dir)).name: entry for run in runs}.values())
+    entries = list(
+        {(entry := _removable(run, checkpoint_dir)).name: entry for run in runs}.values()
+    )
     going = {entry.name for entry in entries}
     others = [entry for entry in list_runs(checkpoint_dir) if entry.name not in going]
     for entry in entries:
@@ -52,12 +56,27 @@ def rm(
         console.result_json({"removed": [str(entry.path) for entry in entries]})
 
 
+def _removable(run: str, checkpoint_dir: Path) -> RunEntry:
+    """As `removable`, which does not know data sets by name."""
+    from attnlm.runs.remove import removable
+
+    try:
+        return removable(run, checkpoint_dir)
+    except AttnlmError:
+        for path in (Path(run), Path("data", run)):
+            if os.path.lexists(path / "meta.json"):
+                hint = f"delete its folder: {shlex.join(['rm', '-r', str(path)])}"
+                raise AttnlmError(f"{path} is a data set, and rm removes runs", hint) from None
+        raise
+
+
 def _in_words(entry: RunEntry) -> str:
     """`multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
+    part = f" on {entry.evaluated_part}" if entry.evaluated_part else ""
     facts = [
         entry.kind if entry.model is None else entry.model,
         f"{entry.step:,} steps" if entry.step is not None else "",
-        f"loss {entry.val_loss:.4f}" if entry.val_loss is not None else "",
+        f"loss {entry.val_loss:.4f}{part}" if entry.val_loss is not None else "",
         f"imported from {entry.imported_from}" if entry.imported_from else "",
         quantity(entry.bytes, "B") if entry.bytes else "",
         "damaged" if entry.problem is not None else "",

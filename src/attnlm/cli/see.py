@@ -155,8 +155,9 @@ def heads(
     text: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="text file to measure on; default: the validation split, or for an imported run "
-            "random tokens"
+            "random tokens",
         ),
     ] = None,
     checkpoint: Checkpoint = "auto",
@@ -166,6 +167,11 @@ def heads(
     json: JsonOption = False,
 ) -> None:
     """Score and name attention heads by what they attend to."""
+    if text is not None and not os.path.lexists(text):
+        raise AttnlmError(
+            f"there is no file {str(text)!r}, and heads --text takes a file",
+            "write the text to a file, and give its path",
+        )
     opened = opened_run(run, checkpoint_dir)
 
     from attnlm.see import heads as see
@@ -205,8 +211,9 @@ def report(
     text: Annotated[
         str | None,
         typer.Option(
-            help="text that the model reads; default: the start of the validation split, or of an "
-            "imported run its own first words"
+            metavar="TEXT",
+            help="text itself, not a file, that the model reads; default: the start of the "
+            "validation split, or of an imported run its own first words",
         ),
     ] = None,
     windows: Annotated[
@@ -223,6 +230,8 @@ def report(
     if output is not None:
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
+    if text is not None and os.path.lexists(text):
+        console.say(f"the model reads {text!r} itself, not that file: report --text takes a text")
     opened = opened_run(run, checkpoint_dir)
 
     display = PreparationDisplay()
@@ -250,9 +259,11 @@ def report(
     if best is None:
         console.say(f"{opened.name}: {gathered.verdict}")
     else:
+        part = f" on {opened.evaluated_part}" if opened.evaluated_part else ""
         console.say(
             f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
-            f"{best['bits_per_byte']:.3f} bits per byte; {console.with_flags(gathered.verdict)}"
+            f"{best['bits_per_byte']:.3f} bits per byte{part}; "
+            f"{console.with_flags(gathered.verdict)}"
         )
     if best is not None and gathered.data_gone and opened.config.model.maps_per_layer:
         console.say(f"heads are not measured on validation text: {gathered.data_gone}")

@@ -98,7 +98,7 @@ def train(
         typer.Option(
             help="other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
             "or none; default: those that a resumed run had",
-            autocompletion=completion.choices("tensorboard", "wandb", "mlflow", "trackio", "none"),
+            autocompletion=completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
         ),
     ] = None,
     json: JsonOption = False,
@@ -127,7 +127,7 @@ def train(
 
     from attnlm.experiments.train import train as run_train
 
-    display = TrainingDisplay(quiet)
+    display = TrainingDisplay(quiet, tools or ())
     with contextlib.closing(display):
         try:
             run = run_train(
@@ -223,7 +223,8 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
             f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
         )
     if sys.stderr.isatty() and not quiet:
-        console.say(plain_curve(records, references_of(run)))
+        for line in plain_curve(records, references_of(run)).splitlines():
+            console.say(line)
     last, best = records[-1], best_record(records)
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     part, whole = run.evaluated_part, run.whole()

@@ -81,9 +81,10 @@ def _problem(device: str) -> str | None:
     if device == "mps" and not torch.backends.mps.is_available():
         return "not available"
     try:
-        weight = torch.ones(8, 8, device=device, requires_grad=True)
-        tokens = torch.arange(8, device=device)
-        F.cross_entropy(F.embedding(tokens, weight) @ weight, tokens).backward()
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+            weight = torch.ones(8, 8, device=device, requires_grad=True)
+            tokens = torch.arange(8, device=device)
+            F.cross_entropy(F.embedding(tokens, weight) @ weight, tokens).backward()
         gradient = weight.grad
         if gradient is None or not bool(gradient.isfinite().all()):
             return "a small trial gave wrong numbers"

@@ -133,13 +133,13 @@ class Processes:
     def remember(self, key: str, text: str) -> None:
         """Keeps a text until the launcher ends, however often it starts its processes again."""
         if self._store is not None:
-            self._store.set(key, text)
+            self._store.set(key, json.dumps(text))  # in ASCII: a path may be anything
 
     def recalled(self, key: str) -> str | None:
         """What was remembered before these processes were started again."""
         if self._store is None or not restarts() or not self._store.check([key]):
             return None
-        return self._store.get(key).decode()
+        return str(json.loads(self._store.get(key)))
 
     def _wait(self, work: Any, after: str | None = None) -> None:
         longest = time.monotonic() - self._since  # our own share, such as the others'

@@ -29,7 +29,7 @@ from attnlm.data.dataset import (
 )
 from attnlm.data.splits import Split, Text, TextChangedError, read_text
 from attnlm.data.unfinished import DamagedLogError, Log, kept_folder, kept_folders
-from attnlm.text.corpus import NEWLINES, Source, get_corpus
+from attnlm.text.corpus import NEWLINES, Source, get_corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load, save
@@ -107,7 +107,8 @@ def prepare(
             split = Split(read(source), float(val_fraction), None)
         else:
             split = Split(read(source), None, read(Path(val_file)))
-        kind = spec.replace(":", "") if taken is None else Path(tokenizer).absolute().name
+        named = Path(tokenizer).absolute().name
+        kind = spec.replace(":", "") if taken is None else safe_name(named)
         name = name or f"{split.text.corpus.name}-{kind}"
         target, wanted = data_dir / name, taken or spec
         if _is_prepared(target, wanted, split, force):

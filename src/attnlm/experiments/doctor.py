@@ -110,7 +110,7 @@ def _devices() -> Iterator[Finding]:
 
     tried = tried_devices()
     chosen = choose_device()
-    yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first that a small trial works on")
+    yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first to pass a small trial")
     for name, problem in tried.items():
         yield Finding(name, problem or "works", _device_remedy(name, problem))
 
@@ -136,10 +136,10 @@ def _threads() -> Iterator[Finding]:
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     threads = torch.get_num_threads()
     named = os.environ.get("OMP_NUM_THREADS")
-    text = f"{threads} of PyTorch, {ours} processors for this process, {cores} in all"
+    text = f"PyTorch uses {threads}; this process may use {ours} of {cores} processors"
     remedy = ""
     if threads > ours:
-        remedy = f"more threads than processors wait for each other: set OMP_NUM_THREADS={ours}"
+        remedy = f"more threads than processors slow each other down: set OMP_NUM_THREADS={ours}"
     elif named is not None and threads < ours // 2:
         remedy = f"OMP_NUM_THREADS is {named}: unset it to use all processors"
     yield Finding("threads", text, remedy)
@@ -160,11 +160,11 @@ def _compiler() -> Iterator[Finding]:
         )
     elif library("words.c") is None:
         remedy = (
-            "compile a file with it by hand; set TMPDIR to a folder that code may be loaded from"
+            "try to compile a file with it; or set TMPDIR to a folder that code may be loaded from"
         )
-        yield Finding("compiler", f"{found[0]} makes nothing that can be loaded", remedy)
+        yield Finding("compiler", f"what {found[0]} compiles can't be loaded", remedy)
     else:
-        yield Finding("compiler", f"{found[0]}, compiles and loads")
+        yield Finding("compiler", f"{found[0]} works")
 
 
 def _caches() -> Iterator[Finding]:
@@ -178,7 +178,7 @@ def _caches() -> Iterator[Finding]:
     ]
     remedy = ""
     if not _is_writable(folder):
-        remedy = "it can't be written: set ATTNLM_CACHE_DIR to a folder of yours"
+        remedy = "this folder is not writable: set ATTNLM_CACHE_DIR to one that is"
     yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
     if sys.platform != "win32":
         yield Finding("compiled code", str(code_folder("native")))
@@ -200,11 +200,11 @@ def _disk() -> Iterator[Finding]:
         ("disk (temp)", Path(tempfile.gettempdir())),
     ):
         free = shutil.disk_usage(folder).free
-        remedy = (
-            "free some space: checkpoints are written beside the old ones" if free < _FREE else ""
-        )
+        remedy = ""
+        if free < _FREE:
+            remedy = "free some space: a new checkpoint is written before the old one goes"
         if not _is_writable(folder):
-            remedy = "it can't be written: go to a folder of yours, or set TMPDIR"
+            remedy = "this folder is not writable: change to one that is, or set TMPDIR"
         yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
 
 
@@ -229,7 +229,7 @@ def _network() -> Iterator[Finding]:
         yield Finding("network", f"{host.hostname} is reachable")
         return
     why = f" ({answers[0]})" if answers else f" in {_PATIENCE:g} s"
-    remedy = "not needed: `attnlm prepare tales`, or a file of yours"
+    remedy = "attnlm works without it: use `attnlm prepare tales`, or your own file"
     yield Finding("network", f"{host.hostname} is not reachable{why}", remedy)
 
 
@@ -237,8 +237,8 @@ def _locale() -> Iterator[Finding]:
     encoding = locale.getpreferredencoding(False)
     files = sys.getfilesystemencoding()
     is_unicode = {encoding.lower().replace("-", ""), files.lower().replace("-", "")} == {"utf8"}
-    remedy = "" if is_unicode else "names of files may look odd: set LC_ALL=C.UTF-8"
-    yield Finding("locale", f"{encoding}, names of files {files}; output is UTF-8", remedy)
+    remedy = "" if is_unicode else "file names may look odd: set LC_ALL=C.UTF-8"
+    yield Finding("locale", f"{encoding}, file names {files}; output is always UTF-8", remedy)
 
 
 def _speed() -> Iterator[Finding]:
@@ -250,11 +250,11 @@ def _speed() -> Iterator[Finding]:
     if found.share is None or found.peak is None or found.processor_share is None:
         yield Finding("speed", f"{text} on {found.device}")
         return
-    text += f": {found.share:.0%} of what its products reach ({quantity(found.peak, 'FLOP/s')})"
-    text += f", usual {USUAL_SHARE:.0%} or more"
+    text += f": {found.share:.0%} of the {quantity(found.peak, 'FLOP/s')} of matrix products alone"
+    text += f" ({USUAL_SHARE:.0%} or more is usual)"
     given, remedy = found.processor_share, ""
     if given < _LEAST_TIME:
-        remedy = f"other programs use the processor, {given:.0%} was given to this one: stop them"
+        remedy = f"other programs use the processor, which left {given:.0%} to this one: stop them"
     elif found.share < _LEAST_OF_USUAL * USUAL_SHARE:
         remedy = "give `threads` 1 or another number, and see the compiler above"
     yield Finding("speed", text, remedy)

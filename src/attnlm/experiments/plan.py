@@ -60,7 +60,7 @@ def plan(
 
     A vocabulary of `vocab_size` stands for a data set. Ten steps are measured on this machine, by
     as many processes as have been started; or else each process is said to reach `share` of `peak`
-    FLOP/s. `tokens` is the budget; default: 20 per parameter.
+    FLOP/s. `tokens` is the budget; default: 20 per parameter, of adapters one pass over the data.
 
     Raises AttnlmError as `train` does, and where what is to be measured does not fit.
     """
@@ -78,6 +78,13 @@ def plan(
             opened = _made_up(vocab_size, config)
         if tokens is None and "steps" in settings and config.training.steps is not None:
             tokens = config.training.steps * config.tokens_per_step
+        if tokens is None and config.training.adapters is not None:
+            if vocab_size is not None:
+                raise UsageError(
+                    "adapters have no usual number of tokens, and there is no data set to go by",
+                    "give `tokens` or `steps`",
+                )
+            tokens = len(opened.train)
         name = config.training.device
         if peak is None:
             check_launched(config.training, processes)

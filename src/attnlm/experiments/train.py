@@ -17,7 +17,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device, choose_device
-from attnlm.compute.processes import ALONE, Processes, joined, restarts
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, restarts
 from attnlm.compute.threads import keeping_threads
 from attnlm.config.continued import resolve_new
 from attnlm.config.settings import Config, described_settings, resolve
@@ -32,6 +32,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.runs.create_run import create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.parent import start_record
+from attnlm.runs.remove import remove_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
@@ -142,8 +143,14 @@ def begin_run(
         run, device, deadline = _begin(
             config, dataset, name, Path(checkpoint_dir), within, parent, listener
         )
-        with run.alone():
-            return _fitted(run, dataset, device, True, listener, deadline, processes)
+        try:
+            with run.alone():
+                return _fitted(run, dataset, device, True, listener, deadline, processes)
+        except (AttnlmError, LostProcessError):
+            with contextlib.suppress(AttnlmError):
+                if not run.metrics():  # it ended before there was anything to resume
+                    remove_run(run, checkpoint_dir=checkpoint_dir)
+            raise
 
 
 @contextlib.contextmanager

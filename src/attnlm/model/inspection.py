@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,20 @@ def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel
     """The model without memory and numbers: names and shapes, on torch's meta device."""
     with torch.device("meta"), _WithoutInitialisation():
         return build_model(architecture, vocab_size)
+
+
+def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """The parameters' names and shapes. One block is made for all: a file may claim thousands."""
+    skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
+    shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+    return {
+        name.replace(_FIRST, f"blocks.{layer}.", 1): shape
+        for name, shape in shapes.items()
+        for layer in (range(architecture.layers) if name.startswith(_FIRST) else [0])
+    }
+
+
+_FIRST = "blocks.0."
 
 
 def model_of(

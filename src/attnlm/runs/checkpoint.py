@@ -20,7 +20,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite, model_skeleton
+from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.low_rank import LoRA, adapter_shapes
 from attnlm.runs.older_files import from_older, older_shapes
@@ -214,8 +214,7 @@ def _shapes(
 ) -> dict[str, Shape]:
     if lora is not None:
         return dict(adapter_shapes(architecture, lora))
-    skeleton = model_skeleton(architecture, vocab_size)
-    return {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+    return parameter_shapes(architecture, vocab_size)
 
 
 def _named(shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -10,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attnlm.base import files
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import workspace
+from attnlm.base.folders import folder_names, workspace
 from attnlm.base.names import check_name, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
@@ -73,7 +75,7 @@ def put_new(
     if name is not None:
         check_name(name)
         if os.path.lexists(checkpoint_dir / name):  # told before what may take long
-            raise _taken(checkpoint_dir / name)
+            raise _taken(checkpoint_dir / name, run)
     with workspace(checkpoint_dir) as work:
         new = work / "new"
         new.mkdir()
@@ -81,30 +83,46 @@ def put_new(
         tokenizer.save(its_tokenizer, new / "tokenizer.json")
         run = fill(run)
         run.save_config()
-        run = replace(run, path=_put_in_place(new, checkpoint_dir, run.config.model.model, name))
+        run = replace(run, path=_put_in_place(run, checkpoint_dir, name))
     write_latest(checkpoint_dir, run.name)
     return run
 
 
-def _put_in_place(new: Path, checkpoint_dir: Path, model: str, name: str | None) -> Path:
-    """Moves a run's folder to its name, unless that is taken."""
+def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
+    """Moves a run's folder to its name, unless that is taken.
+
+    The number of a removed run is not used again while others say that they started from it.
+    """
+    gone = _parents(checkpoint_dir) if name is None else set()
     for number in itertools.count(1):
-        path = checkpoint_dir / (name or f"{model}-{number:03}")
+        path = checkpoint_dir / (name or f"{run.config.model.model}-{number:03}")
+        if path.name in gone:
+            continue
         try:
             # An empty folder could be replaced, but it is somebody's.
             if not os.path.lexists(path):
-                new.rename(path)
+                run.path.rename(path)
                 return path
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
         if name is not None:
             break
-    raise _taken(path)
+    raise _taken(path, run)
 
 
-def _taken(path: Path) -> AttnlmError:
+def _parents(checkpoint_dir: Path) -> set[str]:
+    """The names of the runs that others in this folder started from."""
+    names = set()
+    for name in folder_names(checkpoint_dir, "run"):
+        with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or without parents
+            names.add(files.read_json(checkpoint_dir / name / "config.json")["parent"]["name"])
+    return names
+
+
+def _taken(path: Path, new: Run) -> AttnlmError:
+    resume = "" if new.imported_from else f", or resume it: {resume_command(path)}"
     return AttnlmError(
         f"a run called {path.name} exists, and runs are never overwritten",
-        f"give another `name`, or resume it: {resume_command(path)}",
+        f"give another `name`{resume}",
     )

@@ -38,6 +38,8 @@ class RunEntry:
     """How many it is to make, or made."""
     val_loss: float | None = None
     """The lowest, in nats per token: on the whole split, where that was measured."""
+    evaluated_part: str | None = None
+    """The part of the split that this loss is of; None for all of it."""
     bits_per_byte: float | None = None
     """Of the same evaluation."""
     seconds: float | None = None
@@ -133,6 +135,7 @@ def _run(found: RunEntry) -> RunEntry:
         steps=None if run.imported_from else run.config.training.steps,
         parent=None if run.parent is None else run.parent["name"],
         imported_from=run.imported_from or None,
+        evaluated_part=None if run.whole() else run.evaluated_part or None,
         **result_of(run),
     )
 

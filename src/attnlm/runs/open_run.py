@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import files
+from attnlm.base.entries import problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder, is_folder
 from attnlm.config.settings import resolve
@@ -29,6 +30,8 @@ def open_run(
     if isinstance(name, Run):
         return name
     path = find_folder(name, Path(checkpoint_dir), kind="run")
+    if problem := problem_of(path):
+        raise AttnlmError(f"can't open {path}: {problem}", "check its permissions")
     if (path / "ladder.json").exists():
         raise AttnlmError(
             f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"

@@ -70,7 +70,8 @@ def keep_base(run: Run) -> Run:
         try:
             os.link(start.resolve(), run.base)
         except OSError:
-            shutil.copyfile(start, run.base)
+            with files.open_regular(start) as original, files.replacing(run.base) as copy:
+                shutil.copyfileobj(original, copy)
         _check_unchanged(run.base, run)
     else:
         weights = parent_rows(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from attnlm.base.entries import link_target
@@ -79,6 +80,11 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
         with trained_alone(entry.path, _WAIT), workspace(parent) as work:
             entry.path.rename(work / "removed")
             _rename_latest(parent, entry.name)
+    if os.path.lexists(work):
+        raise AttnlmError(
+            f"{entry.name} is removed, but some of its files can't be deleted: they are in {work}",
+            "look at the permissions there, then delete that folder yourself",
+        )
 
 
 def _rename_latest(parent: Path, removed: str) -> None:

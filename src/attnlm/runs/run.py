@@ -38,10 +38,12 @@ class Checkpoint:
     step: int
     val_loss: float | None
     """nats per token; None where no evaluation of this step is recorded"""
+    part: str = ""
+    """of the validation split, that this was measured on; "" for all"""
 
     def __str__(self) -> str:
-        loss = self.val_loss
-        evaluated = "no evaluation recorded" if loss is None else f"validation loss {loss:.4f}"
+        loss, on = self.val_loss, f" on {self.part}" if self.part else ""
+        evaluated = "no evaluation recorded" if loss is None else f"validation loss {loss:.4f}{on}"
         return f"step {self.step}, {evaluated} ({self.which})"
 
 
@@ -132,7 +134,7 @@ class Run:
             with contextlib.suppress(AttnlmError):  # a damaged record is not what is asked for
                 of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
                 loss = of_steps.get(facts["step"])
-        return Checkpoint(which, path, facts["step"], loss)
+        return Checkpoint(which, path, facts["step"], loss, self.evaluated_part)
 
     def _is_best_untrained(self) -> bool:
         """Whether the last checkpoint is trained, and no trained one was evaluated yet."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.rows import rows_of
 from attnlm.model.lora import fold
 from attnlm.runs.checkpoint import load_checkpoint, stated_digest
@@ -39,15 +39,17 @@ def load_weights(
 
 def base_weights(run: Run) -> dict[str, Tensor]:
     """The weights that a run's adapters are for. Raises as `load_checkpoint` does."""
+    hint = "copy the run's folder again, with all of its files"
     if not run.base.exists():
         raise AttnlmError(
-            f"{run.base} is missing: the weights that the run's adapters are for",
-            "copy the run's folder again, with all of its files",
+            f"{run.base} is missing: the weights that the run's adapters are for", hint
         )
     assert run.parent is not None
-    if stated_digest(run.base) != run.parent.get("base"):
-        raise AttnlmError(
-            f"{run.base} is not what the run's adapters are for",
-            "copy the run's folder again, with all of its files",
-        )
-    return load_checkpoint(run.base, run.config.model, run.vocab_size)[1]
+    try:
+        if stated_digest(run.base) == run.parent.get("base"):
+            return load_checkpoint(run.base, run.config.model, run.vocab_size)[1]
+    except NotFiniteError:
+        raise
+    except AttnlmError as error:  # both of the run's checkpoints need it
+        raise AttnlmError(error.message, hint) from None
+    raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)

@@ -33,7 +33,7 @@ def render(
         data=Markup(packed.replace("<", "\\u003c")),
         **content,
     )
-    return html.encode()
+    return html.encode(errors="backslashreplace")  # names of folders need not be Unicode
 
 
 def _file(name: str) -> str:

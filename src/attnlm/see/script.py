@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import safe_open
-
+from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
+from attnlm.runs.tensor_reader import TensorFile
 from attnlm.see.text import ids_within_context, token_texts
 
 
@@ -47,8 +47,8 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
 
 
 def _names_in(path: Path) -> set[str]:
-    with safe_open(path, framework="pt") as file:
-        return set(file.keys())
+    with files.open_regular(path) as file:
+        return set(TensorFile(file, path.stat().st_size).tensors)
 
 
 def specialised(a: Architecture) -> str:

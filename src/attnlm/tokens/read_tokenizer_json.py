@@ -166,8 +166,13 @@ def _bytes(vocabulary: Mapping[str, int], vocab_size: int) -> Tokenizer:
 
 def _characters(vocabulary: Mapping[str, int], vocab_size: int) -> Tokenizer:
     characters = _in_order(vocabulary)
-    if len(characters) != vocab_size or any(len(character) != 1 for character in characters):
-        raise ValueError("not a character for each id")
+    if any(len(character) != 1 for character in characters):
+        raise ValueError("tokens that are not characters")
+    if len(characters) != vocab_size:
+        raise AttnlmError(
+            f"its model has {vocab_size:,} ids, and its tokenizer {len(characters):,} characters",
+            "attnlm takes a character tokenizer only where each id of the model has a character",
+        )
     return CharTokenizer("".join(characters))
 
 

@@ -121,6 +121,8 @@ def _write(
         writer = GGUFWriter(file.name, form)
         try:
             for key, value in metadata.items():
+                if isinstance(value, str):  # names of folders need not be Unicode
+                    value = value.encode(errors="backslashreplace").decode()
                 writer.add_key_value(key, value, _value_type(value))
             for name, shape in tensors.shapes.items():
                 kind = GGMLQuantizationType[types[name]]

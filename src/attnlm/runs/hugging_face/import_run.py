@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from attnlm.base.folders import is_folder
 from attnlm.base.names import check_name
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.inspection import parameter_shapes
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.hub import downloaded, is_name
@@ -111,7 +112,8 @@ def _found(
 
 
 def _check_memory(described: Described) -> None:
-    parameters = count_parameters(model_skeleton(described.config.model, described.vocab_size))
+    shapes = parameter_shapes(described.config.model, described.vocab_size)
+    parameters = sum(map(math.prod, shapes.values()))
     there, needed = machine_memory(), int(_OPENED * 4 * parameters)
     if there is not None and needed > there:
         raise AttnlmError(

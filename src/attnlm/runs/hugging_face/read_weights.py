@@ -18,7 +18,7 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.settings import quoted
-from attnlm.model.inspection import check_finite, model_skeleton
+from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.runs.forms import Stored
 from attnlm.runs.hugging_face.read_config import Described, read_object
 from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
@@ -44,8 +44,7 @@ class Weights:
 
     def __init__(self, folder: Path, described: Described, file: Path | None = None) -> None:
         a, size = described.config.model, described.vocab_size
-        skeleton = model_skeleton(a, size)
-        self.shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+        self.shapes = parameter_shapes(a, size)
         self.parameters = sum(map(math.prod, self.shapes.values()))
         self._files = [file] if file is not None else _files(folder)
         self._described = described
