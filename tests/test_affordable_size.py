@@ -77,7 +77,7 @@ def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
 
 
 def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
-    with pytest.raises(UsageError, match="has 7 sizes") as caught:
+    with pytest.raises(UsageError, match="has 8 sizes") as caught:
         load_recipe("best")
     assert "`budget`" in str(caught.value.hint)
     with pytest.raises(UsageError, match="the time decides"):

@@ -45,21 +45,20 @@ def affordable_size(
     on_event(Note("trying how large a model there is time for"))
     share = TRIAL_SHARE / len(sizes)
     chosen, seen, speed = 0, 0.0, math.inf
-    with keeping_threads():
-        for number, recipe in enumerate(sizes):
-            config = resolve(settings, recipe)
-            least = _TOKENS_PER_WEIGHT * multiplied_weights(config.model, dataset.vocab_size)
-            price = step_price(config, dataset.vocab_size) / config.tokens_per_step
-            if number and (
-                config.model.block_size > dataset.largest_block_size
-                or _seconds_left(budget) * _MOST_GAINED * speed / price < least
-            ):
-                break
-            seconds = _seconds_per_token(config, dataset, budget, share)
-            tokens = _seconds_left(budget) / seconds
-            if number and tokens < least:
-                break
-            chosen, seen, speed = number, tokens, price / seconds
+    for number, recipe in enumerate(sizes):
+        config = resolve(settings, recipe)
+        least = _TOKENS_PER_WEIGHT * multiplied_weights(config.model, dataset.vocab_size)
+        price = step_price(config, dataset.vocab_size) / config.tokens_per_step
+        if number and (
+            config.model.block_size > dataset.largest_block_size
+            or _seconds_left(budget) * _MOST_GAINED * speed / price < least
+        ):
+            break
+        seconds = _seconds_per_token(config, dataset, budget, share)
+        tokens = _seconds_left(budget) / seconds
+        if number and tokens < least:
+            break
+        chosen, seen, speed = number, tokens, price / seconds
     passes = seen / dataset.train_tokens
     dropout = next(share for most, share in _DROPOUT if passes <= most)
     config = resolve(settings, {**sizes[chosen], "dropout": dropout})
@@ -70,8 +69,9 @@ def affordable_size(
 
 def _seconds_per_token(config: Config, dataset: Dataset, budget: Budget, share: float) -> float:
     device = choose_device(config.training.device, config.training.dtype)
-    config = settle(within_memory(config, dataset, device), device, dataset)
-    return seconds_per_step(config, dataset, device, budget, share) / config.tokens_per_step
+    with keeping_threads():  # each trial begins with all of them
+        config = settle(within_memory(config, dataset, device), device, dataset)
+        return seconds_per_step(config, dataset, device, budget, share) / config.tokens_per_step
 
 
 def _seconds_left(budget: Budget) -> float:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import ignore
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes
+from attnlm.compute.threads import keeping_threads
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.runs.open_run import open_dataset_of
@@ -61,10 +60,7 @@ def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
         hint = "each machine needs the same data set: copy it from the first one"
         raise AttnlmError(error.message, hint) from None
     device = choose_device(config.training.device, config.training.dtype)
-    use_precision(device)
-    threads = torch.get_num_threads()
-    try:
+    with keeping_threads():
+        use_precision(device)
         state = begun_state(run, device, told["fresh"], processes)
         return fit(run, dataset, state, ignore, processes=processes)
-    finally:
-        torch.set_num_threads(threads)
