@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
@@ -57,6 +58,21 @@ def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
     assert budget.most_steps * config.tokens_per_step == pytest.approx(40 * 20_000, rel=0.01)
     huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
     assert chosen(120, huge)[0].model.dropout == 0.0
+
+
+def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(config: Config, *_: object) -> float:
+        if config.model.layers > limit:
+            raise AttnlmError("too short", "")
+        return 1e-6
+
+    monkeypatch.setattr(sizes, "_seconds_per_token", tried)
+    about = load_sizes("best"), {}, MEGABYTE, Budget(300.0, time.perf_counter())
+    limit = 2
+    assert sizes.affordable_size(*about, str)[0].model.layers == 2
+    limit = 0
+    with pytest.raises(AttnlmError, match="too short"):
+        sizes.affordable_size(*about, str)
 
 
 def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
@@ -124,6 +140,29 @@ def test_a_training_takes_one_of_the_sizes_and_records_it(dataset: Dataset, tmp_
     again = json.loads((run.path / "config.json").read_text())["config"]
     assert resolve({}, again).settings() == run.config.settings()
     assert any("passes over the text" in str(event) for event in told)
+
+
+def test_each_size_is_tried_with_all_threads(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def seconds_per_step(*_: object) -> float:
+        tried.append(torch.get_num_threads())
+        torch.set_num_threads(1)  # as a training does
+        return 1e-4
+
+    monkeypatch.setattr(sizes, "seconds_per_step", seconds_per_step)
+    recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        budget = Budget(60.0, time.perf_counter())
+        sizes.affordable_size(recipes, {"device": "cpu"}, dataset, budget, tried.append)
+        assert [count for count in tried if isinstance(count, int)] == [2, 2, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_next_command_of_a_one_layer_model_is_a_transformer(

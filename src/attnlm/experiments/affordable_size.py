@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import choose_device
@@ -21,7 +22,7 @@ from attnlm.training.price import step_price
 # Measured on several texts and budgets: docs/training.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
 """A size that sees fewer learns no more than the one before it."""
-_DROPOUT = ((2.5, 0.0), (6.0, 0.1), (math.inf, 0.2))
+_DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
 """Up to so many passes over the text, so much."""
 _MOST_PASSES = 40.0
 """After these, models only learn the text by heart."""
@@ -54,7 +55,12 @@ def affordable_size(
             or _seconds_left(budget) * _MOST_GAINED * speed / price < least
         ):
             break
-        seconds = _seconds_per_token(config, dataset, budget, share)
+        try:
+            seconds = _seconds_per_token(config, dataset, budget, share)
+        except AttnlmError:  # a step takes too much of the time
+            if not number:
+                raise
+            break
         tokens = _seconds_left(budget) / seconds
         if number and tokens < least:
             break
@@ -81,7 +87,8 @@ def _seconds_left(budget: Budget) -> float:
 def _in_words(config: Config, passes: float) -> str:
     a = config.model
     size = f"{a.layers} layers × {a.embed_dim}" if a.layers > 1 else f"1 layer × {a.embed_dim}"
-    return (
-        f"{size}, context {a.block_size}: about {passes:.2g} passes over the text, "
-        f"dropout {a.dropout:g}"
-    )
+    if passes < _MOST_PASSES:
+        often = f"about {passes:.2g} passes over the text"
+    else:
+        often = f"{_MOST_PASSES:g} passes over the text, since more would not help"
+    return f"{size}, context {a.block_size}, dropout {a.dropout:g}: {often}"
