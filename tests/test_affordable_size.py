@@ -13,7 +13,7 @@ import torch
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note
+from attnlm.base.events import Note, ignore
 from attnlm.config.continued import resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
@@ -67,12 +67,12 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
         return 1e-6
 
     monkeypatch.setattr(sizes, "_seconds_per_token", tried)
-    about = load_sizes("best"), {}, MEGABYTE, Budget(300.0, time.perf_counter())
+    about: Any = load_sizes("best"), {}, MEGABYTE, Budget(300.0, time.perf_counter())
     limit = 2
-    assert sizes.affordable_size(*about, str)[0].model.layers == 2
+    assert sizes.affordable_size(*about, ignore)[0].model.layers == 2
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
-        sizes.affordable_size(*about, str)
+        sizes.affordable_size(*about, ignore)
 
 
 def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
