@@ -67,12 +67,13 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
         return 1e-6
 
     monkeypatch.setattr(sizes, "_seconds_per_token", tried)
-    about: Any = load_sizes("best"), {}, MEGABYTE, Budget(300.0, time.perf_counter())
+    recipes, budget = load_sizes("best"), Budget(300.0, time.perf_counter())
     limit = 2
-    assert sizes.affordable_size(*about, ignore)[0].model.layers == 2
+    config, _ = sizes.affordable_size(recipes, {}, MEGABYTE, budget, ignore)
+    assert config.model.layers == 2
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
-        sizes.affordable_size(*about, ignore)
+        sizes.affordable_size(recipes, {}, MEGABYTE, budget, ignore)
 
 
 def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
