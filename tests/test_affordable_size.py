@@ -94,13 +94,17 @@ def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
 
 
 def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
-    with pytest.raises(UsageError, match="has 8 sizes") as caught:
+    with pytest.raises(UsageError, match="has 8 sizes"):
         load_recipe("best")
-    assert "`budget`" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="the time decides"):
+    with pytest.raises(UsageError, match="by a time"):
         resolve_new({"steps": 5}, "best")
-    with pytest.raises(UsageError, match="from scratch"):
+    with pytest.raises(UsageError, match="takes the size of a run"):
         resolve_new({}, "best", (resolve({}).model, "mine"))
+    with pytest.raises(UsageError, match="is of one model"):
+        resolve_new({"model": "multi-head"}, "best")
+    with pytest.raises(UsageError, match="is for one process"):
+        resolve_new({"processes": 2}, "best")
+    assert resolve_new({"model": "transformer", "processes": 1}, "best")[0].model.layers == 1
     assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0
 
 
@@ -118,8 +122,20 @@ def test_sizes_that_are_none_are_refused(lines: str, tmp_path: Path) -> None:
 def test_sizes_without_a_time_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("[[sizes]]\nembed_dim = 8\n[[sizes]]\nembed_dim = 16\n")
-    with pytest.raises(UsageError, match="the time decides"):
+    with pytest.raises(UsageError, match="has no `budget`"):
         resolve_new({}, str(path))
+
+
+def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
+    dataset: Dataset,
+) -> None:
+    budget = Budget(60.0, time.perf_counter())
+    given: dict[str, Any] = {"device": "cpu", "block_size": 8}
+    huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
+    with pytest.raises(AttnlmError, match="memory"):
+        sizes.affordable_size(huge, given, dataset, budget, ignore)
+    config, _ = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, budget, ignore)
+    assert config.model.embed_dim == 8
 
 
 def test_a_training_takes_one_of_the_sizes_and_records_it(dataset: Dataset, tmp_path: Path) -> None:

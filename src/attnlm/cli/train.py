@@ -157,7 +157,7 @@ def train(
             words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
             console.say_next(
                 shlex.join(["attnlm", "train", *words]),
-                "a transformer, as large as two minutes allow here",
+                "a transformer, as large as the text and two minutes allow",
             )
 
 

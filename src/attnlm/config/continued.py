@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.config.adapters import check_from_a_run
-from attnlm.config.recipes import load_recipe, load_sizes
+from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
 
@@ -24,18 +24,35 @@ def resolve_new(
     From scratch, or with the weights of a `parent`: what they are for, and the name of its run.
     Raises as `load_recipe`, `resolve` and `resolve_from` do.
     """
-    if parent is not None:
-        loaded = {} if recipe is None else load_recipe(recipe)
-        return resolve_from(*parent, settings, loaded), [loaded]
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(recipe)
-    if len(sizes) > 1 and ("steps" in settings or "budget" not in {**sizes[0], **settings}):
-        raise UsageError(
-            f"the recipe {recipe} has {len(sizes)} sizes, and the time decides on one",
-            "give a `budget` in place of `steps`",
-        )
+    if parent is not None:
+        if len(sizes) > 1:
+            raise UsageError(
+                f"`start_from` takes the size of a run, and the recipe {recipe} chooses one",
+                "leave one of them out",
+            )
+        return resolve_from(*parent, settings, sizes[0]), sizes
+    if len(sizes) > 1:
+        _check_several(f"the recipe {recipe}", sizes, settings)
     config, *_ = [resolve(settings, size) for size in sizes]
     check_from_a_run(config.training)
     return config, sizes
+
+
+def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:
+    if "steps" in settings:
+        raise UsageError(
+            f"{recipe} chooses one of its sizes by a time",
+            "give a `budget` in place of `steps`",
+        )
+    if "budget" not in {**sizes[0], **settings}:
+        raise UsageError(
+            f"{recipe} chooses one of its sizes by a time, and has no `budget`", "give a `budget`"
+        )
+    for name in ("model", "processes"):
+        if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
+            own = "of one model" if name == "model" else "for one process"
+            raise UsageError(f"{recipe} is {own}", f"leave `{name}` out, or the recipe")
 
 
 def resolve_from(

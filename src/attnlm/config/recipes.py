@@ -80,10 +80,8 @@ def load_recipe(name: str) -> Settings:
     settings, *larger = load_sizes(name)
     if larger:
         raise UsageError(
-            f"the recipe {name} has {1 + len(larger)} sizes, of which a training from scratch "
-            "takes one",
-            f"train with it, `recipe` {name} and a `budget`; the run's config.json is then a "
-            "recipe of one size",
+            f"the recipe {name} has {1 + len(larger)} sizes, and chooses one when it trains",
+            "train with it first; the run's config.json is then a recipe of one size",
         )
     return settings
 

@@ -15,7 +15,7 @@ from attnlm.compute.threads import keeping_threads
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.budget import TRIAL_SHARE, Budget, seconds_per_step
-from attnlm.experiments.settle import settle, within_memory
+from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.price import step_price
 
@@ -41,7 +41,7 @@ def affordable_size(
 
     The sizes are in order, and each is tried for a moment until one is too large. `settings` are
     those given beside the recipe, which hold for every size. Raises AttnlmError where the first is
-    not possible in the time.
+    too large for the data, the memory or the time.
     """
     on_event(Note("trying how large a model there is time for"))
     share = TRIAL_SHARE / len(sizes)
@@ -57,7 +57,7 @@ def affordable_size(
             break
         try:
             seconds = _seconds_per_token(config, dataset, budget, share)
-        except AttnlmError:  # a step takes too much of the time
+        except AttnlmError:  # of the memory or the time it takes too much
             if not number:
                 raise
             break
@@ -75,6 +75,7 @@ def affordable_size(
 
 def _seconds_per_token(config: Config, dataset: Dataset, budget: Budget, share: float) -> float:
     device = choose_device(config.training.device, config.training.dtype)
+    check_fits(config, dataset, device)
     with keeping_threads():  # each trial begins with all of them
         config = settle(within_memory(config, dataset, device), device, dataset)
         return seconds_per_step(config, dataset, device, budget, share) / config.tokens_per_step
