@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings as examples
 
 from tests.browser import launched
+from tests.clock import Clock
 from tests.web_server import WebServer, serving
 
 # Neither the pace of the machine nor chance decides whether a property test passes.
@@ -45,6 +46,18 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving() as server:
         yield server
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time passes only when a test says so."""
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def ticking_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A millisecond passes each time that somebody looks."""
+    return Clock(monkeypatch, tick=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -22,21 +22,9 @@ from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Replanned
 from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.step import Stepper
+from tests.clock import Clock
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
-
-
-class Clock:
-    """Time that passes only when somebody says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr("attnlm.training.deadline.time.perf_counter", lambda: self.now)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
 
 
 def factors(**settings: Any) -> list[float]:
@@ -143,34 +131,25 @@ def test_a_machine_that_stops_ends_the_run_after_few_steps(clock: Clock) -> None
     assert training.steps == 501 + 3 and took == pytest.approx(252, abs=5)
 
 
-def slowly(seconds: float) -> Any:
-    """A listener that takes its time at each evaluation, so that fewer steps fit."""
-
-    def listen(event: object) -> None:
-        if isinstance(event, Evaluated):
-            time.sleep(seconds)
-
-    return listen
-
-
 def timeless(run: Run) -> list[dict[str, Any]]:
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
 
 
 def test_a_run_of_a_budget_is_repeated_by_what_it_recorded(
-    dataset: Dataset, tmp_path: Path
+    dataset: Dataset, tmp_path: Path, ticking_clock: Clock
 ) -> None:
     where: dict[str, Any] = {"checkpoint_dir": tmp_path}
-    began = time.perf_counter()
+    began = ticking_clock.now
     events: list[object] = []
 
     def listen(event: object) -> None:
         events.append(event)
-        slowly(0.15)(event)
+        if isinstance(event, Evaluated):  # so that fewer steps fit than were planned
+            ticking_clock.now += 0.15
 
     run = attnlm.train(dataset.path, budget=2.0, on_event=listen, **SMALL, **where)
-    assert time.perf_counter() - began < 7
+    assert 1.4 < ticking_clock.now - began < 2.2
     replanned = [event for event in events if isinstance(event, Replanned)]
     assert replanned and replanned[-1].run.config == run.config
     assert attnlm.open_run(run.path).config == run.config

@@ -23,6 +23,7 @@ from attnlm import __version__
 from attnlm.base.errors import UsageError
 from attnlm.cli.options import seconds
 from attnlm.model.architecture import RUNGS
+from tests.clock import Clock
 from tests.command import ATTNLM, alone, attnlm, fails
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
@@ -185,7 +186,7 @@ def test_a_recipe_for_another_tokenizer_is_noted_in_one_line(project: Path) -> N
     assert done.stderr.splitlines().count(note) == 1
 
 
-def test_a_budget_becomes_steps(project: Path) -> None:
+def test_a_budget_becomes_steps(project: Path, ticking_clock: Clock) -> None:
     flags = ["--budget", "2s", "--block-size", "8", "--json"]
     facts = json.loads(attnlm("train", *flags, cwd=project).stdout)
     config = json.loads((project / facts["run"] / "config.json").read_text())["config"]
