@@ -14,13 +14,14 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, ignore
-from attnlm.config.continued import resolve_new
+from attnlm.config.new_training import resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import affordable_size as sizes
 from attnlm.experiments.budget import Budget
 from attnlm.training.price import step_price
+from tests.clock import Clock
 from tests.command import alone
 
 MEGABYTE: Any = SimpleNamespace(
@@ -34,12 +35,15 @@ def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
     return step_price(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
 
 
-def chosen(seconds: float, text: Any = MEGABYTE, **settings: Any) -> tuple[Config, Budget]:
+def chosen(
+    seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any
+) -> tuple[Config, Budget]:
     budget = Budget(seconds, time.perf_counter())
     told: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
-        found = sizes.affordable_size(load_sizes("best"), settings, text, budget, told.append)
+        recipes = recipes or load_sizes("best")
+        found = sizes.affordable_size(recipes, settings, text, budget, told.append)
     assert all(isinstance(note, Note) for note in told) and told
     return found
 
@@ -91,12 +95,16 @@ def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
     config, _ = chosen(300, **given)
     assert {name: config.settings()[name] for name in given} == given
     assert chosen(3, dropout=0.0)[0].model.dropout == 0.0
+    recipes: list[Any] = [{"dropout": 0.3, "embed_dim": 16}, {"dropout": 0.4, "embed_dim": 24}]
+    assert chosen(300, recipes=recipes)[0].model.dropout == 0.4
+    without: list[Any] = [{"model": "average", "embed_dim": width} for width in (8, 16)]
+    assert chosen(300, recipes=without)[0].model.embed_dim == 16
 
 
 def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
     with pytest.raises(UsageError, match="has 8 sizes"):
         load_recipe("best")
-    with pytest.raises(UsageError, match="by a time"):
+    with pytest.raises(UsageError, match="by the time"):
         resolve_new({"steps": 5}, "best")
     with pytest.raises(UsageError, match="takes the size of a run"):
         resolve_new({}, "best", (resolve({}).model, "mine"))
@@ -138,7 +146,9 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     assert config.model.embed_dim == 8
 
 
-def test_a_training_takes_one_of_the_sizes_and_records_it(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_training_takes_one_of_the_sizes_and_records_it(
+    dataset: Dataset, tmp_path: Path, ticking_clock: Clock
+) -> None:
     path = tmp_path / "mine.toml"
     sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
     path.write_text(f"budget = 4.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")

@@ -32,7 +32,7 @@ from attnlm.cli.options import (
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.continued import resolve_new
+from attnlm.config.new_training import resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import Config, resolve, setting_names
 from attnlm.config.training import TrainingConfig

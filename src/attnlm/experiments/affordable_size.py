@@ -43,7 +43,7 @@ def affordable_size(
     those given beside the recipe, which hold for every size. Raises AttnlmError where the first is
     too large for the data, the memory or the time.
     """
-    on_event(Note("trying how large a model there is time for"))
+    on_event(Note("measuring how large a model there is time for"))
     share = TRIAL_SHARE / len(sizes)
     chosen, seen, speed = 0, 0.0, math.inf
     for number, recipe in enumerate(sizes):
@@ -67,7 +67,9 @@ def affordable_size(
         chosen, seen, speed = number, tokens, price / seconds
     passes = seen / dataset.train_tokens
     dropout = next(share for most, share in _DROPOUT if passes <= most)
-    config = resolve(settings, {**sizes[chosen], "dropout": dropout})
+    config = resolve(settings, sizes[chosen])
+    if "dropout" in config.model.settings():  # the recipe's own goes before the rule's
+        config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
     on_event(Note(_in_words(config, passes)))
     most_steps = math.ceil(_MOST_PASSES * dataset.train_tokens / config.tokens_per_step)
     return config, replace(budget, most_steps=most_steps)

@@ -97,7 +97,7 @@ def planned(
         raise _too_short(budget, takes, pace)
     fit = f"about {training.steps:,} steps{each} fit into {duration(budget.seconds)}"
     if training.steps == budget.most_steps:
-        fit = f"{training.steps:,} steps are as many as are of use"
+        fit = f"{training.steps:,} steps, since more would not help"
     on_event(Note(f"{fit}: {takes}, an evaluation about {duration(pace.evaluation, 2)}"))
     if training.warmup < configs[0].training.warmup:
         on_event(Note(f"warm-up shortened to {training.warmup:,} steps"))

@@ -19,7 +19,7 @@ from attnlm.base.settings import Setting
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, restarts
 from attnlm.compute.threads import keeping_threads
-from attnlm.config.continued import resolve_new
+from attnlm.config.new_training import resolve_new
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.affordable_size import affordable_size

@@ -42,12 +42,12 @@ def resolve_new(
 def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:
     if "steps" in settings:
         raise UsageError(
-            f"{recipe} chooses one of its sizes by a time",
+            f"{recipe} chooses a size by the time there is",
             "give a `budget` in place of `steps`",
         )
     if "budget" not in {**sizes[0], **settings}:
         raise UsageError(
-            f"{recipe} chooses one of its sizes by a time, and has no `budget`", "give a `budget`"
+            f"{recipe} chooses a size by the time there is, and has no `budget`", "give a `budget`"
         )
     for name in ("model", "processes"):
         if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
