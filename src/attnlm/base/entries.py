@@ -5,17 +5,56 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import is_folder
+from attnlm.base.names import latest_name
 
 
-def entries_in(parent: Path) -> list[Path]:
+class Entry(Protocol):
+    """What a list tells of each: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def modified(self) -> float: ...
+    @property
+    def is_latest(self) -> bool: ...
+
+
+_Entry = TypeVar("_Entry", bound=Entry)
+
+
+def newest_first(
+    parent: Path, entry_of: Callable[[Path], _Entry | None]
+) -> tuple[list[_Entry], list[str]]:
+    """What `entry_of` makes of each folder in `parent`, and the names of those it says None of.
+
+    Raises AttnlmError where `parent` can't be read.
+    """
+    latest = ""
+    with contextlib.suppress(AttnlmError, OSError):
+        latest = latest_name(parent)
+    entries, others = [], []
+    for path in _folders_in(parent):
+        entry = entry_of(path)
+        if entry is None:
+            others.append(path.name)
+        else:
+            entries.append(replace(entry, is_latest=path.name == latest))
+    return sorted(entries, key=lambda entry: (-entry.modified, entry.name)), others
+
+
+def _folders_in(parent: Path) -> list[Path]:
     """The folders in `parent`, and links in place of them, by name; none where it is missing.
 
-    Hidden ones are left out: they are of commands that are at work, or were killed. Raises
-    AttnlmError where `parent` can't be read.
+    Hidden ones are left out: they are of commands that are at work, or were killed.
     """
     try:
         found = sorted(parent.iterdir())
@@ -45,7 +84,7 @@ def problem_of(path: Path) -> str | None:
     if not is_folder(path):
         return f"it is a link to {link_target(path)}, which is no folder"
     if not os.access(path, os.R_OK | os.X_OK):
-        return "it may not be read"
+        return "you have no permission to read it"
     return None
 
 

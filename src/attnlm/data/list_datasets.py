@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnlm.base.entries import entries_in, folder_size, link_target, modified, problem_of
+from attnlm.base.entries import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.names import latest_name
 from attnlm.base.readable import quantity
 from attnlm.data.dataset import open_bins, read_meta
 from attnlm.data.unfinished import kept_folders
@@ -59,16 +57,7 @@ def list_datasets(
     is kept of preparations that were stopped. Raises AttnlmError where `data_dir` can't be read.
     """
     parent = Path(data_dir)
-    latest = ""
-    with contextlib.suppress(AttnlmError, OSError):
-        latest = latest_name(parent)
-    entries, others = [], []
-    for path in entries_in(parent):
-        entry = _entry(path)
-        if entry is None:
-            others.append(path.name)
-        else:
-            entries.append(replace(entry, is_latest=path.name == latest))
+    entries, others = newest_first(parent, _entry)
     if on_event is not None:
         if others:
             on_event(Note(f"left out, since it is no data set: {', '.join(others)}"))
@@ -79,7 +68,7 @@ def list_datasets(
                     "prepare the same again to go on with it, or delete the folder"
                 )
             )
-    return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
+    return entries
 
 
 def _entry(path: Path) -> DatasetEntry | None:

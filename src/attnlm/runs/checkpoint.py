@@ -5,11 +5,12 @@ One safetensors file; a sharded run's are a folder of them (sharded_checkpoint.p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +148,11 @@ def _read(
 
     # A folder has several files, and a trainer may replace it in between.
     def read() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        try:
+        with _explaining(path):
             if path.suffix:
                 found = _read_file(path, shapes, numbers)
             else:
                 found = read_folder(path, _named(shapes), rank, count, numbers)
-        except OSError as error:
-            raise AttnlmError(
-                f"can't read {path}: {error.strerror or error}", "check that it may be read"
-            ) from None
-        except (ValueError, RecursionError):
-            raise _damaged(path) from None
         if found is None:
             raise AttnlmError(
                 f"{path} does not hold the model that its run describes",
@@ -171,9 +166,15 @@ def _read(
 def stated_digest(path: Path) -> str:
     """The digest that a checkpoint's file states of all that it holds; reading it checks that it
     is right. Raises as `load_facts` does."""
+    with _explaining(path), files.open_regular(path) as opened:
+        return TensorFile(opened, _LARGEST_HEADER).metadata.get("digest", "")
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turns what goes wrong while a checkpoint is read into AttnlmError."""
     try:
-        with files.open_regular(path) as opened:
-            return TensorFile(opened, _LARGEST_HEADER).metadata.get("digest", "")
+        yield
     except OSError as error:
         raise AttnlmError(
             f"can't read {path}: {error.strerror or error}", "check that it may be read"

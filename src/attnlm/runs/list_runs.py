@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.entries import entries_in, folder_size, link_target, modified, problem_of
+from attnlm.base.entries import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.locks import is_locked
-from attnlm.base.names import latest_name
 from attnlm.runs.ladder_plan import RECORD, read_plan, run_path
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
@@ -73,20 +71,10 @@ def list_runs(
     A Note names the folders that are left out since they are neither. Raises AttnlmError where
     `checkpoint_dir` can't be read.
     """
-    parent = Path(checkpoint_dir)
-    latest = ""
-    with contextlib.suppress(AttnlmError, OSError):
-        latest = latest_name(parent)
-    entries, others = [], []
-    for path in entries_in(parent):
-        entry = run_entry(path)
-        if entry is None:
-            others.append(path.name)
-        else:
-            entries.append(replace(entry, is_latest=path.name == latest))
+    entries, others = newest_first(Path(checkpoint_dir), run_entry)
     if others and on_event is not None:
         on_event(Note(f"left out, since it is no run: {', '.join(others)}"))
-    return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
+    return entries
 
 
 def run_entry(path: Path) -> RunEntry | None:
