@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from attnlm.experiments.speed_check import peak_of_products
 from benchmarks import (
     best,
     busy,
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def _machine() -> str:
-    peak = training.peak_of_products() / 1e9
+    peak = peak_of_products(os.cpu_count() or 1) / 1e9
     return (
         f"{os.cpu_count()} cores ({platform.machine()}), {peak:.0f} GFLOP/s in float32 products, "
         f"torch {torch.__version__}"

@@ -18,7 +18,7 @@ from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.settle import settle
-from attnlm.model.ops.products import product
+from attnlm.experiments.speed_check import peak_of_products
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
@@ -29,7 +29,7 @@ from benchmarks.table import Row, attnlm, in_turn, seconds_of
 def steps(dataset: Dataset, text: Path) -> list[Row]:
     """The work of reference system R2, batch by batch, beside the plain loop."""
     rows = []
-    peak = peak_of_products()
+    peak = peak_of_products(os.cpu_count() or 1)
     for heads, recipe in ((4, "r2-multi-head"), (1, "r2-single-head")):
         stepper = stepper_of(dataset, recipe)
         threads = torch.get_num_threads()
@@ -126,20 +126,6 @@ def shakespeare(dataset: Dataset, text: Path) -> list[Row]:
             f"{theirs / slowest:.1f}",
         )
     ]
-
-
-def peak_of_products(size: int = 1024) -> float:
-    """Floating-point operations per second of float32 matrix products with all threads, by the
-    faster of PyTorch's two libraries."""
-    torch.set_num_threads(os.cpu_count() or 1)
-    a, b = torch.randn(2, size, size)
-    best = 0.0
-    for multiplied in (torch.mm, product):
-        for _ in range(20):
-            began = time.perf_counter()
-            multiplied(a, b)
-            best = max(best, 2 * size**3 / (time.perf_counter() - began))
-    return best
 
 
 def _arithmetic(stepper: Stepper) -> float:

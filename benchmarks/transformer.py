@@ -17,12 +17,12 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.settle import settle
+from attnlm.experiments.speed_check import peak_of_products
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
 from benchmarks.table import Row, in_turn
-from benchmarks.training import peak_of_products
 
 
 class Shape(NamedTuple):
@@ -55,7 +55,7 @@ def transformer(dataset: Dataset, text: Path) -> list[Row]:
     folder = os.environ.get("NANOGPT")
     if folder is None:
         return [Row("transformer: step", "", "nanoGPT: NANOGPT is not set", "–")]
-    peak = peak_of_products()
+    peak = peak_of_products(os.cpu_count() or 1)
     rows = []
     for shape in SHAPES:
         rival = Rival(Path(folder), shape)
