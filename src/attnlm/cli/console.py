@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -78,32 +78,6 @@ def say_aside(text: str) -> None:
 
     console = Console(stderr=True, highlight=False)
     console.print(Text(one_line(text), "dim"), no_wrap=True, overflow="ellipsis")
-
-
-def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows under their header, the first column to the left and numbers to the right."""
-    if sys.stderr.isatty():
-        from rich.box import SIMPLE
-        from rich.console import Console
-        from rich.table import Table
-
-        drawn = Table(*header, box=SIMPLE)
-        for column in drawn.columns[1:]:
-            column.justify = "right"
-        for row in rows:
-            drawn.add_row(*row)
-        Console(stderr=True, highlight=False).print(drawn)
-        return
-    for line in table(header, rows):
-        say(line)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table, its first column to the left and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for first, *rest in (header, *rows):
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        yield "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip()
 
 
 def say_next(command: str, about: str = "") -> None:

@@ -30,7 +30,7 @@ def diff(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Show what two runs have differently: settings, data, result."""
+    """Show how two runs differ: settings, data, result."""
     from attnlm.runs.diff import diff_runs
 
     found = diff_runs(a, b, checkpoint_dir=checkpoint_dir)
@@ -63,7 +63,7 @@ def _show(title: str, names: tuple[str, str], pairs: Pairs) -> None:
         console.result(f"{title}: the same")
         return
     rows = [(name, *(_shown(name, value) for value in pair)) for name, pair in pairs.items()]
-    result_table((title, *names), rows, title)
+    result_table((title, *names), rows, (title,))
 
 
 def _shown(name: str, value: Any) -> str:

@@ -25,7 +25,7 @@ def doctor(
     offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Examine this machine: devices, compiler, caches, network, speed."""
+    """Check this machine: devices, compiler, caches, network, speed."""
     from attnlm.experiments.doctor import doctor as examine
 
     found: list[Finding] = []
@@ -39,8 +39,8 @@ def doctor(
         console.result_json({"findings": [asdict(finding) for finding in found]})
     elif remedies:
         console.say(
-            f"{remedies} {'problem' if remedies == 1 else 'problems'}, what to do comes after →; "
-            + ("attnlm can't train" * is_fatal or "attnlm works all the same")
+            f"{remedies} {'problem' if remedies == 1 else 'problems'}: → says what to do; "
+            + ("attnlm can't train" * is_fatal or "attnlm works, even so")
         )
     else:
         console.say("no problems found")

@@ -23,6 +23,7 @@ from attnlm.cli.options import (
     setting_option,
     typed,
 )
+from attnlm.cli.tables import say_table
 from attnlm.model.architecture import MODELS
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _say_texts(climbed: Ladder) -> None:
 
 
 def _say_table(climbed: Ladder) -> None:
-    console.say_table(
+    say_table(
         ("rung", "validation loss", "gain", "bits per byte", "parameters", "seconds"),
         [
             (

@@ -40,7 +40,7 @@ def list_(
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
 ) -> None:
-    """List runs, data sets and recipes, the newest first."""
+    """List runs and data sets, the newest first, and recipes."""
     if kind is not None and kind not in KINDS:
         hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
         raise UsageError(f"KIND can't be {kind!r}", hint)

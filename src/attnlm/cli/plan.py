@@ -23,6 +23,7 @@ from attnlm.cli.displays import (
 )
 from attnlm.cli.help import Command
 from attnlm.cli.options import DataDir, DatasetArgument, JsonOption, Recipe, with_settings
+from attnlm.cli.tables import fitted
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve, setting_names
@@ -141,13 +142,12 @@ def _in_words(planned: Plan) -> Iterator[str]:
     memory = planned.memory
     parts = [(name, byte_size(size)) for name, size in asdict(memory).items() if size]
     title = "memory of each process" if planned.config.training.processes > 1 else "memory"
-    yield from console.table((title, ""), [*parts, ("total", byte_size(memory.total))])
+    rows = [*parts, ("total", byte_size(memory.total))]
+    yield from fitted((title, ""), rows, (title,), None)
     yield ""
-    rows = [("as given", planned), *planned.grown()]
-    yield from console.table(
-        ("growth", "parameters", "FLOP/token", "memory", "tokens/s", "tokens", "time"),
-        [(name, *_row(row)) for name, row in rows],
-    )
+    header = ("growth", "parameters", "FLOP/token", "memory", "tokens/s", "tokens", "time")
+    grown = [(name, *_row(row)) for name, row in [("as given", planned), *planned.grown()]]
+    yield from fitted(header, grown, ("growth",), None)
 
 
 def _facts(planned: Plan) -> dict[str, str]:

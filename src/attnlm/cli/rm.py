@@ -28,11 +28,11 @@ def rm(
             autocompletion=completion.removables,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="remove without a question")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="delete without asking")] = False,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Remove runs; asks first."""
+    """Delete runs, after asking."""
     from attnlm.runs.list_runs import list_runs
     from attnlm.runs.remove import removal_warnings, remove_run
 

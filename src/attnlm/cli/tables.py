@@ -1,4 +1,4 @@
-"""Tables of what is asked for, made to fit the terminal."""
+"""Tables: of what is asked for, made to fit the terminal, and of what is told beside it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ def result_table(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in fitted(header, rows, texts, width):
         console.result(line)
+
+
+def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under their header, the first column to the left and numbers to the right."""
+    if sys.stderr.isatty():
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+
+        drawn = Table(*header, box=SIMPLE)
+        for column in drawn.columns[1:]:
+            column.justify = "right"
+        for row in rows:
+            drawn.add_row(*row)
+        Console(stderr=True, highlight=False).print(drawn)
+        return
+    for line in fitted(header, rows, header[:1], None):
+        console.say(line)
 
 
 def fitted(
