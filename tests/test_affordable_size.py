@@ -60,6 +60,8 @@ def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
     config, budget = chosen(120, small)
     assert config.model.dropout == 0.2 and budget.most_steps is not None
     assert budget.most_steps * config.tokens_per_step == pytest.approx(40 * 20_000, rel=0.01)
+    tiny = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 2_700, "val_tokens": 300})
+    assert chosen(120, tiny)[0].model.embed_dim == 64  # the first: a larger one is of no use
     huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
     assert chosen(120, huge)[0].model.dropout == 0.0
 
@@ -112,6 +114,8 @@ def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() 
         resolve_new({"model": "multi-head"}, "best")
     with pytest.raises(UsageError, match="is for one process"):
         resolve_new({"processes": 2}, "best")
+    with pytest.raises(UsageError, match=r"heads.* \(in size 1 of the recipe\)"):
+        resolve_new({"heads": 3}, "best")
     assert resolve_new({"model": "transformer", "processes": 1}, "best")[0].model.layers == 1
     assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0
 
@@ -167,6 +171,18 @@ def test_a_training_takes_one_of_the_sizes_and_records_it(
     again = json.loads((run.path / "config.json").read_text())["config"]
     assert resolve({}, again).settings() == run.config.settings()
     assert any("passes over the text" in str(event) for event in told)
+
+
+def test_a_name_that_is_taken_is_told_before_anything_is_tried(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    told: list[object] = []
+    with pytest.raises(AttnlmError, match="mine exists"):
+        attnlm.train(
+            dataset, recipe="best", name="mine", checkpoint_dir=tmp_path, on_event=told.append
+        )
+    assert not told
 
 
 def test_each_size_is_tried_with_all_threads(

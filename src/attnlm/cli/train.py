@@ -149,6 +149,8 @@ def train(
             if display.run is not None:
                 console.say(f"stopped; the last complete step is saved in {display.run.path}")
                 console.say_next(command_for("attnlm train --resume", display.run.path))
+            elif is_main():
+                console.say("stopped before the first step: there is nothing to save")
             raise
     if is_main():
         _report(run, json, quiet)

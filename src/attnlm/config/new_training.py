@@ -34,9 +34,19 @@ def resolve_new(
         return resolve_from(*parent, settings, sizes[0]), sizes
     if len(sizes) > 1:
         _check_several(f"the recipe {recipe}", sizes, settings)
-    config, *_ = [resolve(settings, size) for size in sizes]
+    config, *_ = [
+        resolve(settings, size) if len(sizes) == 1 else _one_of_several(settings, size, number)
+        for number, size in enumerate(sizes, 1)
+    ]
     check_from_a_run(config.training)
     return config, sizes
+
+
+def _one_of_several(settings: Mapping[str, Setting], size: Settings, number: int) -> Config:
+    try:
+        return resolve(settings, size)
+    except AttnlmError as error:
+        raise type(error)(f"{error.message} (in size {number} of the recipe)", error.hint) from None
 
 
 def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:

@@ -45,15 +45,14 @@ def affordable_size(
     """
     on_event(Note("measuring how large a model there is time for"))
     share = TRIAL_SHARE / len(sizes)
+    most = _MOST_PASSES * dataset.train_tokens
     chosen, seen, speed = 0, 0.0, math.inf
     for number, recipe in enumerate(sizes):
         config = resolve(settings, recipe)
         least = _TOKENS_PER_WEIGHT * multiplied_weights(config.model, dataset.vocab_size)
         price = step_price(config, dataset.vocab_size) / config.tokens_per_step
-        if number and (
-            config.model.block_size > dataset.largest_block_size
-            or _seconds_left(budget) * _MOST_GAINED * speed / price < least
-        ):
+        hoped = min(most, _seconds_left(budget) * _MOST_GAINED * speed / price)
+        if number and (config.model.block_size > dataset.largest_block_size or hoped < least):
             break
         try:
             seconds = _seconds_per_token(config, dataset, budget, share)
@@ -61,7 +60,7 @@ def affordable_size(
             if not number:
                 raise
             break
-        tokens = _seconds_left(budget) / seconds
+        tokens = min(most, _seconds_left(budget) / seconds)
         if number and tokens < least:
             break
         chosen, seen, speed = number, tokens, price / seconds
@@ -71,8 +70,7 @@ def affordable_size(
     if "dropout" in config.model.settings():  # the recipe's own goes before the rule's
         config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
     on_event(Note(_in_words(config, passes)))
-    most_steps = math.ceil(_MOST_PASSES * dataset.train_tokens / config.tokens_per_step)
-    return config, replace(budget, most_steps=most_steps)
+    return config, replace(budget, most_steps=math.ceil(most / config.tokens_per_step))
 
 
 def _seconds_per_token(config: Config, dataset: Dataset, budget: Budget, share: float) -> float:

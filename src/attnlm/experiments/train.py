@@ -29,7 +29,7 @@ from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.experiments.whole_split import measure_on_whole
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.create_run import create_run
+from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.parent import start_record
 from attnlm.runs.remove import remove_run
@@ -105,6 +105,8 @@ def train(
             named = None if recipe is None else str(recipe)
             config, sizes = resolve_new(settings, named, weights)
             check_launched(config.training, processes)
+            if name is not None:
+                check_free(name, Path(checkpoint_dir))
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
             record = None if parent is None else start_record(parent, checkpoint, opened)
             budget = config.training.budget

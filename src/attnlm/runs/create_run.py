@@ -59,6 +59,13 @@ def nothing(run: Run) -> Run:
     return run
 
 
+def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
+    """Raises as `create_run` does: to be told before what may take long."""
+    check_name(name)
+    if os.path.lexists(checkpoint_dir / name):
+        raise _taken(checkpoint_dir / name, is_trained)
+
+
 def put_new(
     run: Run,
     its_tokenizer: tokenizer.Tokenizer,
@@ -73,9 +80,7 @@ def put_new(
     Raises as `create_run` does.
     """
     if name is not None:
-        check_name(name)
-        if os.path.lexists(checkpoint_dir / name):  # told before what may take long
-            raise _taken(checkpoint_dir / name, run)
+        check_free(name, checkpoint_dir, is_trained=not run.imported_from)
     with workspace(checkpoint_dir) as work:
         new = work / "new"
         new.mkdir()
@@ -108,7 +113,7 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
                 raise
         if name is not None:
             break
-    raise _taken(path, run)
+    raise _taken(path, not run.imported_from)
 
 
 def _parents(checkpoint_dir: Path) -> set[str]:
@@ -120,8 +125,8 @@ def _parents(checkpoint_dir: Path) -> set[str]:
     return names
 
 
-def _taken(path: Path, new: Run) -> AttnlmError:
-    resume = "" if new.imported_from else f", or resume it: {resume_command(path)}"
+def _taken(path: Path, is_trained: bool) -> AttnlmError:
+    resume = f", or resume it: {resume_command(path)}" if is_trained else ""
     return AttnlmError(
         f"a run called {path.name} exists, and runs are never overwritten",
         f"give another `name`{resume}",
