@@ -22,7 +22,7 @@ from attnlm.experiments import affordable_size as sizes
 from attnlm.experiments.budget import Budget
 from attnlm.training.price import step_price
 from tests.clock import Clock
-from tests.command import alone
+from tests.command import attnlm as command
 
 MEGABYTE: Any = SimpleNamespace(
     vocab_size=65, train_tokens=1_003_854, val_tokens=111_540, largest_block_size=111_539
@@ -212,9 +212,9 @@ def test_the_next_command_of_a_one_layer_model_is_a_transformer(
     dataset: Dataset, tmp_path: Path
 ) -> None:
     flags = ["--steps", "3", "--block-size", "8", "--device", "cpu"]
-    done = alone(["train", str(dataset.path), *flags], tmp_path)
+    done = command("train", dataset.path, *flags, cwd=tmp_path)
     *_, sample, better = [line for line in done.stderr.splitlines() if line.startswith("next")]
     assert "attnlm sample" in sample
     assert f"attnlm train {dataset.path} --recipe best --budget 2m" in better
-    done = alone(["train", str(dataset.path), *flags, "--recipe", "r2-bigram"], tmp_path)
+    done = command("train", dataset.path, *flags, "--recipe", "r2-bigram", cwd=tmp_path)
     assert "--recipe best" not in done.stderr

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signal
 TRAIN = (
     *("train", "fruits-char", "--model", "single-head", "--batch-size", "6", "--block-size", "8"),
     *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
-    *("--steps", "1000", "--eval-every", "100"),
+    *("--steps", "600", "--eval-every", "60"),
 )
 
 
@@ -130,7 +130,7 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
             assert one[loss] == pytest.approx(other[loss], abs=1e-4)
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
     with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 started"):
-        attnlm.train(resume=whole, steps=2000, data_dir=project / "data")
+        attnlm.train(resume=whole, steps=1200, data_dir=project / "data")
 
 
 def until_evaluated(path: Path, times: int) -> None:
@@ -173,7 +173,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
     assert stderr.count("stopped; the last complete step is saved") == 1
     assert "error: " not in stderr
     path: Path = training.path  # type: ignore[attr-defined]
-    assert 200 <= attnlm.open_run(path).checkpoint("last").step < 1000
+    assert 120 <= attnlm.open_run(path).checkpoint("last").step < 600
     ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
     assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
     assert timeless(path) == timeless(whole)

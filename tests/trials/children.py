@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +27,56 @@ def in_own_process(run: Run, draws: bool = False) -> Run:
     """
 
     def anew(tally: Tally, folder: Path) -> None:
-        arguments = [run.__module__, run.__name__, json.dumps(asdict(tally)), str(folder)]
-        done = subprocess.run(
-            [sys.executable, "-c", (_DRAWING if draws else _NO_CURVES) + _ALONE, *arguments],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-        )
-        tried = Tally(**json.loads(done.stdout))
+        written = folder / "tally.json"
+        asked = [run.__module__, run.__name__, asdict(tally), str(folder), str(written), draws]
+        server = _server()
+        assert server.stdin is not None and server.stdout is not None
+        print(json.dumps(asked), file=server.stdin, flush=True)
+        assert server.stdout.readline() == "0\n", f"the process of {run.__module__} failed"
+        tried = Tally(**json.loads(written.read_text()))
         tally.cases, tally.failures = tried.cases, tried.failures
 
     return anew
 
 
-# What children import is loaded once here, and not in each of them.
-_DRAWING = "import matplotlib.backends.backend_agg, matplotlib.figure\n"
-_NO_CURVES = """
-from attnlm.see import curves
-curves.draw_run = lambda run, path: curves.files.write_bytes(path, b"a picture")
-"""
-_ALONE = """
-import dataclasses, importlib, json, pathlib, sys
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Loads all once, for the processes that it forks one after another."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        encoding="utf-8",
+    )
+
+
+_SERVER = """
+import dataclasses, importlib, json, os, pathlib, sys
 import attnlm
+from attnlm.see import curves
 from tests.trials.trial import Tally
+
+def run(module, name, tally, folder, written, draws):
+    if draws:
+        import matplotlib.backends.backend_agg, matplotlib.figure
+    else:
+        curves.draw_run = lambda run, path: curves.files.write_bytes(path, b"a picture")
+    tally = Tally(**tally)
+    getattr(importlib.import_module(module), name)(tally, pathlib.Path(folder))
+    pathlib.Path(written).write_text(json.dumps(dataclasses.asdict(tally)))
+
 loaded = [getattr(attnlm, name) for name in attnlm.__all__]
-module, name, tally, folder = sys.argv[1:]
-tally = Tally(**json.loads(tally))
-getattr(importlib.import_module(module), name)(tally, pathlib.Path(folder))
-print(json.dumps(dataclasses.asdict(tally)))
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what trials print is none
+for asked in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin = open(0)
+        run(*json.loads(asked))
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=answers, flush=True)
 """
 
 
