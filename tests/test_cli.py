@@ -408,6 +408,8 @@ def test_named_errors(project: Path) -> None:
         (["train", "--dataset=text-char"], 2, "--dataset", "a flag: attnlm train DATASET"),
         (["heads", "small", "x"], 2, "(x)", "see attnlm heads --help"),
         (["heads", "smal"], 1, "smal", "small"),
+        (["eval", ""], 2, "the name of a run can't be empty", "the latest run"),
+        (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),
         (["attend", "a", "small", "--run", "small"], 2, "RUN and --run exclude", "one of them"),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
         (["eval", "--checkpoint"], 2, "requires an argument", "see attnlm eval --help"),

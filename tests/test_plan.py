@@ -21,7 +21,9 @@ from attnlm.cli.app import root_command
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
+from attnlm.data.prepare import prepare
 from attnlm.experiments.plan import plan
+from attnlm.experiments.train import train
 from attnlm.model.architecture import MODELS
 from attnlm.model.dropout import drawing_from
 from attnlm.model.inspection import count_parameters, model_skeleton
@@ -238,6 +240,21 @@ def test_adapters_are_planned_for_one_pass_over_the_data(dataset: Dataset) -> No
     assert plan(vocab_size=7, tokens=99, **settings).tokens == 99
     with pytest.raises(UsageError, match="no usual number of tokens"):
         plan(vocab_size=7, **settings)
+
+
+def test_the_model_of_a_run_is_planned(dataset: Dataset, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"layers": 1, "embed_dim": 16, "heads": 2, "block_size": 8, "steps": 1}
+    run = train(dataset, model="llama", seed=1, device="cpu", checkpoint_dir=tmp_path, **small)
+    planned = plan(dataset, start_from=run.name, checkpoint_dir=tmp_path, lora=2, peak=1e9)
+    assert planned.config.model == run.config.model and planned.config.training.lora == 2
+    with pytest.raises(UsageError, match="can't be 7, since llama-001 has"):
+        plan(vocab_size=7, start_from=run)
+    with pytest.raises(UsageError, match="`layers` can't be changed"):
+        plan(dataset, start_from=run, layers=2)
+    (tmp_path / "other.txt").write_text("another text " * 99)
+    other = prepare(tmp_path / "other.txt", tokenizer="byte", data_dir=tmp_path / "data")
+    with pytest.raises(AttnlmError, match="not encoded with the tokenizer of llama-001"):
+        plan(other, start_from=run, peak=1e9)
 
 
 def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

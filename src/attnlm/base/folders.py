@@ -39,6 +39,10 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
             f"a {kind} can't be of type {type(name).__name__}",
             f"give a name, a path or an opened {kind}",
         )
+    if not str(name):
+        raise UsageError(
+            f"the name of a {kind} can't be empty", f"leave it out for the latest {kind}"
+        )
     below = parent / name
     if is_safe_name(str(name)) and is_folder(below):
         return below

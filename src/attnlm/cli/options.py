@@ -64,6 +64,14 @@ Recipe = Annotated[
         autocompletion=completion.recipes,
     ),
 ]
+StartFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        help="name or path of a run whose model and weights the new run starts from",
+        autocompletion=completion.runs,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and results only")]
 DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]

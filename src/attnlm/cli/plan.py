@@ -22,11 +22,20 @@ from attnlm.cli.displays import (
     parts_in_words,
 )
 from attnlm.cli.help import Command
-from attnlm.cli.options import DataDir, DatasetArgument, JsonOption, Recipe, with_settings
+from attnlm.cli.options import (
+    CheckpointDir,
+    DataDir,
+    DatasetArgument,
+    JsonOption,
+    Recipe,
+    StartFrom,
+    opened_run,
+    with_settings,
+)
 from attnlm.cli.tables import fitted
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import resolve, setting_names
+from attnlm.config.new_training import resolve_planned
+from attnlm.config.settings import setting_names
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
 
 _TRAINING = (
     *("batch_size", "micro_batch_size", "optimizer", "lora", "lora_on"),
-    *("recipe", "vocab_size", "data_dir"),
+    *("recipe", "vocab_size", "start_from", "checkpoint_dir", "data_dir"),
 )
 _WHERE = (
     *("device", "dtype", "compile", "threads", "processes", "shard", "recompute"),
@@ -88,6 +97,8 @@ def plan(
         typer.Option(help="share of the peak that a training uses; default: 0.4"),
     ] = None,
     recipe: Recipe = None,
+    start_from: StartFrom = None,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
     **settings: Any,
@@ -95,7 +106,11 @@ def plan(
     """Show what a training would cost: memory, FLOPs, time, and how they grow."""
     settings["steps"] = steps
     given = {name: value for name, value in settings.items() if value is not None}
-    config = resolve(given, load_recipe(recipe) if recipe is not None else None)
+    parent = weights = None
+    if start_from is not None:
+        parent = opened_run(start_from, checkpoint_dir)
+        weights = parent.config.model, parent.name
+    config = resolve_planned(given, recipe, weights)
     if vocab_size is None:
         _find(dataset, data_dir)
     if config.training.processes > 1 and peak is None and not is_launched():
@@ -113,6 +128,7 @@ def plan(
         tokens=tokens,
         peak=peak,
         share=share,
+        start_from=parent,
         data_dir=data_dir,
         on_event=PreparationDisplay(),
         **given,

@@ -27,6 +27,7 @@ from attnlm.cli.options import (
     JsonOption,
     QuietOption,
     Recipe,
+    StartFrom,
     Verify,
     opened_run,
     with_settings,
@@ -78,14 +79,7 @@ def train(
         str | None,
         typer.Option(help="name or path of a run to resume", autocompletion=completion.runs),
     ] = None,
-    start_from: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="name or path of a run whose model and weights the new run starts from",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
+    start_from: StartFrom = None,
     checkpoint: Annotated[
         str,
         typer.Option(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.config.adapters import check_from_a_run
-from attnlm.config.recipes import load_sizes
+from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
 
@@ -40,6 +40,16 @@ def resolve_new(
     ]
     check_from_a_run(config.training)
     return config, sizes
+
+
+def resolve_planned(
+    settings: Mapping[str, Setting],
+    recipe: str | None,
+    parent: tuple[Architecture, str] | None = None,
+) -> Config:
+    """A training that is not begun: its recipe has one size, and adapters need no `parent`."""
+    known = None if recipe is None else load_recipe(recipe)
+    return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
 
 def _one_of_several(settings: Mapping[str, Setting], size: Settings, number: int) -> Config:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from attnlm.base.commands import KINDS
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, write_json
-from attnlm.base.folders import exchange, workspace
+from attnlm.base.folders import delete_folder, exchange, workspace
 from attnlm.base.names import check_name, is_safe_name, write_latest
 from attnlm.base.readable import byte_size
 from attnlm.config.settings import resolve
@@ -207,7 +206,7 @@ def _build_large(
         try:
             _build(folder, name, split, tokenizer, origin, on_event, log)
         except (TextChangedError, DamagedLogError):
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_folder(folder)
             raise
         log.finish(work / "new")
 

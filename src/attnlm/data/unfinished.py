@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, read_json, write_json
+from attnlm.base.folders import delete_folder
 from attnlm.base.locks import is_ours, locked
 from attnlm.data.shards import MOST_SHARDS, file_name
 
@@ -160,6 +160,6 @@ def _remove_others(folder: Path, kept: set[str]) -> None:
         others = [entry for entry in entries if entry.name not in kept]
     for entry in others:
         if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
+            delete_folder(Path(entry.path))
         else:
             Path(entry.path).unlink()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.folders import find_folder, trained_alone, workspace
+from attnlm.base.folders import delete_folder, find_folder, trained_alone, workspace
 from attnlm.base.names import check_name
 from attnlm.base.settings import Setting
 from attnlm.config.settings import resolve
@@ -248,7 +247,7 @@ def _trained(
                 return run
             return train(resume=where, checkpoint_dir=folder, data_dir=data_dir, on_event=on_event)
         with run.alone():  # nothing was saved yet: it begins again
-            shutil.rmtree(where)
+            delete_folder(where)
     config = resolve(made.settings(rung))
     return begin_run(config, dataset, where.name, folder, on_event, deadline)
 

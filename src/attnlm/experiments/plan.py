@@ -18,7 +18,7 @@ from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import keeping_threads
-from attnlm.config.recipes import load_recipe
+from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import Config, resolve, with_steps
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
@@ -26,6 +26,9 @@ from attnlm.data.shards import Ids
 from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.runs.open_run import open_run
+from attnlm.runs.parent import check_tokenizer
+from attnlm.runs.run import Run
 from attnlm.training.memory import check_memory
 from attnlm.training.plan import Plan
 from attnlm.training.state import initial_state, keeping_random_state
@@ -52,6 +55,8 @@ def plan(
     tokens: int | None = None,
     peak: float | None = None,
     share: float | None = None,
+    start_from: str | Path | Run | None = None,
+    checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
     **settings: Setting,
@@ -61,6 +66,7 @@ def plan(
     A vocabulary of `vocab_size` stands for a data set. Ten steps are measured on this machine, by
     as many processes as have been started; or else each process is said to reach `share` of `peak`
     FLOP/s. `tokens` is the budget; default: 20 per parameter, of adapters one pass over the data.
+    With `start_from` the model is that of another run, whose weights are not read.
 
     Raises AttnlmError as `train` does, and where what is to be measured does not fit.
     """
@@ -70,12 +76,12 @@ def plan(
     with joined() as processes:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
-        config = resolve(settings, None if recipe is None else load_recipe(str(recipe)))
-        opened: TrainingData
-        if vocab_size is None:
-            opened = open_dataset(dataset, data_dir=data_dir)
-        else:
-            opened = _made_up(vocab_size, config)
+        parent = weights = None
+        if start_from is not None:
+            parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
+            weights = parent.config.model, parent.name
+        config = resolve_planned(settings, None if recipe is None else str(recipe), weights)
+        opened = _data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings and config.training.steps is not None:
             tokens = config.training.steps * config.tokens_per_step
         if tokens is None and config.training.adapters is not None:
@@ -100,6 +106,27 @@ def plan(
     share = USUAL_SHARE if share is None else share
     seconds = stated.step_flops / (peak * share)
     return replace(stated, step_seconds=seconds, peak=peak, share=share)
+
+
+def _data(
+    dataset: str | Path | Dataset | None,
+    vocab_size: int | None,
+    config: Config,
+    parent: Run | None,
+    data_dir: str | Path,
+) -> TrainingData:
+    if vocab_size is not None:
+        if parent is not None and vocab_size != parent.vocab_size:
+            raise UsageError(
+                f"`vocab_size` can't be {vocab_size:,}, since {parent.name} has "
+                f"{parent.vocab_size:,} ids",
+                "leave it out, or give the same",
+            )
+        return _made_up(vocab_size, config)
+    opened = open_dataset(dataset, data_dir=data_dir)
+    if parent is not None:
+        check_tokenizer(parent, opened)
+    return opened
 
 
 def _check(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import files
+from attnlm.base.commands import how_to_make
 from attnlm.base.entries import problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder, is_folder
@@ -40,6 +41,10 @@ def open_run(
         raise AttnlmError(
             f"{path} is a folder of Hugging Face's format, not a run",
             f"make a run of it: attnlm import {path}",
+        )
+    if not (path / "config.json").exists():
+        raise AttnlmError(
+            f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     known_later = {"stopped_after": 0.0, "parent": None, "imported_from": ""}
     content = {**known_later, **files.read_json(path / "config.json")}

@@ -25,13 +25,18 @@ def start_record(parent: Run, checkpoint: str, dataset: Dataset) -> dict[str, An
 
     Raises AttnlmError where the data have another tokenizer, and as `Run.checkpoint` does.
     """
+    check_tokenizer(parent, dataset)
+    return parent_record(parent, checkpoint)
+
+
+def check_tokenizer(parent: Run, dataset: Dataset) -> None:
+    """Raises AttnlmError where the data have another tokenizer than a run."""
     if dataset.tokenizer.to_json() != parent.tokenizer.to_json():
         raise AttnlmError(
             f"{dataset.name} was not encoded with the tokenizer of {parent.name}, "
             "so that its ids mean other tokens",
             f"prepare its text again with `tokenizer` {parent.path}",
         )
-    return parent_record(parent, checkpoint)
 
 
 def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
