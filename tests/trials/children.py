@@ -32,7 +32,12 @@ def in_own_process(run: Run, draws: bool = False) -> Run:
         server = _server()
         assert server.stdin is not None and server.stdout is not None
         print(json.dumps(asked), file=server.stdin, flush=True)
-        assert server.stdout.readline() == "0\n", f"the process of {run.__module__} failed"
+        try:
+            assert server.stdout.readline() == "0\n", f"the process of {run.__module__} failed"
+        except BaseException:  # such as a time limit: its answer may come when another is awaited
+            server.kill()
+            _server.cache_clear()
+            raise
         tried = Tally(**json.loads(written.read_text()))
         tally.cases, tally.failures = tried.cases, tried.failures
 

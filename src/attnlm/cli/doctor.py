@@ -40,7 +40,7 @@ def doctor(
     elif remedies:
         console.say(
             f"{remedies} {'problem' if remedies == 1 else 'problems'}: → says what to do; "
-            + ("attnlm can't train" * is_fatal or "attnlm works, even so")
+            + ("attnlm can't train" * is_fatal or "attnlm still works")
         )
     else:
         console.say("no problems found")
