@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from attnlm.data.dataset import Dataset
-from benchmarks.table import Row, in_turn
+from benchmarks.table import Row, in_turn, measured
 from benchmarks.transformer import ROUNDS, SECONDS, Ours, Shape, steps_per_second
 
 SHAPES = (
@@ -37,7 +36,7 @@ def lora(dataset: Dataset, text: Path) -> list[Row]:
         rows.append(Row(f"{name}: tokens/s", f"{own:,.0f}", f"peft {other:,.0f}", f"{ratio:.2f}"))
         del ours, rival
         most = [_memory(shape, which) for which in ("ours", "rival")]
-        in_words = [f"{bytes / 2**20:,.0f} MiB" for bytes in most]
+        in_words = [f"{mib:,.0f} MiB" for mib in most]
         rows.append(
             Row(f"{name}: memory", in_words[0], f"peft {in_words[1]}", f"{most[1] / most[0]:.2f}")
         )
@@ -87,16 +86,13 @@ class _Rival:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _memory(shape: Shape, which: str) -> int:
-    """Bytes of a process of its own at its peak, libraries and all."""
-    command = [sys.executable, "-m", "benchmarks.lora", which, json.dumps(shape)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _memory(shape: Shape, which: str) -> float:
+    """MiB of a process of its own at its peak, libraries and all."""
+    return measured([sys.executable, "-m", "benchmarks.lora", which, json.dumps(shape)]).mib
 
 
 def main() -> None:
-    """`python -m benchmarks.lora ours|rival SHAPE`: bytes at the peak of three steps."""
-    import resource
-
+    """`python -m benchmarks.lora ours|rival SHAPE`: three steps."""
     import numpy as np
 
     which, shape = sys.argv[1], Shape(*json.loads(sys.argv[2]))
@@ -106,7 +102,6 @@ def main() -> None:
         Ours("gpt2", shape, data, lora=_RANK).tokens_per_second(0)
     else:
         _Rival(shape).tokens_per_second(0)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 if __name__ == "__main__":

@@ -268,8 +268,13 @@ def _whole(size: int) -> int:
 
 
 def _space(size: int) -> _Floats:
-    """Memory for so many numbers, and for reading whole vectors at its end."""
-    return np.empty(size + _PANEL, np.float32)
+    """Memory for so many numbers, and for reading whole vectors at its end.
+
+    By PyTorch, since NumPy asks for large pages: a short prompt writes to a little of each, and
+    all of it has to be cleared first.
+    """
+    space: _Floats = torch.empty(size + _PANEL).numpy()
+    return space
 
 
 def _array(tensor: Tensor) -> _Floats:
