@@ -39,7 +39,7 @@ def doctor(
         console.result_json({"findings": [asdict(finding) for finding in found]})
     elif remedies:
         console.say(
-            f"{remedies} {'problem' if remedies == 1 else 'problems'}: → says what to do; "
+            f"{remedies} {'problem' if remedies == 1 else 'problems'} found, see the → lines; "
             + ("attnlm can't train" * is_fatal or "attnlm still works")
         )
     else:

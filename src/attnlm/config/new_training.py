@@ -34,10 +34,7 @@ def resolve_new(
         return resolve_from(*parent, settings, sizes[0]), sizes
     if len(sizes) > 1:
         _check_several(f"the recipe {recipe}", sizes, settings)
-    config, *_ = [
-        resolve(settings, size) if len(sizes) == 1 else _one_of_several(settings, size, number)
-        for number, size in enumerate(sizes, 1)
-    ]
+    config = resolve(settings, sizes[0])
     check_from_a_run(config.training)
     return config, sizes
 
@@ -50,13 +47,6 @@ def resolve_planned(
     """A training that is not begun: its recipe has one size, and adapters need no `parent`."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
-
-
-def _one_of_several(settings: Mapping[str, Setting], size: Settings, number: int) -> Config:
-    try:
-        return resolve(settings, size)
-    except AttnlmError as error:
-        raise type(error)(f"{error.message} (in size {number} of the recipe)", error.hint) from None
 
 
 def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:
@@ -73,6 +63,12 @@ def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str
         if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
             own = "of one model" if name == "model" else "for one process"
             raise UsageError(f"{recipe} is {own}", f"leave `{name}` out, or the recipe")
+    for number, size in enumerate(sizes, 1):
+        try:
+            resolve(settings, size)
+        except AttnlmError as error:
+            message = f"{error.message} (in size {number} of the recipe)"
+            raise type(error)(message, error.hint) from None
 
 
 def resolve_from(
