@@ -36,14 +36,15 @@ demo: $(READY)
 		--data-dir build/demo/data --checkpoint-dir build/demo/checkpoints
 	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
 
-# Types are checked beside the tests.
+# Types are checked beside the tests. The many processes that tests start share
+# compiled modules, even where Python is told to keep none.
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p build
 	@$(BIN)/mypy >build/types 2>&1 & types=$$!; \
 	echo '$(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal'; \
-	$(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal; tests=$$?; \
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
 	exit $$((tests ? tests : types))
 

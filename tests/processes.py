@@ -1,12 +1,9 @@
-"""What each of several processes does for test_processes.py: `python -m tests.processes DATA OUT`.
-
-The numbers are compared with those of one process.
-"""
+"""What each of several processes computes for test_processes.py, to compare with one alone."""
 
 from __future__ import annotations
 
+import os
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +125,12 @@ def failure(dataset: Dataset, processes: Processes) -> str:
     return "nothing"
 
 
-def main() -> None:
-    dataset, out = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
+def compute(rank: int, count: int, port: int, data: Path, out: Path) -> None:
+    """Writes what process `rank` of `count` found into `out`."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dataset = open_dataset(data)
     with joined() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
         sharded = {name: sharded_numbers(name, dataset, processes) for name in SHARDED}
@@ -137,7 +138,3 @@ def main() -> None:
         told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
         content = found, failure(dataset, processes), told, sharded
         (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))
-
-
-if __name__ == "__main__":
-    main()

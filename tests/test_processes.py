@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -24,13 +25,13 @@ from attnlm.compute import processes as module
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
-from tests.processes import NAMES, SHARDED, numbers, sharded_numbers
+from tests.processes import NAMES, SHARDED, compute, numbers, sharded_numbers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 TRAIN = (
     *("train", "fruits-char", "--model", "single-head", "--batch-size", "6", "--block-size", "8"),
     *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
-    *("--steps", "600", "--eval-every", "60"),
+    *("--steps", "300", "--eval-every", "30"),
 )
 
 
@@ -62,16 +63,18 @@ def free_port() -> int:
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Path) -> None:
     opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    common["MASTER_PORT"] = str(free_port())
-    program = sys.executable, "-m", "tests.processes", opened.path, tmp_path
-    root = Path(__file__).parent.parent
+    forked = multiprocessing.get_context("forkserver")  # what they need is imported once
+    forked.set_forkserver_preload(["tests.processes", "torch.distributed.fsdp"])
+    port = free_port()
     running = [
-        started(*program, cwd=root, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        forked.Process(target=compute, args=(rank, count, port, opened.path, tmp_path))
         for rank in range(count)
     ]
     for process in running:
-        ended(process, 0)
+        process.start()
+    for process in running:
+        process.join(60)
+        assert process.exitcode == 0
     (first, failure, told, sharded), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(count)
     )
@@ -130,7 +133,7 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
             assert one[loss] == pytest.approx(other[loss], abs=1e-4)
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
     with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 started"):
-        attnlm.train(resume=whole, steps=1200, data_dir=project / "data")
+        attnlm.train(resume=whole, steps=600, data_dir=project / "data")
 
 
 def until_evaluated(path: Path, times: int) -> None:
@@ -173,7 +176,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
     assert stderr.count("stopped; the last complete step is saved") == 1
     assert "error: " not in stderr
     path: Path = training.path  # type: ignore[attr-defined]
-    assert 120 <= attnlm.open_run(path).checkpoint("last").step < 600
+    assert 60 <= attnlm.open_run(path).checkpoint("last").step < 300
     ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
     assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
     assert timeless(path) == timeless(whole)
