@@ -133,27 +133,36 @@ static const float *turned(const struct model *m, const float *restrict x,
     return y;
 }
 
+/* What lies at `x`; what lies `ahead` of it, if anything, is fetched for later. */
+INLINE vector load_ahead(const float *x, int64_t ahead)
+{
+    if (ahead)
+        __builtin_prefetch(x + ahead, 0, 2);
+    return load(x);
+}
+
 /* The scores of `parts` vectors of tokens. */
-INLINE void score(const int parts, int64_t size, const float *query, const float *keys, float *scores)
+INLINE void score(const int parts, int64_t size, const float *query, const float *keys,
+                  int64_t ahead, float *scores)
 {
     vector sums[4] = {{0}};
     for (int64_t i = 0; i < size; i++)
         for (int p = 0; p < parts; p++)
-            sums[p] += query[i] * load(keys + p * size * LANES + i * LANES);
+            sums[p] += query[i] * load_ahead(keys + p * size * LANES + i * LANES, ahead);
     for (int p = 0; p < parts; p++)
         *(vector *)(scores + p * LANES) = sums[p];
 }
 
 /* `parts` vectors of what the values of all visible tokens make, by their scores; `room` numbers. */
 INLINE void mix(const int parts, int64_t size, int64_t visible, const float *scores,
-                const float *values, float share, float *mixed, int64_t room)
+                const float *values, int64_t ahead, float share, float *mixed, int64_t room)
 {
     vector sums[4][4] = {{{0}}}; /* of every fourth token */
     int64_t s = 0;
     for (; s + 4 <= visible; s += 4)
         for (int j = 0; j < 4; j++)
             for (int p = 0; p < parts; p++)
-                sums[j][p] += scores[s + j] * load(values + (s + j) * size + p * LANES);
+                sums[j][p] += scores[s + j] * load_ahead(values + (s + j) * size + p * LANES, ahead);
     for (; s < visible; s++)
         for (int p = 0; p < parts; p++)
             sums[0][p] += scores[s] * load(values + s * size + p * LANES);
@@ -167,15 +176,16 @@ INLINE void mix(const int parts, int64_t size, int64_t visible, const float *sco
     }
 }
 
-/* What a query gathers from the first `visible` tokens: softmax(keysᵀ query) · values. */
+/* What a query gathers from the first `visible` tokens: softmax(keysᵀ query) · values. The next keys
+   and values that are asked for lie `ahead` of these. */
 static void gather(int64_t size, int64_t visible, const float *query, const float *keys,
-                   const float *values, float *scores, float *mixed)
+                   const float *values, int64_t ahead, float *scores, float *mixed)
 {
     int64_t s = 0;
     for (; s + 4 * LANES <= visible; s += 4 * LANES)
-        score(4, size, query, keys + s * size, scores + s);
+        score(4, size, query, keys + s * size, ahead, scores + s);
     for (; s < visible; s += LANES)
-        score(1, size, query, keys + s * size, scores + s);
+        score(1, size, query, keys + s * size, ahead, scores + s);
     for (s = visible; s % LANES; s++)
         scores[s] = -INFINITY;
     vector top = load(scores), sum = {0};
@@ -192,9 +202,11 @@ static void gather(int64_t size, int64_t visible, const float *query, const floa
     float share = 1 / total(sum);
     int64_t i = 0;
     for (; i + 4 * LANES <= size; i += 4 * LANES)
-        mix(4, size, visible, scores, values + i, share, mixed + i, 4 * LANES);
+        mix(4, size, visible, scores, values + i, ahead, share, mixed + i, 4 * LANES);
+    for (; i + 2 * LANES <= size; i += 2 * LANES)
+        mix(2, size, visible, scores, values + i, ahead, share, mixed + i, 2 * LANES);
     for (; i < size; i += LANES) /* whole vectors can be read */
-        mix(1, size, visible, scores, values + i, share, mixed + i, size - i);
+        mix(1, size, visible, scores, values + i, ahead, share, mixed + i, size - i);
 }
 
 /* The first layer's queries, keys and values from the tables of tokens and positions. */
@@ -223,6 +235,9 @@ static void attend_head(struct member who, const struct model *m, const struct m
     const int64_t size = m->size, group = m->heads / m->kv_heads;
     float *turning = to->query + who.number * (size + PANEL);
     float *scores = to->scores + who.number * to->capacity, *mixed = to->mixed;
+    /* With a token of each window, the next is of another window, whose memory no cache may hold. */
+    const int one_each = t->count == 1 && t->samples > 1;
+    const int64_t ahead = one_each ? m->kv_heads * to->capacity * size : 0;
     struct place p = first_of(t);
     for (int64_t r = 0; r < t->rows; r++, packed += stride, move_on(&p, t)) {
         int64_t position = t->known + p.at, part = position % LANES;
@@ -237,7 +252,7 @@ static void attend_head(struct member who, const struct model *m, const struct m
         for (int64_t h = k * group; h < (k + 1) * group; h++)
             gather(size, position + 1,
                    turned(m, packed + h * size, b->query_gains, position, turning), keys, values,
-                   scores, mixed + h * size);
+                   ahead, scores, mixed + h * size);
         mixed += to->mixed_stride;
     }
 }
