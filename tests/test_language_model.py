@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.language_model import build_model
+from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from benchmarks.plain import Head, PlainModel
 from tests.models import SIZES, VARIANTS, V, gradients, self_attention, small_model, some_ids
 
@@ -146,3 +148,20 @@ def test_r2_trains_as_the_plain_loop_does() -> None:
             loss.backward()
             optimizer.step()
     assert losses[0] < math.log(V)
+
+
+@pytest.mark.parametrize("at_once", [None, 4 * V])
+@presets
+def test_nothing_waits_for_the_device(
+    model_name: str, at_once: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's meta device has shapes, but no numbers that one could wait for."""
+    if at_once is not None:
+        monkeypatch.setitem(LOGITS_AT_ONCE, "meta", at_once)
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # it has none
+        monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    model = small_model(model_name).to("meta")
+    inputs, targets = some_ids(2, B, T).to("meta")
+    assert model(inputs).shape == (B, T, V) and model(inputs).is_meta
+    for name, gradient in gradients(model, model.loss(inputs, targets)).items():
+        assert gradient.is_meta, name

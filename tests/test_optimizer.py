@@ -125,6 +125,18 @@ def test_updates_are_pytorchs(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_updates_wait_for_no_device(optimizer: str) -> None:
+    """PyTorch's meta device has no numbers that one could wait for."""
+    model, config = a_model_with_gradients(
+        1, model="transformer", heads=2, optimizer=optimizer, gradient_clip=1.0
+    )
+    updates = FlatOptimizer(model.to("meta"), config.training)
+    for step in range(2):
+        updates.step(step)
+    assert all(p.is_meta for p in model.parameters()) and updates.norm is not None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_optimizer_goes_on_from_its_state(optimizer: str) -> None:
     settings: dict[str, Setting] = {"model": "transformer", "layers": 2, "optimizer": optimizer}
     model, config = a_model_with_gradients(1, heads=2, **settings)

@@ -15,7 +15,7 @@ from attnlm.model.ops import compiled_for, place
 from attnlm.model.ops.linear import linear
 from attnlm.model.ops.products import product
 
-LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26}
+LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""
 # Tokens, as many as the features of each: products with so many columns are fastest.
 _FEWEST_COMPILED, MOST_COMPILED = 64, 128
@@ -63,7 +63,7 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if grad != 1:
+        if not grad.is_cpu or grad != 1:  # other devices would be waited for
             ctx.gradients = [None if d is None else d.mul_(grad) for d in ctx.gradients]
         return *ctx.gradients, None
 
