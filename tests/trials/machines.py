@@ -28,6 +28,7 @@ _TRAIN = (
     *("--optimizer", "adamw", "--seed", "1", "--name", "run", "--eval-every", "200"),
 )
 _LONG, _SHORT = ("--steps", "3000"), ("--steps", "60")
+_SHARDED = ("--steps", "1000", "--shard")
 _RESUME = ("train", "--resume", "run")
 _ANSWER = 60.0  # seconds, within which all end
 _LONGEST = 300.0
@@ -72,6 +73,15 @@ class _Pair:
     def run(self) -> Path:
         """The run's folder, which is the main machine's."""
         return self.machines[0].folder / "checkpoints" / "run"
+
+    def share_runs(self) -> None:
+        """Both write runs to one file system."""
+        (shared := self.machines[0].folder.parent / "shared").mkdir()
+        for machine in self.machines:
+            (machine.folder / "checkpoints").symlink_to(shared)
+
+    def shares_runs(self) -> bool:
+        return (self.machines[1].folder / "checkpoints").is_symlink()
 
     def until_evaluated(self, times: int) -> None:
         metrics = self.run() / "metrics.jsonl"
@@ -155,7 +165,7 @@ def _run(tally: Tally, folder: Path) -> None:
 
 def _undisturbed(given: Path, steps: tuple[str, ...], processes: int = 2) -> Path:
     """The same run, of as many processes of one machine."""
-    folder = given / f"{processes}-{steps[1]}"
+    folder = given / "".join((str(processes), *steps))
     if not folder.exists():
         command = (sys.executable, "-m", "attnlm", *_TRAIN, *steps, "--checkpoint-dir", str(folder))
         subprocess.run(
@@ -169,20 +179,23 @@ def _undisturbed(given: Path, steps: tuple[str, ...], processes: int = 2) -> Pat
 
 
 def _same(pair: _Pair, undisturbed: Path) -> str | None:
-    if (pair.machines[1].folder / "checkpoints").exists():
+    written = pair.machines[1].folder / "checkpoints"
+    if written.exists() and not written.is_symlink():
         return "the other machine has written a run"
     return same_run(attnlm.open_run(undisturbed), attnlm.open_run(pair.run()))
 
 
-def _resumed(pair: _Pair, given: Path) -> str | None:
+def _resumed(pair: _Pair, given: Path, steps: tuple[str, ...] = _LONG) -> str | None:
     """The run goes on, on two new machines, as if nothing had happened."""
     run = pair.run()
     if attnlm.open_run(run).checkpoint("last").step < 200:
         return "no checkpoint is left"
     with _pair(pair.machines[0].folder.parent / "again", given / "data") as other:
+        if pair.shares_runs():
+            other.share_runs()
         shutil.copytree(run, other.run())
         other.start(*_RESUME)
-        return other.ends(_LONGEST, codes=(0,)) or _same(other, _undisturbed(given, _LONG))
+        return other.ends(_LONGEST, codes=(0,)) or _same(other, _undisturbed(given, steps))
 
 
 def _plain(pair: _Pair, given: Path, generator: random.Random) -> str | None:
@@ -217,6 +230,15 @@ def _killed(pair: _Pair, given: Path, generator: random.Random) -> str | None:
         os.kill(pid, signal.SIGKILL)
     ended = "another process of this training has ended"
     return pair.fails(ended, "") or _resumed(pair, given)
+
+
+def _sharded(pair: _Pair, given: Path, generator: random.Random) -> str | None:
+    """Each process has its part of the weights and of every checkpoint; one of them is killed."""
+    pair.share_runs()
+    pair.start(*_TRAIN, *_SHARDED, by=generator.choice((_STATIC, _C10D)))
+    pair.until_evaluated(generator.randrange(3, 5))
+    os.kill(pair.processes(1)[0], signal.SIGKILL)
+    return pair.fails() or _resumed(pair, given, _SHARDED)
 
 
 def _stopped(pair: _Pair, given: Path, generator: random.Random) -> str | None:
@@ -255,13 +277,13 @@ def _without_data(pair: _Pair, given: Path, generator: random.Random) -> str | N
 
 
 _KINDS: tuple[Callable[[_Pair, Path, random.Random], str | None], ...] = (
-    *(_plain, _slow, _broken, _killed, _stopped, _out_of_memory, _without_data),
+    *(_plain, _slow, _broken, _killed, _sharded, _stopped, _out_of_memory, _without_data),
 )
 TRIAL = Trial(
     name="machines",
     promise="two machines train as one; where link or process fails, all end, and resume as one",
     short=0,
-    full=14,
+    full=16,
     run=_run,
     skip=why_no_machines,
 )
