@@ -18,9 +18,9 @@ from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.generation import native_decoder
-from attnlm.generation.decoders import Ids, SideBySide, new_decoder
+from attnlm.generation.decoders import Ids, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.sampling import generate
+from attnlm.generation.sampling import generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, architecture
@@ -265,15 +265,17 @@ def test_a_sample_does_not_depend_on_the_others(
     monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: compiled())
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, {**sized(model), "embed_dim": 36, "block_size": 33})
-    assert isinstance(new_decoder(built, CPU, 64), SideBySide) == (model == "transformer")
+    parts = fastest_decoding(built, CPU).parts(64)
+    assert len(parts) == (3 if model == "transformer" else 1)
+    assert [sample for part in parts for sample in part] == list(range(64))
 
-    def drawn(count: int) -> Ids:
-        config = SamplingConfig(tokens=2000, num_samples=count, seed=8)
-        return np.stack(list(generate(built, [3, 1], config, CPU)))
+    def drawn(count: int) -> SamplingConfig:
+        return SamplingConfig(tokens=2000, num_samples=count, seed=8)
 
-    one, eight, many = drawn(1), drawn(8), drawn(64)
-    assert np.array_equal(one, many[:, :1]) and np.array_equal(eight, many[:, :8])
-    assert len(set(map(tuple, many.T.tolist()))) == 64
+    one = np.stack(list(generate(built, [3, 1], drawn(1), CPU)), axis=1)
+    eight, many = (generate_all(built, [3, 1], drawn(count), CPU) for count in (8, 64))
+    assert np.array_equal(one, many[:1]) and np.array_equal(eight, many[:8])
+    assert len(set(map(tuple, many.tolist()))) == 64
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import _thread
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +12,13 @@ from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
-from attnlm.generation.decoders import Array, CachedDecoder, Decoder, PlainDecoder, new_decoder
+from attnlm.generation.decoders import (
+    Array,
+    CachedDecoder,
+    Decoder,
+    PlainDecoder,
+    fastest_decoding,
+)
 from attnlm.generation.next_token import (
     Probabilities,
     Uniforms,
@@ -18,7 +26,7 @@ from attnlm.generation.next_token import (
     next_token_weights,
     normalised,
 )
-from attnlm.generation.sampling import generate, window_start
+from attnlm.generation.sampling import generate, generate_all, window_start
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel, build_model
@@ -122,7 +130,7 @@ def test_logits_that_are_not_finite_are_refused(wrong: float, temperature: float
 
 
 def test_draws_follow_the_distribution() -> None:
-    uniforms = Uniforms(3, 1)
+    uniforms = Uniforms(3, range(1))
     probabilities_BV = np.array([[0.1, 0.6, 0.3]])
     counts = [0, 0, 0]
     for _ in range(4000):
@@ -132,7 +140,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_each_sample_has_a_stream_of_its_own_whatever_the_others() -> None:
-    two, three = Uniforms(5, 2), Uniforms(5, 3)
+    two, three = Uniforms(5, range(2)), Uniforms(5, range(3))
     for _ in range(4):
         few, many = two.next(), three.next()
         assert few.tolist() == many[:2].tolist()
@@ -186,7 +194,7 @@ def test_fast_logits_equal_plain_ones_far_past_the_context(
     rung: str, settings: dict[str, Setting], num_samples: int
 ) -> None:
     model = a_model(rung, torch.float32, settings)
-    assert_equal_logits(model, new_decoder(model, CPU, num_samples), num_samples)
+    assert_equal_logits(model, fastest_decoding(model, CPU).new_decoder(num_samples), num_samples)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung != "bigram"])
@@ -220,7 +228,7 @@ def test_without_a_compiler_logits_come_from_cached_keys(
 ) -> None:
     monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: None)
     model = a_model(rung, torch.float32)
-    decoder = new_decoder(model, CPU, 2)
+    decoder = fastest_decoding(model, CPU).new_decoder(2)
     assert isinstance(decoder, CachedDecoder) == (rung != "bigram")
     assert_equal_logits(model, decoder, 2)
 
@@ -304,3 +312,13 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError) as caught:
         SamplingConfig(**wrong)  # type: ignore[arg-type]
     assert f"`{next(iter(wrong))}`" in caught.value.message
+
+
+def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would make a million tokens each."""
+    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
+    model = a_model("transformer", torch.float32)
+    config = SamplingConfig(tokens=10**6, num_samples=24)
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        generate_all(model, [1], config, CPU)

@@ -1,13 +1,13 @@
 """Logits of the next token: the fastest form of a model that is exact, on its device.
 
 Every form here equals the model's own forward pass up to rounding. Axes: B samples, S tokens of the
-window, T new ones among them, P samples of one thread, V vocabulary.
+window, T new ones among them, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,20 +36,33 @@ class Decoder(Protocol):
         """(B, V) for the token after a window, whose first `known` tokens were there before."""
 
 
-def new_decoder(model: LanguageModel, device: Device, num_samples: int) -> Decoder:
-    """The fastest exact form of a model on its device."""
+@dataclass(frozen=True)
+class Decoding:
+    """A way to decode a model: with a decoder for any number of samples."""
+
+    new_decoder: Callable[[int], Decoder]
+    threads: int = 1
+    """Among how many samples can be divided, with a decoder in each."""
+
+    def parts(self, num_samples: int) -> list[range]:
+        """The samples of each thread that is worth it."""
+        parts = max(1, min(self.threads, num_samples // _FEWEST_SIDE_BY_SIDE))
+        borders = [num_samples * part // parts for part in range(parts + 1)]
+        return list(map(range, borders, borders[1:]))
+
+
+def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
+    """The fastest exact way on a device."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     if (device.name, device.dtype) != ("cpu", "float32") or not is_single:
-        return CachedDecoder(model, device)
+        return Decoding(lambda _: CachedDecoder(model, device))
     if isinstance(model, Bigram):
-        return BigramDecoder(model)
+        return Decoding(lambda _: BigramDecoder(model))
     if (compiled := library("decoding.c")) is None:
-        return CachedDecoder(model, device)
+        return Decoding(lambda _: CachedDecoder(model, device))
     native = NativeModel(model, compiled)
-    parts = min(cores(), num_samples // _FEWEST_SIDE_BY_SIDE)
-    if parts < 2 or model.architecture.slides or native.is_large:  # whose crew uses all cores
-        return NativeDecoder(native, num_samples)
-    return SideBySide(lambda samples: NativeDecoder(native, samples), num_samples, parts)
+    uses_all = native.is_large or model.architecture.slides  # cores, or is one call of Python's
+    return Decoding(lambda samples: NativeDecoder(native, samples), 1 if uses_all else cores())
 
 
 class PlainDecoder:
@@ -90,26 +103,6 @@ class BigramDecoder:
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         return self._table_VV[ids_BS[:, -1]]
-
-
-class SideBySide:
-    """Many samples, divided among as many threads as there are parts."""
-
-    def __init__(self, make: Callable[[int], Decoder], num_samples: int, parts: int) -> None:
-        sizes = [len(part) for part in np.array_split(np.arange(num_samples), parts)]
-        self._decoders = list(map(make, sizes))
-        self._borders = np.cumsum(sizes)[:-1]
-        self._pool = ThreadPoolExecutor(parts - 1)
-
-    def logits(self, ids_BS: Ids, known: int) -> Array:
-        ids_PS, *rest = np.split(ids_BS, self._borders)
-        # This thread takes a part too: one that waits has to be woken, which takes its time.
-        others = [
-            self._pool.submit(decoder.logits, other_PS, known)
-            for decoder, other_PS in zip(self._decoders[1:], rest, strict=True)
-        ]
-        first = self._decoders[0].logits(ids_PS, known)
-        return np.concatenate([first, *(other.result() for other in others)])
 
 
 def _as_array(tensor: Tensor) -> Array:

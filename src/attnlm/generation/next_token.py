@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +96,8 @@ def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
 class Uniforms:
     """For each sample a stream of numbers in [0, 1) of its own: a function of (seed, sample)."""
 
-    def __init__(self, seed: int, num_samples: int) -> None:
-        keys = [np.random.SeedSequence([seed, sample]) for sample in range(num_samples)]
+    def __init__(self, seed: int, samples: Iterable[int]) -> None:
+        keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
         self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
         self._ahead = self._rows()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import Ids, PlainDecoder, new_decoder
+from attnlm.generation.decoders import Decoding, Ids, PlainDecoder, fastest_decoding
 from attnlm.generation.next_token import (
     Probabilities,
     Uniforms,
@@ -49,29 +51,55 @@ def generate(
     *,
     cached: bool = True,
 ) -> Iterator[Ids]:
-    """Yields `config.tokens` times the next ids of all samples, (B,)."""
-    for next_B, _ in _drawn_tokens(model, prompt, config, device, cached=cached):
+    """Yields `config.tokens` times the next ids of all samples, (B,).
+
+    What is known of the tokens before is used again while the window stands still, where that is
+    exact. `cached=False` computes everything anew each time with the model itself: the plain path
+    that the others are tested against.
+    """
+    plain = Decoding(lambda _: PlainDecoder(model, device))
+    decoding = fastest_decoding(model, device) if cached else plain
+    samples = range(config.num_samples)
+    for next_B, _ in _drawn_tokens(model, prompt, config, decoding, samples):
         yield next_B
+
+
+def generate_all(
+    model: LanguageModel, prompt: Sequence[int], config: SamplingConfig, device: Device
+) -> Ids:
+    """All that `generate` yields, (B, tokens), by threads that do not wait for each other."""
+    decoding, stopped = fastest_decoding(model, device), threading.Event()
+
+    def rows(samples: range) -> Ids:
+        made_BT = np.empty((len(samples), config.tokens), dtype=np.int64)
+        drawn = _drawn_tokens(model, prompt, config, decoding, samples)
+        for t, (next_B, _) in enumerate(drawn):
+            made_BT[:, t] = next_B
+            if stopped.is_set():
+                break
+        return made_BT
+
+    first, *others = decoding.parts(config.num_samples)
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        try:
+            futures = [pool.submit(rows, samples) for samples in others]
+            return np.concatenate([rows(first), *(future.result() for future in futures)])
+        finally:
+            stopped.set()
 
 
 def _drawn_tokens(
     model: LanguageModel,
     prompt: Sequence[int],
     config: SamplingConfig,
-    device: Device,
-    *,
-    cached: bool = True,
+    decoding: Decoding,
+    samples: range,
 ) -> Iterator[tuple[Ids, Probabilities]]:
-    """Yields `config.tokens` times the next ids (B,), and by which weights they were drawn, (B, V).
-
-    What is known of the tokens before is used again while the window stands still, where that is
-    exact. `cached=False` computes everything anew each time with the model itself: the plain path
-    that the others are tested against.
-    """
+    """Yields `config.tokens` times the next ids of these samples (B,), and by which weights they
+    were drawn, (B, V)."""
     assert prompt, "there is always a first token"
-    block_size, count = model.architecture.block_size, config.num_samples
-    uniforms = Uniforms(config.seed, count)
-    decoder = new_decoder(model, device, count) if cached else PlainDecoder(model, device)
+    block_size, count = model.architecture.block_size, len(samples)
+    uniforms, decoder = Uniforms(config.seed, samples), decoding.new_decoder(count)
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
@@ -154,7 +182,8 @@ class Sampler:
         """
         assert config.num_samples == 1
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        drawn = _drawn_tokens(self.model, ids, config, self.device)
+        decoding = fastest_decoding(self.model, self.device)
+        drawn = _drawn_tokens(self.model, ids, config, decoding, range(1))
         for count, (next_B, weights_BV) in enumerate(drawn, 1):
             ids.append(int(next_B[0]))
             content = self.tokenizer.decode_bytes([ids[-1]])
@@ -176,9 +205,8 @@ class Sampler:
 
     def samples(self, ids: list[int], config: SamplingConfig) -> list[str]:
         """Several continuations of `ids`, computed side by side."""
-        columns = list(generate(self.model, ids, config, self.device))
-        rows = np.stack(columns, axis=1).tolist() if columns else [[]] * config.num_samples
-        return [self.tokenizer.decode(row) for row in rows]
+        rows_BT = generate_all(self.model, ids, config, self.device)
+        return list(map(self.tokenizer.decode, rows_BT.tolist()))
 
 
 def load_sampler(run: Run, *, checkpoint: str = "auto", device: str = "auto") -> Sampler:
