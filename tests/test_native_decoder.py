@@ -266,7 +266,7 @@ def test_a_sample_does_not_depend_on_the_others(
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, {**sized(model), "embed_dim": 36, "block_size": 33})
     parts = fastest_decoding(built, CPU).parts(64)
-    assert len(parts) == (3 if model == "transformer" else 1)
+    assert len(parts) == 3
     assert [sample for part in parts for sample in part] == list(range(64))
 
     def drawn(count: int) -> SamplingConfig:

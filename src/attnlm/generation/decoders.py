@@ -26,7 +26,7 @@ Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
 _FEWEST_SIDE_BY_SIDE = 8
-"""Samples that are worth a thread; of a single layer, none are."""
+"""Samples that are worth a thread."""
 
 
 class Decoder(Protocol):
@@ -61,8 +61,8 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     if (compiled := library("decoding.c")) is None:
         return Decoding(lambda _: CachedDecoder(model, device))
     native = NativeModel(model, compiled)
-    uses_all = native.is_large or model.architecture.slides  # cores, or is one call of Python's
-    return Decoding(lambda samples: NativeDecoder(native, samples), 1 if uses_all else cores())
+    threads = 1 if native.is_large else cores()  # a large one's decoder uses all cores itself
+    return Decoding(lambda samples: NativeDecoder(native, samples), threads)
 
 
 class PlainDecoder:
