@@ -34,8 +34,9 @@ _COMPILERS = {
     "train, compiling C slowly": "sleep 100 & wait",
 }
 """What CC names, by the command that calls it."""
-_LONGEST = {_COMPILING: 12.0, **dict.fromkeys(_COMPILERS, 1.0)}
-"""Seconds to the signal: of commands that compile C, from when the compiler is called."""
+_LONGEST = {_COMPILING: 12.0, "prepare": 1.5, **dict.fromkeys(_COMPILERS, 1.0)}
+"""Seconds to the signal: of commands that compile C, from when the compiler is called. None is so
+long that a command may have ended."""
 
 
 def _run(tally: Tally, folder: Path) -> None:
