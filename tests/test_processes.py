@@ -67,7 +67,7 @@ def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Pa
     forked.set_forkserver_preload(["tests.processes", "torch.distributed.fsdp"])
     port = free_port()
     running = [
-        forked.Process(target=compute, args=(rank, count, port, opened.path, tmp_path))
+        forked.Process(target=compute, args=(rank, count, port, opened.path, tmp_path), daemon=True)
         for rank in range(count)
     ]
     for process in running:

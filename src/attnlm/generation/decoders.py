@@ -6,6 +6,7 @@ window, T new ones among them, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,9 +26,6 @@ from attnlm.model.language_model import Bigram, LanguageModel
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
-_FEWEST_SIDE_BY_SIDE = 8
-"""Samples that are worth a thread."""
-
 
 class Decoder(Protocol):
     """What sampling asks for logits."""
@@ -45,8 +43,12 @@ class Decoding:
     """Among how many samples can be divided, with a decoder in each."""
 
     def parts(self, num_samples: int) -> list[range]:
-        """The samples of each thread that is worth it."""
-        parts = max(1, min(self.threads, num_samples // _FEWEST_SIDE_BY_SIDE))
+        """The samples of each thread that is worth it.
+
+        Some of each token's work is Python's, which threads do one after another, so that twice the
+        threads are worth it with four times the samples: two with 16.
+        """
+        parts = max(1, min(self.threads, math.isqrt(num_samples) // 2))
         borders = [num_samples * part // parts for part in range(parts + 1)]
         return list(map(range, borders, borders[1:]))
 
