@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +18,7 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
-from attnlm.compute.workers import compute_all, new_pool
+from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.batches import window_seeds
@@ -152,22 +154,81 @@ def test_what_processes_cannot_share_is_refused(
     assert hints in str(caught.value.hint)
 
 
-def test_a_failure_waits_for_the_others() -> None:
-    ended = threading.Event()
+def test_a_failure_waits_for_those_under_way() -> None:
+    begun, ended = threading.Event(), threading.Event()
 
     def slow() -> int:
+        begun.set()
         time.sleep(0.05)
         ended.set()
         return 2
 
     def fails() -> int:
+        begun.wait()
         raise ValueError("on purpose")
 
     with new_pool(2) as pool:
         assert isinstance(pool, ThreadPoolExecutor)
         assert compute_all([lambda: 1, slow], pool) == [1, 2]
         for jobs in ([fails, slow], [slow, fails]):
+            begun.clear()
             ended.clear()
             with pytest.raises(ValueError, match="on purpose"):
                 compute_all(jobs, pool)
             assert ended.is_set()
+
+
+@contextlib.contextmanager
+def occupied(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """While none of its threads begins anything."""
+    free = threading.Event()
+    for _ in range(pool._max_workers):
+        pool.submit(free.wait)
+    try:
+        yield
+    finally:
+        free.set()
+
+
+def test_the_calling_thread_does_what_no_other_has_begun() -> None:
+    with new_pool(3) as pool:
+        with occupied(pool):
+            here = threading.get_ident()
+            assert compute_all([threading.get_ident] * 3, pool) == [here] * 3
+            with pytest.raises(ZeroDivisionError):
+                compute_all([lambda: 1, lambda: 1 // 0, lambda: pytest.fail("is done")], pool)
+        all_here = threading.Barrier(3)
+
+        def meets() -> int:
+            all_here.wait(20)
+            return threading.get_ident()
+
+        assert len(set(compute_all([meets] * 3, pool))) == 3
+
+
+def test_threads_of_a_pool_have_as_many_of_torchs_own_as_the_calling_one() -> None:
+    config = config_of("transformer", batch_size=6, threads=6)
+    assert cut_batch(config.training, 6).shares == 6
+    config = config_of("transformer", batch_size=4, threads=6)
+    assert cut_batch(config.training, 6).shares == 2
+    all_here = threading.Barrier(2)
+
+    def meets() -> int:
+        all_here.wait(20)
+        return torch.get_num_threads()
+
+    with threads_of_torch(3), new_pool(2, 3) as pool:
+        assert compute_all([meets] * 2, pool) == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["single-head", "transformer"])
+def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Dataset) -> None:
+    config = config_of(name, batch_size=4, threads=6, dropout=0.1 if name[0] == "t" else 0.0)
+    found = []
+    for busy in (False, True):
+        state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
+        stepper = Stepper(state, config, dataset)
+        with threads_of_torch(3), occupied(stepper._pool) if busy else contextlib.nullcontext():
+            losses = [stepper.step(Interruption()).item() for _ in range(3)]
+        found.append((losses, state.optimizer._weights[0].numpy().tobytes()))
+    assert found[0] == found[1]

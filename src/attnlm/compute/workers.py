@@ -1,6 +1,6 @@
-"""Threads that compute side by side, each without PyTorch's own threads.
+"""Threads that compute side by side.
 
-PyTorch's threads wait for each other at every operation: on a busy machine a step then takes as
+PyTorch's own threads wait for each other at every operation: on a busy machine a step then takes as
 long as its unluckiest operations together. These meet once a step.
 """
 
@@ -17,22 +17,28 @@ Result = TypeVar("Result")
 
 
 def compute_all(jobs: Sequence[Callable[[], Result]], pool: ThreadPoolExecutor) -> list[Result]:
-    """Their results in order; the first job is done by the calling thread.
+    """Their results in order. The calling thread does the first job, and then those that no thread
+    of the pool has begun: on a busy machine it may have a processor while they have none.
 
-    When one fails, or a signal comes, the others are waited for all the same.
+    When one fails, or a signal comes, those under way are waited for all the same.
     """
     futures = [pool.submit(job) for job in jobs[1:]]
     try:
         first = [job() for job in jobs[:1]]
-        return [*first, *(future.result() for future in futures)]
+        rest = zip(jobs[1:], futures, strict=True)
+        return [*first, *(job() if future.cancel() else future.result() for job, future in rest)]
     finally:
-        wait(futures)
+        wait([future for future in futures if not future.cancel()])
 
 
-def new_pool(threads: int) -> ThreadPoolExecutor:
-    """Threads beside the calling one, `threads` in all; they end with the pool."""
+def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
+    """Threads beside the calling one, `threads` in all; they end with the pool.
+
+    Each computes with as many of PyTorch's own as `each`. The calling thread is to do so too, since
+    any of them may do a job, and numbers must not depend on which.
+    """
     return ThreadPoolExecutor(
-        max(1, threads - 1), "attnlm", initializer=torch.set_num_threads, initargs=(1,)
+        max(1, threads - 1), "attnlm", initializer=torch.set_num_threads, initargs=(each,)
     )
 
 

@@ -78,7 +78,7 @@ class Stepper:
         self.batches = training_batches(config, dataset, slice(self._first, self._first + cut.rows))
         self._threads = threads // cut.shares
         self._shares = [Share(state, config, cut.windows, first=i == 0) for i in range(cut.shares)]
-        self._pool = new_pool(cut.shares)
+        self._pool = new_pool(cut.shares, self._threads)
         self._work = "the beginning"
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
