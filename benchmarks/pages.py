@@ -57,7 +57,7 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
             if "query" in name:
                 parameter.mul_(4)
     run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
-    save_checkpoint(run.best, model, {"step": 0})
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 0})
     run = replace(run, imported_from="nowhere")
     run.save_config()
     return run

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.signals import Interrupted
+from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.config.stages import Stage, parsed_stages, written
 from attnlm.data.dataset import Dataset
@@ -21,6 +24,7 @@ from attnlm.runs.run import Run
 from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Replanned
 from attnlm.training.schedule import learning_rate_factor
+from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from tests.clock import Clock
 
@@ -182,6 +186,30 @@ def test_a_run_of_a_budget_is_resumed_by_its_plan_and_without_a_clock(
     assert not any(isinstance(event, Replanned) for event in events)
     longer = attnlm.train(resume="mine", steps=60, **where)
     assert longer.config.training.stages is None and longer.metrics()[-1]["step"] == 60
+
+
+def test_a_trial_holds_one_model_at_a_time_and_none_afterwards(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve({"model": "transformer", **SMALL, "threads": 2, "steps": 9})
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    most = 0
+
+    def counted(*about: Any) -> Any:
+        nonlocal most
+        state = initial_state(*about)
+        alive.add(state.optimizer)
+        most = max(most, len(alive))
+        return state
+
+    monkeypatch.setattr(budgets, "initial_state", counted)
+    gc.disable()  # what refers to itself would stay until Python looks for such things
+    try:
+        budget = budgets.Budget(30.0, time.perf_counter())
+        budgets.seconds_per_step(config, dataset, choose_device("cpu"), budget, 0.001)
+        assert most == 1 and not alive
+    finally:
+        gc.enable()
 
 
 def test_too_short_a_budget_is_refused_with_advice(

@@ -92,3 +92,16 @@ def test_tf32_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(AttnlmError, match="the device is cuda"):
         choose_device("cuda", "tf32")
+
+
+def test_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_problem", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in {"WORLD_SIZE": "6", "RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    for asked in ("auto", "cuda"):
+        with pytest.raises(AttnlmError, match="3 processes on this machine can't share 2 GPUs"):
+            choose_device(asked)
+    assert choose_device("cpu").name == "cpu"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert choose_device("cuda").name == "cuda"

@@ -59,7 +59,7 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
-    save_checkpoint(run.best, model, {"step": 1, "val_loss": 2.5})
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run
 
 

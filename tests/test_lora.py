@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import Tensor
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
@@ -26,6 +30,7 @@ from attnlm.model.low_rank import LoRA, adapter_numbers, adapter_shapes, map_sha
 from attnlm.model.textbook import forward
 from attnlm.runs.run import Run
 from attnlm.see.reproduce import train_command
+from attnlm.training import loop
 from attnlm.training.state import initial_state
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
@@ -284,3 +289,23 @@ def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path) -> None
     attnlm.train(resume=run, steps=8, **about(folder))
     assert not list(tmp_path.iterdir()) and not run.adapter.is_symlink()
     assert build_model(run.config.model, run.vocab_size)
+
+
+def test_a_signal_while_adapters_are_put_back_loses_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = child(folder, name="undisturbed", eval_every=6)
+
+    @contextlib.contextmanager
+    def interrupted(model: Any) -> Iterator[None]:
+        with folded(model):
+            yield
+        next(m for m in model.modules() if isinstance(m, Linear)).lora_down = None
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(loop, "folded", interrupted)
+    with pytest.raises(Interrupted):
+        child(folder, name="disturbed", eval_every=6)
+    monkeypatch.undo()
+    run = attnlm.train(resume="disturbed", **about(folder))
+    assert run.last.read_bytes() == whole.last.read_bytes()

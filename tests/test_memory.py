@@ -65,7 +65,7 @@ def test_as_many_windows_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None
         (of(None) / 0.71, 32),
         (of(8) / 0.69, 8),
         (of(1) / 0.69, 1),
-        (of(1) / 0.71, None),  # nothing would help
+        (of(1) / 0.71, 1),  # the least there is
         (None, None),
     ):
         monkeypatch.setattr(memory, "_memory_of", lambda device, there=there: there)

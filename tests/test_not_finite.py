@@ -48,7 +48,7 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
             if name == "transformer" and math.isfinite(number):
                 model.get_parameter("norm.gain").fill_(number)
                 model.get_parameter("token_embedding.weight").fill_(1)
-        save_checkpoint(path, model, facts)
+        save_checkpoint(path, dict(model.named_parameters()), facts)
     return tmp_path
 
 

@@ -279,7 +279,7 @@ def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     def meet(processes: Processes, ours: float, theirs: float, after: str) -> None:
         nonlocal now
         now += ours
-        processes._wait(Work(theirs), after)
+        processes._wait(lambda: Work(theirs), after)
 
     meet(main, 30.0, 2.0, "an evaluation")
     meet(main, 1.0, 0.0, "an evaluation")

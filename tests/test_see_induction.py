@@ -64,7 +64,7 @@ def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) ->
                 key[:size, before if layer else token] = torch.eye(size)
     folder = tmp_path_factory.mktemp("built")
     run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
-    save_checkpoint(run.best, model, {"step": 1, "val_loss": 2.5})
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run
 
 

@@ -181,6 +181,27 @@ def test_a_checkpoint_replaces_an_older_one_in_one_step(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["last"]
 
 
+def test_the_last_checkpoint_takes_its_place_after_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed between the two is resumed with a best one that is there."""
+    write_json = files.write_json
+
+    def slowly(path: Path, content: Any) -> None:
+        time.sleep(0.5 if path.parent.name == "best" else 0.0)
+        write_json(path, content)
+
+    monkeypatch.setattr(files, "write_json", slowly)
+    tensors = {"model.weight": torch.ones(2, 2)}
+    checkpoints = ShardedCheckpoints(ALONE)
+    best, last = tmp_path / "best", tmp_path / "last"
+    checkpoints.save(best, tensors, {"step": 1})
+    checkpoints.save(last, tensors, {"step": 1}, lambda: found.append(best.exists()), after=best)
+    found: list[bool] = []
+    checkpoints.finish()
+    assert found == [True] and last.exists()
+
+
 def sealed(path: Path) -> None:
     """Makes the hashes fit the files again, as somebody who forges a checkpoint would."""
     facts = files.read_json(path / "facts.json")

@@ -207,7 +207,7 @@ def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Pat
 
     def save_with(seconds: object) -> None:
         facts = {**state.facts(), "seconds": seconds}
-        save_checkpoint(older.last, state.model, facts, state.optimizer.state())
+        save_checkpoint(older.last, state.optimizer.weights(), facts, state.optimizer.state())
 
     for wrong in ("long", math.nan):
         save_with(wrong)
@@ -426,7 +426,7 @@ def test_resume_refuses_facts_that_do_not_fit_together(
     run = trained(steps=12, eval_every=10)
     state = saved_state(run, choose_device("cpu"))
     facts = {**state.facts(), name: value}
-    save_checkpoint(run.last, state.model, facts, state.optimizer.state())
+    save_checkpoint(run.last, state.optimizer.weights(), facts, state.optimizer.state())
     with pytest.raises(AttnlmError, match="does not hold the state that its run describes"):
         attnlm.train(resume=run.path, steps=14)
 

@@ -390,8 +390,10 @@ def _write(
         for parameter in model.parameters():
             parameter.normal_(std=generator.choice((0.02, 1.0, 30.0)))
     optimizer = FlatOptimizer(model, config.training)
-    checkpoint.save_checkpoint(run / "best.safetensors", model, _FACTS)
-    checkpoint.save_checkpoint(run / "last.safetensors", model, _FACTS, optimizer.state())
+    checkpoint.save_checkpoint(run / "best.safetensors", optimizer.weights(), _FACTS)
+    checkpoint.save_checkpoint(
+        run / "last.safetensors", optimizer.weights(), _FACTS, optimizer.state()
+    )
     content = files.read_json(run / "config.json")
     about = {"config": config.settings(), "parameters": numbers}
     files.write_json(run / "config.json", {**content, **about})

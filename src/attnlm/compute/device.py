@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.suggestions import suggestion
+from attnlm.compute.processes import local_count
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -49,11 +50,13 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
             raise AttnlmError(
                 f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
             )
+        _check_one_each(device)
         return Device(device, _choose_dtype(device, dtype), "requested")
     failures = []
     for candidate in ("cuda", "mps"):
         problem = _problem(candidate)
         if problem is None:
+            _check_one_each(candidate)
             return Device(candidate, _choose_dtype(candidate, dtype), _describe(candidate))
         failures.append(f"{candidate}: {problem}")
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
@@ -62,6 +65,16 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
 def tried_devices() -> dict[str, str | None]:
     """Of each device why it can't train, in a few words; None where a small trial went well."""
     return {device: _problem(device) for device in DEVICES if device != "auto"}
+
+
+def _check_one_each(device: str) -> None:
+    """Raises AttnlmError where processes would share a GPU, which NCCL refuses."""
+    count = local_count()
+    if device == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
+        raise AttnlmError(
+            f"{count} processes on this machine can't share {gpus} GPU{'s' * (gpus > 1)}",
+            "start one process for each GPU, or give `device` cpu",
+        )
 
 
 def use_precision(device: Device) -> None:

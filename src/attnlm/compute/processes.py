@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +71,14 @@ class Processes:
         if self.count > 1:
             import torch.distributed as dist
 
-            self._wait(dist.all_reduce(tensor, async_op=True), after)
+            self._wait(lambda: dist.all_reduce(tensor, async_op=True), after)
 
     def copy_from_main(self, tensor: Tensor) -> None:
         """Puts the main process' numbers in place. Raises LostProcessError."""
         if self.count > 1:
             import torch.distributed as dist
 
-            self._wait(dist.broadcast(tensor, 0, async_op=True))
+            self._wait(lambda: dist.broadcast(tensor, 0, async_op=True))
 
     def from_main(self, values: Any) -> Any:
         """The JSON values that the main process gives here. Raises LostProcessError."""
@@ -141,7 +141,7 @@ class Processes:
             return None
         return str(json.loads(self._store.get(key)))
 
-    def _wait(self, work: Any, after: str | None = None) -> None:
+    def _wait(self, begin: Callable[[], Any], after: str | None = None) -> None:
         longest = time.monotonic() - self._since  # our own share, such as the others'
         if after in self._longest:
             seconds, longest = _PATIENCE, max(longest, self._longest[after])
@@ -149,7 +149,7 @@ class Processes:
             seconds = _AT_FIRST if self.is_main else _FOR_MAIN
         seconds += _TIMES * longest
         try:
-            work.wait(timedelta(seconds=seconds))
+            begin().wait(timedelta(seconds=seconds))
         except RuntimeError as error:
             raise LostProcessError(is_silent="imed out" in str(error)) from None
         before, self._since = self._since, time.monotonic()
@@ -252,8 +252,8 @@ def joined() -> Iterator[Processes]:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
             f"the processes can't reach each other: {why.splitlines()[0]}",
-            "check MASTER_ADDR, MASTER_PORT and the network between the machines; its interface is "
-            "named in GLOO_SOCKET_IFNAME, on GPUs in NCCL_SOCKET_IFNAME too",
+            "check MASTER_ADDR, MASTER_PORT and the network between the machines; "
+            "GLOO_SOCKET_IFNAME, and on GPUs NCCL_SOCKET_IFNAME, name its interface",
         ) from None
     processes = Processes(rank, count, lasting)
     try:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
@@ -56,7 +58,7 @@ def affordable_size(
             break
         try:
             seconds = _seconds_per_token(config, dataset, budget, share)
-        except AttnlmError:  # of the memory or the time it takes too much
+        except (AttnlmError, torch.OutOfMemoryError):  # it takes too much memory or time
             if not number:
                 raise
             break

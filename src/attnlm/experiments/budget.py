@@ -113,9 +113,9 @@ def seconds_per_step(
     """
     trial = replace(config, training=with_steps(config.training, 2**30))
     with keeping_random_state(device):
-        stepper = Stepper(initial_state(trial, dataset.vocab_size, device), trial, dataset)
         left = budget.ends - time.perf_counter()
         _check_step(_seconds_at_least(trial, dataset, device), left, budget)
+        stepper = Stepper(initial_state(trial, dataset.vocab_size, device), trial, dataset)
         first = _seconds_of_step(stepper)
         _check_step(first, left, budget)
         began = time.perf_counter()

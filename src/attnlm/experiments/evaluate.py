@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.compute.device import choose_device
+from attnlm.compute.device import choose_device, use_precision
+from attnlm.compute.threads import keeping_threads
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
@@ -56,14 +57,16 @@ def evaluate(
         lay_side_by_side(model, training)
     else:
         model.requires_grad_(False)  # other libraries compute with what is frozen
-    evaluation = validation_loss(
-        model,
-        dataset.val,
-        chosen,
-        bytes_per_token=dataset.bytes_per_token,
-        compile=training.compile,
-        threads=max(training.threads or 1, torch.get_num_threads()),  # training leaves torch one
-    )
+    with keeping_threads():
+        use_precision(chosen)
+        evaluation = validation_loss(
+            model,
+            dataset.val,
+            chosen,
+            bytes_per_token=dataset.bytes_per_token,
+            compile=training.compile,
+            threads=max(training.threads or 1, torch.get_num_threads()),  # training leaves one
+        )
     if not math.isfinite(evaluation.loss):
         raise NotFiniteError
     return evaluation

@@ -39,12 +39,17 @@ def model_of(
     architecture: Architecture, vocab_size: int, weights: Mapping[str, Tensor]
 ) -> LanguageModel:
     """The model whose parameters are these weights, in the memory that they have."""
-    with _WithoutInitialisation():  # so that what it begins with is never touched
-        model = build_model(architecture, vocab_size)
+    model = empty_model(architecture, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
         parameter.data = weights[name]
     return model
+
+
+def empty_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
+    """A model with whatever its memory holds, which is never touched."""
+    with _WithoutInitialisation():
+        return build_model(architecture, vocab_size)
 
 
 class _WithoutInitialisation(TorchFunctionMode):

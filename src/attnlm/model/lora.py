@@ -43,8 +43,9 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
 
 def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """W + scale · B A, rounded once: the order of the sums does not matter."""
-    change = up.double() @ down.double()
-    return (weight.double() + scale * change).to(weight.dtype)
+    where = torch.device("cpu") if weight.is_mps else weight.device  # Apple's GPUs lack float64
+    precise, down, up = (t.to(where, torch.float64) for t in (weight, down, up))
+    return (precise + scale * (up @ down)).to(weight)
 
 
 def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: LoRA) -> None:

@@ -22,7 +22,6 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.rows import rows_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, parameter_shapes
-from attnlm.model.language_model import LanguageModel
 from attnlm.model.low_rank import LoRA, adapter_shapes
 from attnlm.runs.older_files import from_older, older_shapes
 from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
@@ -37,18 +36,17 @@ _BYTES_PER_NUMBER = 12  # in float32, with mean and square
 
 def save_checkpoint(
     path: Path,
-    model: LanguageModel,
+    weights: Mapping[str, Tensor],
     facts: Mapping[str, Any],
     optimizer: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes weights, `facts` (JSON values) and, where given, the optimizer's state.
+    """Writes weights by their names, `facts` (JSON values) and, if given, the optimizer's state.
 
-    Of a model with adapters these are its weights: what is frozen lies elsewhere (weights.py).
+    Of a model with adapters the weights are theirs: what is frozen lies elsewhere (weights.py).
     The file replaces an older one in one step, and the same content is the same bytes. A digest of
     all that it holds is part of it.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    tensors = named_tensors(trained, optimizer or {})
+    tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     _save_in_turn(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 

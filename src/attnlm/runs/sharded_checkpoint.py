@@ -50,11 +50,14 @@ class ShardedCheckpoints:
         tensors: Mapping[str, Tensor],
         facts: Mapping[str, Any],
         when_saved: Callable[[], None] = lambda: None,
+        *,
+        after: Path | None = None,
     ) -> None:
         """Begins to write the tensors, which nobody changes any more; weights are `model.…`.
 
-        A checkpoint of that path that is under way is waited for first. Raises OSError where that
-        one could not be written, and LostProcessError.
+        A checkpoint of that path that is under way is waited for first. The new one takes its place
+        when the one of the path `after`, if it is under way, has taken its own. Raises OSError
+        where the older one could not be written, and LostProcessError.
         """
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -67,7 +70,8 @@ class ShardedCheckpoints:
             if self._processes.is_main:
                 new = str(stack.enter_context(workspace(path.parent)) / path.name)
             new = self._processes.from_main(new)
-            writer = _writer(Path(new), path, tensors, facts)
+            earlier = None if after is None else self._under_way.get(after)
+            writer = _writer(Path(new), path, tensors, facts, earlier)
             # That there is one process only is no news.
             warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
             with noticing_lost():
@@ -112,9 +116,14 @@ class ShardedCheckpoints:
 
 
 def _writer(
-    new: Path, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    new: Path,
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    earlier: Future[Any] | None,
 ) -> StorageWriter:
-    """Writes to `new`, which it puts in the place of `path` when all have written."""
+    """Writes to `new`, which it puts in the place of `path` when all have written, and what is
+    `earlier` is in its own place."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.futures import Future as Written
 
@@ -142,6 +151,8 @@ def _writer(
             hashes = dict(result.storage_data for some in results for result in some)
             content = {"facts": dict(facts), "files": dict(sorted(hashes.items()))}
             files.write_json(new / _FACTS, content)
+            if earlier is not None:
+                earlier.result()
             if os.path.lexists(path):
                 exchange(new, path)
             else:

@@ -240,7 +240,7 @@ def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
 def affordable_micro_batch(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> int | None:
-    """The most windows at once that leave some memory to others; None where all do, or none."""
+    """The most windows at once that leave some memory to others, or one; None where all do."""
     there = _memory_of(device)
     rows = config.training.batch_size // config.training.processes
     for rounds in (n for n in range(1, rows + 1) if rows % n == 0):
@@ -250,7 +250,7 @@ def affordable_micro_batch(
         estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
         if there is None or estimate.total <= _SHARE * there:
             return size
-    return None
+    return 1 if rows > 1 else None
 
 
 def check_memory(
@@ -263,14 +263,15 @@ def check_memory(
         return
     of_batch = estimate.activations + estimate.logits
     if of_batch > max(estimate.total - of_batch - estimate.evaluation, estimate.evaluation):
-        size = "batch_size" if config.training.micro_batch_size is None else "micro_batch_size"
-        hint = f"lower `{size}` or `block_size`"
+        at_once = config.training.micro_batch_size
+        sizes = {None: "`batch_size` or ", 1: ""}.get(at_once, "`micro_batch_size` or ")
+        hint = f"lower {sizes}`block_size`"
     elif config.model.embed_dim is None:
         hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(
-        f"this run takes about {byte_size(estimate.total)} of memory, and {device.name} has "
+        f"this run needs about {byte_size(estimate.total)} of memory, and {device.name} has only "
         f"{byte_size(there)}",
         hint,
     )

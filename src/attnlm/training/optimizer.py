@@ -87,7 +87,7 @@ class Optimizer(ABC):
         """Whether the next step is to note the gradient's norm, which clipping notes anyway."""
         self.norm: Tensor | None = None
         """Of the newest step's whole gradient, before clipping; None where it was not noted"""
-        self._turns = functools.cache(self._shared_out)
+        self._turns: dict[int, list[list[AdamW | Muon]]] = {}
 
     def _places(self) -> Iterator[tuple[Place, list[Span], slice]]:
         """The spans of each place, and where they lie together."""
@@ -138,7 +138,9 @@ class Optimizer(ABC):
         if pool is None or threads == 1:
             update(self._groups)
         else:
-            jobs = [functools.partial(update, groups) for groups in self._turns(threads)]
+            if threads not in self._turns:
+                self._turns[threads] = self._shared_out(threads)
+            jobs = [functools.partial(update, groups) for groups in self._turns[threads]]
             compute_all(jobs, pool)
         self.gradient.zero_()
 

@@ -24,10 +24,11 @@ class Saver:
         Raises OSError.
         """
         run, state = self._run, self._state
+        weights = state.optimizer.weights()  # all, whatever the model computes with just now
         if best_loss is not None:
-            save_checkpoint(run.best, state.model, self._about_best(best_loss))
-            write_adapter(run, state.optimizer.weights())
-        save_checkpoint(run.last, state.model, state.facts(), state.optimizer.state())
+            save_checkpoint(run.best, weights, self._about_best(best_loss))
+            write_adapter(run, weights)
+        save_checkpoint(run.last, weights, state.facts(), state.optimizer.state())
         state.saved_step = state.step
 
     def finish(self) -> None:
@@ -54,7 +55,7 @@ class ShardedSaver(Saver):
         weights, remembered = state.copies(self._processes)
         if best_loss is not None:
             self._checkpoints.save(run.best, weights, self._about_best(best_loss))
-        self._checkpoints.save(run.last, weights | remembered, state.facts(), saved)
+        self._checkpoints.save(run.last, weights | remembered, state.facts(), saved, after=run.best)
 
     def finish(self) -> None:
         self._checkpoints.finish()

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.compute.processes import Processes
+from attnlm.compute.processes import Processes, noticing_lost
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
+from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import MLP, LanguageModel, build_model
 
 if TYPE_CHECKING:
@@ -69,10 +70,12 @@ def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh) -> Tensor:
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
     """All of it, on the main process' CPU; None in the others, which have to ask for it too."""
-    whole = build_model(model.architecture, model.vocab_size) if processes.is_main else None
+    whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
+    # PyTorch's collectives below have less patience.
+    processes.add_up(torch.zeros(()), "making a whole model")
     model.reshard()  # type: ignore[operator]  # an evaluation leaves the root's gathered
-    with torch.no_grad():
+    with torch.no_grad(), noticing_lost():
         for name, parameter in model.named_parameters():
             values = parameter.full_tensor()  # type: ignore[attr-defined]
             if name in into:

@@ -119,8 +119,9 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 
 
 def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
-    """A GPU fetches pinned memory by itself while the processor goes on."""
-    tensor = torch.from_numpy(ids)
-    if device.name == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device.torch, non_blocking=True)
+    """CUDA fetches pinned memory by itself while the processor goes on. Other GPUs would read from
+    memory that may be in use again by then."""
+    if device.name != "cuda":
+        return torch.from_numpy(ids).to(device.torch)
+    pinned = torch.from_numpy(np.ascontiguousarray(ids)).pin_memory()
+    return pinned.to(device.torch, non_blocking=True)

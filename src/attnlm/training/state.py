@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -91,9 +91,18 @@ class TrainingState:
 _FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum")
 
 
-def keeping_random_state(device: Device) -> contextlib.AbstractContextManager[None]:
-    """Gives the caller's random state back afterwards, that of the device too."""
-    return torch.random.fork_rng([device.torch] if device.name == "cuda" else [])
+@contextlib.contextmanager
+def keeping_random_state(device: Device) -> Iterator[None]:
+    """Gives the caller's random state back afterwards, that of the device and of all GPUs too, on
+    which a seed falls wherever the model is."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    apple = torch.mps.get_rng_state() if device.name == "mps" else None
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            if apple is not None:
+                torch.mps.set_rng_state(apple)
 
 
 def initial_state(

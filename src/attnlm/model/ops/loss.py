@@ -96,7 +96,8 @@ def _plain(
             continue
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
         at_target_m1 = logits_mV.gather(-1, targets_m1)
-        p_mV = torch.softmax(logits_mV, -1, out=logits_mV)
+        in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that it can
+        p_mV = torch.softmax(logits_mV, -1, out=in_place)
         # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
         total += (top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()).sum()
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
