@@ -488,6 +488,9 @@ for command in ("train", "ladder", "train --resume", "sample", "eval", "heads", 
     run(*command.split(), "nowhere", code=1)
 for command in ("attend", "trace"):
     run(command, "a", "nowhere", code=1)
+for command in ("eval --device x", "heads --windows 0", "export out --to x", "ladder --rungs a,b"):
+    run(*command.split(), code=2)
+run("import", "no/such/place", code=1)
 assert "torch" not in sys.modules
 """
     done = subprocess.run(

@@ -128,7 +128,7 @@ def _root(
             "--show-completion",
             callback=completion.show,
             is_eager=True,
-            help="Show what that installs, and exit.",
+            help="Print the completion script, and exit.",
         ),
     ] = False,
 ) -> None:

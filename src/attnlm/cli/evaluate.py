@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attnlm.cli import completion, console
+from attnlm.cli.displays import reference_losses
 from attnlm.cli.options import (
     Checkpoint,
     CheckpointDir,
@@ -18,6 +19,7 @@ from attnlm.cli.options import (
     Verify,
     opened_run,
 )
+from attnlm.data.dataset import open_dataset
 
 
 def evaluate(
@@ -35,16 +37,19 @@ def evaluate(
     verify: Verify = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model's loss on the whole validation split."""
+    """Measure a model's loss on the validation split, at most its first 4,194,304 tokens."""
     opened = opened_run(run, checkpoint_dir)
+    other = None if data is None else open_dataset(data, data_dir=data_dir, verify=verify)
 
     from attnlm.experiments import evaluate as experiment
 
+    about = opened.dataset if other is None else vars(other)
+    bigram, floor = about["bigram_loss"], about["floor"]
     chosen = opened.checkpoint(checkpoint)
     evaluation = experiment.evaluate(
         opened,
         checkpoint=chosen.which,
-        data=data,
+        data=other,
         device=device,
         data_dir=data_dir,
         verify=verify,
@@ -53,6 +58,7 @@ def evaluate(
         f"{opened.name}, step {chosen.step} ({chosen.which}), "
         f"{evaluation.tokens:,} tokens predicted"
     )
+    console.say(f"baselines: {reference_losses(opened.vocab_size, bigram, floor)}")
     if json:
         console.result_json(
             {
@@ -60,6 +66,8 @@ def evaluate(
                 "bits_per_byte": evaluation.bits_per_byte,
                 "perplexity": evaluation.perplexity,
                 "tokens": evaluation.tokens,
+                "bigram_loss": bigram,
+                "floor": floor,
                 "checkpoint": chosen.which,
                 "step": chosen.step,
             }

@@ -150,7 +150,9 @@ def _explain(error: BaseException) -> int:
         return _explain_usage(error)
     if _is_out_of_memory(error):
         console.fail(
-            "there is not enough memory", "lower --batch-size, --block-size or --embed-dim"
+            "there is not enough memory",
+            "close other programs, take a shorter text or a smaller model, or in training lower "
+            "--batch-size, --block-size or --embed-dim",
         )
         return 1
     if isinstance(error, OSError):

@@ -12,6 +12,7 @@ from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.help import Command
 from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, RunArgument, opened_run
+from attnlm.runs.forms import FORMATS, check_format
 
 
 class ExportCommand(Command):
@@ -44,22 +45,21 @@ def export(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="DIR|FILE", help="new folder, or for gguf file, to write", show_default=False
+            metavar="DIR|FILE", help="folder (hf) or file (gguf) to create", show_default=False
         ),
     ] = None,
     to: Annotated[
         str,
         typer.Option(
-            help="format: hf, a folder that transformers loads, or gguf, a file that llama.cpp "
-            "does",
-            autocompletion=completion.choices("hf", "gguf"),
+            help="format: hf, a folder for transformers, or gguf, a file for llama.cpp",
+            autocompletion=completion.choices(*FORMATS),
         ),
     ] = "hf",
     type: Annotated[
         str | None,
         typer.Option(
-            help="numbers of gguf: f32, f16, or q8_0, eight bits; default: f32",
-            autocompletion=completion.choices("f32", "f16", "q8_0"),
+            help="number format of the gguf file: f32, f16 or q8_0 (8 bits); default: f32",
+            autocompletion=completion.choices(*FORMATS["gguf"]),
             show_default=False,
         ),
     ] = None,
@@ -76,6 +76,7 @@ def export(
         )
     if to == "hf" and path.endswith(".gguf"):
         raise UsageError(f"{path} is a file's name, and hf a folder", "give --to gguf")
+    check_format(to, type)
     opened = opened_run(run, checkpoint_dir)
 
     from attnlm.experiments import export as experiment

@@ -12,6 +12,7 @@ from attnlm.base.commands import command_for
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
 from attnlm.cli.options import CheckpointDir, JsonOption
+from attnlm.runs.hugging_face.hub import check_source
 
 
 def import_(
@@ -19,14 +20,14 @@ def import_(
         str,
         typer.Argument(
             metavar="DIR|FILE|NAME",
-            help="folder of Hugging Face or peft, a safetensors file in one, or a model of the "
-            "Hugging Face Hub, as in Qwen/Qwen3-0.6B",
+            help="folder in the format of Hugging Face or peft, a safetensors file in one, or the "
+            "name of a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
         ),
     ],
     base: Annotated[
         str | None,
         typer.Option(
-            help="of an adapter (peft): name or path of the run it is for",
+            help="name or path of the run that a peft adapter is for",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -34,7 +35,7 @@ def import_(
         str | None, typer.Option(help="name of the run; default: <model>-001 and so on")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="branch, tag or commit of a model of the Hub; default: main")
+        str | None, typer.Option(help="branch, tag or commit of a model on the Hub; default: main")
     ] = None,
     block_size: Annotated[
         int | None, typer.Option(help="context of the run; default: the model's")
@@ -42,7 +43,10 @@ def import_(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Make a run of a published model: GPT-2, Llama or Qwen3; or of an adapter for a run."""
+    """Import a GPT-2, Llama or Qwen3 model, or a peft adapter, as a run."""
+    if base is None:
+        check_source(source)
+
     from attnlm.runs.hugging_face.import_run import import_run
 
     with contextlib.closing(PreparationDisplay()) as display:

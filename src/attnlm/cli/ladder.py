@@ -25,6 +25,7 @@ from attnlm.cli.options import (
 )
 from attnlm.cli.tables import say_table
 from attnlm.model.architecture import MODELS
+from attnlm.runs.ladder_plan import checked_rungs
 
 if TYPE_CHECKING:
     from attnlm.see.ladder import Ladder
@@ -59,7 +60,7 @@ def ladder(
         str | None,
         typer.Option(
             help="name of the ladder; default: ladder-001, ladder-002, …; "
-            "one that exists is resumed"
+            "an existing one is resumed"
         ),
     ] = None,
     resume: Annotated[
@@ -74,6 +75,9 @@ def ladder(
     """Train several models on the same batches and compare them."""
     if steps is not None and budget is not None:
         raise UsageError("--steps and --budget exclude each other", "give one of them")
+    named = None if rungs is None else [rung.strip() for rung in rungs.split(",")]
+    if named is not None:
+        checked_rungs(named)
     if resume is None:
         find_folder(dataset, data_dir, kind="data set")
 
@@ -93,7 +97,7 @@ def ladder(
         try:
             climbed = climb(
                 dataset,
-                rungs=None if rungs is None else [rung.strip() for rung in rungs.split(",")],
+                rungs=named,
                 budget=budget,
                 steps=steps,
                 eval_every=eval_every,

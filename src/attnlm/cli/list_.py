@@ -100,7 +100,10 @@ def _show_runs(entries: Sequence[RunEntry]) -> None:
     ]
     _show(header, rows, ("run", "model", "data", "parent"), entries)
     if any(_loss(entry).startswith(_PART) for entry in entries):
-        console.say(f"{_PART} on a part of the validation split; attnlm eval takes all of it")
+        console.say(
+            f"{_PART} on a part of the validation split; attnlm eval takes all of it,"
+            " or its first 4,194,304 tokens"
+        )
     for entry in entries:
         if entry.is_training:
             console.say(f"{console.one_line(entry.name)} is being trained now")

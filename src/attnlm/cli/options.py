@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import help_of
+from attnlm.config.settings import check_setting, help_of
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.low_rank import MAP_NAMES
@@ -30,13 +30,27 @@ def _record_of(name: str) -> type:
     return Architecture if name in fields_of(Architecture) else TrainingConfig
 
 
-def setting_option(name: str, help: str | None = None) -> Any:
+def _checked(name: str) -> Callable[[str], str]:
+    """Refuses what the setting can't be, before torch is loaded."""
+
+    def check(value: str) -> str:
+        check_setting(name, value)
+        return value
+
+    return check
+
+
+def setting_option(
+    name: str, help: str | None = None, callback: Callable[[str], str] | None = None
+) -> Any:
     """The option of a setting."""
     words = fields_of(_record_of(name))[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
         completed = completion.several(*MAP_NAMES, "all")
-    return typer.Option(help=help or help_with_default(name), autocompletion=completed)
+    return typer.Option(
+        help=help or help_with_default(name), autocompletion=completed, callback=callback
+    )
 
 
 RunArgument = Annotated[
@@ -86,7 +100,7 @@ Checkpoint = Annotated[
 Verify = Annotated[
     bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
 ]
-DeviceOption = Annotated[str, setting_option("device", help_of("device"))]
+DeviceOption = Annotated[str, setting_option("device", help_of("device"), _checked("device"))]
 Ablate = Annotated[bool, typer.Option("--ablate", help="measure the loss with each head silenced")]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])

@@ -94,7 +94,7 @@ def plan(
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option(help="share of the peak that a training uses; default: 0.4"),
+        typer.Option(help="share of the peak that training uses; default: 0.4"),
     ] = None,
     recipe: Recipe = None,
     start_from: StartFrom = None,
@@ -103,7 +103,7 @@ def plan(
     json: JsonOption = False,
     **settings: Any,
 ) -> None:
-    """Show what a training would cost: memory, FLOPs, time, and how they grow."""
+    """Show what a training run would cost: memory, FLOPs, time, and how they grow."""
     settings["steps"] = steps
     given = {name: value for name, value in settings.items() if value is not None}
     parent = weights = None

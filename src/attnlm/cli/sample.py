@@ -53,7 +53,7 @@ def sample(
         typer.Option(help="sample from the likeliest tokens whose probabilities sum to P"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="random seed; default: drawn")] = None,
-    num_samples: Annotated[int, typer.Option(help="texts to generate side by side")] = 1,
+    num_samples: Annotated[int, typer.Option(help="number of texts to generate")] = 1,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
@@ -62,7 +62,10 @@ def sample(
         typer.Option("--show-probs", help="show each token's probability and the likeliest others"),
     ] = False,
     interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="chat line by line; /help lists commands")
+        bool,
+        typer.Option(
+            "--interactive", "-i", help="continue each line that you type; /help lists commands"
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:

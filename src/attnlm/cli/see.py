@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from attnlm.see.attend import Attention
 
 
+def _counted(windows: int) -> int:
+    if windows < 1:
+        raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
+    return windows
+
+
 def attend(
     text: TextArgument,
     run: RunArgument = None,
@@ -150,7 +156,10 @@ def heads(
     run: RunArgument = None,
     ablate: Ablate = False,
     windows: Annotated[
-        int, typer.Option(help="how many windows to measure, spread over the validation split")
+        int,
+        typer.Option(
+            help="how many windows to measure, spread over the validation split", callback=_counted
+        ),
     ] = 64,
     text: Annotated[
         Path | None,
@@ -217,7 +226,10 @@ def report(
         ),
     ] = None,
     windows: Annotated[
-        int, typer.Option(help="how many windows of the validation split to score heads on")
+        int,
+        typer.Option(
+            help="how many windows of the validation split to score heads on", callback=_counted
+        ),
     ] = 16,
     ablate: Ablate = False,
     checkpoint: Checkpoint = "auto",

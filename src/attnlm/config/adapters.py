@@ -60,6 +60,6 @@ def check_from_a_run(training: TrainingConfig) -> None:
     """Raises UsageError for adapters of weights that nobody has trained."""
     if training.lora is not None:
         raise UsageError(
-            "`lora` adapts the weights of a run that is there",
-            "name it as `start_from`, or leave `lora` out",
+            "`lora` needs an existing run to adapt",
+            "name it with `start_from`, or leave `lora` out",
         )

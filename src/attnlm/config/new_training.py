@@ -28,7 +28,7 @@ def resolve_new(
     if parent is not None:
         if len(sizes) > 1:
             raise UsageError(
-                f"`start_from` takes the size of a run, and the recipe {recipe} chooses one",
+                f"`start_from` keeps a run's model size, but the recipe {recipe} chooses one",
                 "leave one of them out",
             )
         return resolve_from(*parent, settings, sizes[0]), sizes
@@ -44,7 +44,7 @@ def resolve_planned(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Config:
-    """A training that is not begun: its recipe has one size, and adapters need no `parent`."""
+    """A training run that is not begun: its recipe has one size, and adapters need no `parent`."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
@@ -52,17 +52,20 @@ def resolve_planned(
 def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:
     if "steps" in settings:
         raise UsageError(
-            f"{recipe} chooses a size by the time there is",
+            f"{recipe} chooses a model size that fits the budget",
             "give a `budget` in place of `steps`",
         )
     if "budget" not in {**sizes[0], **settings}:
         raise UsageError(
-            f"{recipe} chooses a size by the time there is, and has no `budget`", "give a `budget`"
+            f"{recipe} chooses a model size that fits the budget, and none was given",
+            "give a `budget`",
         )
     for name in ("model", "processes"):
         if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
-            own = "of one model" if name == "model" else "for one process"
-            raise UsageError(f"{recipe} is {own}", f"leave `{name}` out, or the recipe")
+            other = "another `model`" if name == "model" else "several `processes`"
+            raise UsageError(
+                f"{recipe} can't be used with {other}", f"leave `{name}` out, or the recipe"
+            )
     for number, size in enumerate(sizes, 1):
         try:
             resolve(settings, size)

@@ -28,7 +28,8 @@ def parsed_stages(text: str) -> tuple[Stage, ...]:
         if follow and stages[0].begin == 0 and stages[-1].begin < stages[-1].steps:
             return stages
     raise UsageError(
-        f"`stages` can't be {text[:50]!r}", "it is as a run recorded it, such as 0:300,120:280"
+        f"`stages` can't be {text[:50]!r}",
+        "take it from a run's config.json, such as 0:300,120:280",
     )
 
 

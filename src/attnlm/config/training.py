@@ -30,7 +30,8 @@ class TrainingConfig:
         "seconds to train for, in place of steps", above=0, at_most=10**8
     )
     stages: str | None = setting(
-        "the plans of a run with a budget, STEP:STEPS,…: from step STEP on, STEPS in all; "
+        "the step plan that a run with a budget recorded, STEP:TOTAL,…: from STEP on, "
+        "TOTAL steps in all; "
         "recorded, so that the run can be reproduced"
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=LARGEST_BATCH)
@@ -56,10 +57,13 @@ class TrainingConfig:
         choices=("constant", "linear", "cosine"),
     )
     cooldown: float = setting(
-        "fraction of the steps in which the learning rate falls", default=1.0, above=0, at_most=1
+        "final fraction of the steps, in which the learning rate decays",
+        default=1.0,
+        above=0,
+        at_most=1,
     )
     warmup: int = setting(
-        "steps in which the learning rate rises", default=0, at_least=0, at_most=_MOST_STEPS
+        "steps of learning rate warm-up", default=0, at_least=0, at_most=_MOST_STEPS
     )
     weight_decay: float = setting(
         "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
@@ -68,7 +72,7 @@ class TrainingConfig:
         "which parameters decay", default="matrices", choices=("matrices", "all")
     )
     gradient_clip: float | None = setting(
-        "clip the norm of the whole gradient to this", above=0, at_most=1e38
+        "maximum norm of the whole gradient; default: no clipping", above=0, at_most=1e38
     )
     eval_every: int | None = setting(
         "steps from one evaluation to the next; default: a tenth of the steps",
@@ -97,7 +101,7 @@ class TrainingConfig:
     )
     compile: str = setting(
         "on: torch.compile; parts: operations in C, on a CPU; auto: parts where possible, "
-        "on for long trainings on a GPU",
+        "on for long training runs on a GPU",
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
@@ -117,7 +121,7 @@ class TrainingConfig:
         "train low-rank adapters of this rank, and nothing else", at_least=1, at_most=2**12
     )
     lora_alpha: float | None = setting(
-        "alpha / rank is what adapters are multiplied by; default: twice the rank",
+        "adapters are scaled by alpha / rank; default: twice the rank",
         above=0,
         at_most=2**20,
     )

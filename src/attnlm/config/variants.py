@@ -33,7 +33,7 @@ def variant(name: str) -> Settings:
         part = same(part, settings_of(model)) or part.replace("-", "_")
         if part == "model" or part not in fields_of(Architecture):
             hint = suggestion(part, settings_of(model), f"write {model}:positions=none")
-            raise UsageError(f"{part!r} is no part of {model}", hint)
+            raise UsageError(f"{part!r} is not a part of {model}", hint)
         settings[part] = _value(part, value)
         check_setting(part, settings[part])
     architecture(model, settings)

@@ -60,7 +60,7 @@ def list_datasets(
     entries, others = newest_first(parent, _entry)
     if on_event is not None:
         if others:
-            on_event(Note(f"left out, since it is no data set: {', '.join(others)}"))
+            on_event(Note(f"skipped (not a data set): {', '.join(others)}"))
         for folder, size in kept_folders(parent).items():
             on_event(
                 Note(

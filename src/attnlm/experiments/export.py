@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnlm.base.errors import UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.suggestions import suggestion
-from attnlm.runs.forms import Exported
+from attnlm.runs.forms import Exported, check_format
 from attnlm.runs.gguf.export import export_to_gguf
 from attnlm.runs.hugging_face.export import export_to_hf
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
-
-_FORMATS = ("hf", "gguf")
 
 
 def export(
@@ -35,11 +31,7 @@ def export(
     model that the format can't express, AttnlmError when there is something at `path` already, when
     files are missing or damaged, and where the tokenizer can't be expressed.
     """
-    if to not in _FORMATS:
-        hint = suggestion(to, _FORMATS, f"choose from {', '.join(_FORMATS)}")
-        raise UsageError(f"`to` can't be {to!r}", hint)
-    if type is not None and to != "gguf":
-        raise UsageError("`type` is for `to` gguf", "leave `type` out: hf has float32")
+    check_format(to, type)
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     if to == "hf":
         return export_to_hf(opened, Path(path), checkpoint=checkpoint)

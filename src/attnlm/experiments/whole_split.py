@@ -9,6 +9,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.experiments.evaluate import evaluate
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.training.price import is_whole_affordable
+from attnlm.training.validation import MOST_TOKENS
 
 
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
@@ -21,7 +22,9 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     best, last = run.checkpoint("best"), run.checkpoint("last")
     checkpoints = [last] if best.step == last.step else [best, last]
     if is_whole_affordable(run.config, dataset.val_tokens, last.step, len(checkpoints)):
-        on_event(Note(f"measuring on the whole validation split, {dataset.val_tokens:,} tokens"))
+        which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
+        tokens = min(dataset.val_tokens, MOST_TOKENS)
+        on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
         measured = {c.step: _measured(run, c, dataset) for c in checkpoints}
         run.save_whole({"best": measured[best.step], "last": measured[last.step]})
 

@@ -42,7 +42,7 @@ class Architecture:
     )
     heads: int = setting("attention heads per layer", default=1, at_least=1, at_most=_LARGEST)
     kv_heads: int | None = setting(
-        "key and value heads, each shared by as many query heads; default: heads",
+        "key and value heads, shared by equal groups of query heads; default: heads",
         at_least=1,
         at_most=_LARGEST,
     )
@@ -93,8 +93,8 @@ class Architecture:
     head_bias: bool = setting("a bias in the LM head", default=False)
     tie_embeddings: bool = setting("one matrix as token embedding and as LM head", default=False)
     dropout: float = setting(
-        "probability of dropping what a block adds to the residual stream; "
-        "without a stream, an attention weight",
+        "dropout probability, of what each block adds to the residual stream; "
+        "in models without one, of attention weights",
         default=0.0,
         at_least=0,
         below=1,

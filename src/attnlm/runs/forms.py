@@ -6,13 +6,18 @@ model lacks, zeros stand for them, which changes no logit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from attnlm.base.errors import UsageError
+from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import Architecture
+
+FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0")}
+"""The formats that runs are exported to, and the types of number that each offers, first the
+default."""
 
 Misfits = dict[str, bool]
 """What a model may have that a form can't express, and whether this one has it."""
@@ -58,6 +63,21 @@ class Exported:
     """the stock class of `transformers`, or the architecture of llama.cpp"""
     checkpoint: str
     """best or last"""
+
+
+def check_format(to: str, type: str | None) -> None:
+    """Raises UsageError for an unknown format, or a type of number that it does not have."""
+    _check_one_of(FORMATS, "to", to)
+    if type is not None and not FORMATS[to]:
+        raise UsageError("`type` is for `to` gguf", "leave `type` out: hf has float32")
+    if type is not None:
+        _check_one_of(FORMATS[to], "type", type)
+
+
+def _check_one_of(words: Iterable[str], name: str, value: str) -> None:
+    if value not in words:
+        hint = suggestion(value, words, f"choose from {', '.join(words)}")
+        raise UsageError(f"`{name}` can't be {value!r}", hint)
 
 
 def form_for(a: Architecture, forms: Sequence[AnyForm], run: str, kind: str) -> AnyForm:

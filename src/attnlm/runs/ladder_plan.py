@@ -101,7 +101,7 @@ def checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
     meant = {tuple(sorted(variant(rung).items())) for rung in rungs}
     if not rungs or len(meant) < len(rungs):
         raise UsageError(
-            "`rungs` has a rung twice, or none", "name each once, as in bigram,average"
+            "`rungs` is empty or names a rung twice", "name each once, as in bigram,average"
         )
     return tuple(rungs)
 

@@ -73,7 +73,7 @@ def list_runs(
     """
     entries, others = newest_first(Path(checkpoint_dir), run_entry)
     if others and on_event is not None:
-        on_event(Note(f"left out, since it is no run: {', '.join(others)}"))
+        on_event(Note(f"skipped (not a run): {', '.join(others)}"))
     return entries
 
 

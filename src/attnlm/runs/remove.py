@@ -54,7 +54,7 @@ def _directly_in(parent: Path, named: str | Path) -> Path:
 
 
 def _no_run(path: Path) -> AttnlmError:
-    return AttnlmError(f"{path} is no run", "a folder of anything else is left alone")
+    return AttnlmError(f"{path} is not a run", "only runs and ladders are removed")
 
 
 def _is_entry(path: Path) -> bool:

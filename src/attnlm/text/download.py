@@ -229,7 +229,8 @@ def _translating(url: str, timeout: float) -> Iterator[None]:
         yield
     except requests.exceptions.SSLError as error:
         raise AttnlmError(
-            f"can't download {without_password(url)}, not securely: {_cause(error, timeout)}",
+            f"can't download {without_password(url)}: no secure connection: "
+            f"{_cause(error, timeout)}",
             "behind a company's proxy, set REQUESTS_CA_BUNDLE to its certificates; or pass a file",
         ) from error
     except (

@@ -88,7 +88,7 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     except ValueError:
         raise AttnlmError(
             "the installed version of tokenizers trains a vocabulary that is not of bytes",
-            "install the version that attnlm's constraints name",
+            "install the version of tokenizers that attnlm's constraints.txt lists",
         ) from None
     if tokenizer.vocab_size < size:
         on_event(

@@ -71,7 +71,7 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
             whole=bool(model.get("ignore_merges")),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise AttnlmError("its tokenizer.json is damaged", _HINT) from None
+        raise AttnlmError("the model's tokenizer.json is damaged", _HINT) from None
 
 
 def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size: int) -> Tokenizer:
@@ -82,13 +82,14 @@ def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size
         special = {text: vocabulary[text] for text in (END_OF_TEXT,) if text in vocabulary}
         return _pairs(vocabulary, pairs, "gpt2", vocab_size, special)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise AttnlmError("its vocab.json or merges.txt is damaged", _HINT) from None
+        raise AttnlmError("the model's vocab.json or merges.txt is damaged", _HINT) from None
 
 
 def _expect(what: str, value: object, holds: bool) -> None:
     if not holds:
         raise AttnlmError(
-            f"its tokenizer has {what} {quoted(value)}, which attnlm can't express exactly", _HINT
+            f"the model's tokenizer has {what} {quoted(value)}, which attnlm can't express exactly",
+            _HINT,
         )
 
 
@@ -170,7 +171,7 @@ def _characters(vocabulary: Mapping[str, int], vocab_size: int) -> Tokenizer:
         raise ValueError("tokens that are not characters")
     if len(characters) != vocab_size:
         raise AttnlmError(
-            f"its model has {vocab_size:,} ids, and its tokenizer {len(characters):,} characters",
+            f"the model has {vocab_size:,} ids, but its tokenizer {len(characters):,} characters",
             "attnlm takes a character tokenizer only where each id of the model has a character",
         )
     return CharTokenizer("".join(characters))

@@ -47,7 +47,8 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
             raise AttnlmError(
                 f"this {tokenizer.name} and that of the installed tokenizers differ: "
                 f"{text[:20]!r} is encoded differently",
-                "install the version that attnlm's constraints name, or use `tokenizer` byte",
+                "install the version of tokenizers that attnlm's constraints.txt lists, or use "
+                "`tokenizer` byte",
             )
 
 

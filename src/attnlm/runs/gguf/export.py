@@ -14,9 +14,9 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.runs.facts import facts
-from attnlm.runs.forms import Exported
+from attnlm.runs.forms import Exported, check_format
 from attnlm.runs.gguf.architectures import GgufArchitecture, architecture_for
-from attnlm.runs.gguf.tensor_types import check_type, converted, type_of
+from attnlm.runs.gguf.tensor_types import converted, type_of
 from attnlm.runs.gguf.vocabulary import encodes_alike, vocabulary
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.runs.stored_tensors import StoredTensors
@@ -44,11 +44,11 @@ def export_to_gguf(
     missing or damaged, without the package `gguf`, and where the tokenizer, or a number in this
     type, can't be expressed.
     """
-    check_type(type)
+    check_format("gguf", type)
     form = architecture_for(run.config.model, run.name)
     if path.suffix != _SUFFIX:
         raise UsageError(
-            f"the name of a GGUF file ends with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
+            f"the name of a GGUF file must end with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
         )
     _check_free(path)
     optional("gguf", "gguf", "writing GGUF")

@@ -7,20 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.suggestions import suggestion
+from attnlm.base.errors import AttnlmError
 from attnlm.runs.tensor_file import Shape
 
-TYPES = ("f32", "f16", "q8_0")
 _LARGEST = {"F16": 65_504.0, "Q8_0": 127 * 65_504.0}  # of Q8_0 the scale is a float16
 _BLOCK = 32  # numbers with one scale
-
-
-def check_type(name: str) -> None:
-    """Raises UsageError for a type that is not one of `TYPES`."""
-    if name not in TYPES:
-        hint = suggestion(name, TYPES, f"choose from {', '.join(TYPES)}")
-        raise UsageError(f"`type` can't be {name!r}", hint)
 
 
 def type_of(name: str, shape: Shape, asked: str) -> str:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
+from attnlm.base.folders import is_folder
 from attnlm.text.compressed import optional
 from attnlm.text.records import first_line
 
@@ -25,6 +26,20 @@ _NETWORK = "check the network; or copy the model's folder to this machine, and i
 def is_name(source: str) -> bool:
     """Whether this could name a model of the Hub: NAME or OWNER/NAME."""
     return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", source))
+
+
+def check_source(source: str | Path) -> None:
+    """Raises AttnlmError unless there is such a folder or safetensors file, or it may be a name."""
+    path = Path(source)
+    if path.exists() or is_folder(path):
+        fits = is_folder(path) or path.suffix == ".safetensors"
+    else:
+        fits = is_name(str(source))
+    if not fits:
+        raise AttnlmError(
+            f"{source} is neither a folder nor a safetensors file, nor a model's name",
+            "give a folder in Hugging Face's format, or a name on the Hub, such as Qwen/Qwen3-0.6B",
+        )
 
 
 def downloaded(

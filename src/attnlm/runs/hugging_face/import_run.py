@@ -16,7 +16,7 @@ from attnlm.compute.device import machine_memory
 from attnlm.model.inspection import parameter_shapes
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
-from attnlm.runs.hugging_face.hub import downloaded, is_name
+from attnlm.runs.hugging_face.hub import check_source, downloaded
 from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
@@ -88,6 +88,7 @@ def _found(
     source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
 ) -> tuple[str, Path, Path | None]:
     """What is recorded as the origin, the folder, and the file in it if one was named."""
+    check_source(source)
     path = Path(source)
     if is_folder(path) or path.exists():
         if revision is not None:
@@ -96,19 +97,13 @@ def _found(
             )
         if is_folder(path):
             return str(path.absolute()), path, None
-        if path.suffix == ".safetensors":
-            return str(path.absolute()), path.parent, path
-    elif is_name(str(source)):
+        return str(path.absolute()), path.parent, path
 
-        def check(folder: Path) -> None:
-            _check_memory(read_config(folder / "config.json", block_size))
+    def check(folder: Path) -> None:
+        _check_memory(read_config(folder / "config.json", block_size))
 
-        folder = downloaded(str(source), revision, check, on_event)
-        return f"{source}@{folder.name}", folder, None
-    raise AttnlmError(
-        f"{source} is neither a folder nor a safetensors file, nor a model's name",
-        "give a folder of Hugging Face's format, or a name of the Hub, such as Qwen/Qwen3-0.6B",
-    )
+    folder = downloaded(str(source), revision, check, on_event)
+    return f"{source}@{folder.name}", folder, None
 
 
 def _check_memory(described: Described) -> None:
@@ -117,7 +112,7 @@ def _check_memory(described: Described) -> None:
     there, needed = machine_memory(), int(_OPENED * 4 * parameters)
     if there is not None and needed > there:
         raise AttnlmError(
-            f"its {parameters:,} parameters take {byte_size(needed)} of memory to open, "
+            f"the model's {parameters:,} parameters need {byte_size(needed)} of memory, "
             f"and this machine has {byte_size(there)}",
             "import a smaller model",
         )
