@@ -31,8 +31,7 @@ class TrainingConfig:
     )
     stages: str | None = setting(
         "the step plan that a run with a budget recorded, STEP:TOTAL,…: from STEP on, "
-        "TOTAL steps in all; "
-        "recorded, so that the run can be reproduced"
+        "TOTAL steps in all; give it to reproduce that run"
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=LARGEST_BATCH)
     micro_batch_size: int | None = setting(
