@@ -106,13 +106,13 @@ def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
 def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
     with pytest.raises(UsageError, match="has 8 sizes"):
         load_recipe("best")
-    with pytest.raises(UsageError, match="by the time"):
+    with pytest.raises(UsageError, match="fits the budget"):
         resolve_new({"steps": 5}, "best")
-    with pytest.raises(UsageError, match="takes the size of a run"):
+    with pytest.raises(UsageError, match="keeps a run's model size"):
         resolve_new({}, "best", (resolve({}).model, "mine"))
-    with pytest.raises(UsageError, match="is of one model"):
+    with pytest.raises(UsageError, match="with another `model`"):
         resolve_new({"model": "multi-head"}, "best")
-    with pytest.raises(UsageError, match="is for one process"):
+    with pytest.raises(UsageError, match="with several `processes`"):
         resolve_new({"processes": 2}, "best")
     with pytest.raises(UsageError, match=r"heads.* \(in size 1 of the recipe\)"):
         resolve_new({"heads": 3}, "best")
@@ -134,7 +134,7 @@ def test_sizes_that_are_none_are_refused(lines: str, tmp_path: Path) -> None:
 def test_sizes_without_a_time_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("[[sizes]]\nembed_dim = 8\n[[sizes]]\nembed_dim = 16\n")
-    with pytest.raises(UsageError, match="has no `budget`"):
+    with pytest.raises(UsageError, match="and none was given"):
         resolve_new({}, str(path))
 
 

@@ -285,7 +285,7 @@ def test_the_command(dataset: Dataset, tmp_path: Path) -> None:
     gguf_options = ("--to", "gguf")
     again = {"says": "x.gguf exists already", "hints": "new file"}
     fails("export", "x.gguf", *gguf_options, cwd=tmp_path, code=1, **again)
-    named = {"says": "ends with .gguf", "hints": "out.gguf"}
+    named = {"says": "must end with .gguf", "hints": "out.gguf"}
     fails("export", "out", *gguf_options, cwd=tmp_path, code=2, **named)
     wrong = {"says": "--type can't be 'q4'", "hints": "q8_0"}
     fails("export", "y.gguf", *gguf_options, "--type", "q4", cwd=tmp_path, code=2, **wrong)

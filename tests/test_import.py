@@ -253,7 +253,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a text for a number": (change_config(rms_norm_eps="small"), "norm_epsilon"),
     "too large": (
         change_config(hidden_size=2**20, intermediate_size=2**20, num_hidden_layers=99),
-        "of memory to open, and this machine has",
+        "of memory, and this machine has",
     ),
     "deep JSON": (write("config.json", b"[" * 10**5), "not a JSON object"),
     "a long number": (write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"), "not a JSON object"),

@@ -177,7 +177,7 @@ def test_what_can_not_be_imported_is_refused_before_its_weights_are_downloaded(
     options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
     with monkeypatch.context() as little:
         little.setattr(importing, "machine_memory", lambda: 1000)
-        with pytest.raises(AttnlmError, match="of memory to open, and this machine has"):
+        with pytest.raises(AttnlmError, match="of memory, and this machine has"):
             attnlm.import_run(MODEL, **options)
     shutil.rmtree(tmp_path / "cache")  # which keeps the files of a commit
     config = json.loads(hub.files["config.json"]) | {"model_type": "mamba"}

@@ -193,7 +193,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
     [
         ({"rungs": ("bigram", "multihead")}, "multihead"),
         ({"rungs": ("bigram", "bigram")}, "twice"),
-        ({"rungs": ()}, "none"),
+        ({"rungs": ()}, "is empty"),
         ({"tokens": -1}, "`tokens`"),
         ({"steps": 0}, "`steps`"),
         ({"budget": 5.0}, "exclude each other"),

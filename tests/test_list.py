@@ -137,7 +137,7 @@ def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
         "odd\x1b[2J": True,
     }
     done = command("list", cwd=project)
-    assert "left out, since it is no run: notes" in done.stderr
+    assert "skipped (not a run): notes" in done.stderr
     assert "damaged  broken: " in done.stderr and "\x1b" not in done.stdout + done.stderr
 
 
@@ -237,16 +237,16 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     (runs / "second" / "out").symlink_to(elsewhere)
     before = sorted(path.name for path in runs.iterdir())
     for named, says in (
-        *((elsewhere, "is not in checkpoints"), ("folder", "no run"), (".", "no run")),
-        *((runs, "no run"), ("latest", "no run"), ("checkpoints/first/..", "no run")),
-        *(("", "no run"), ("missing", "no run is called 'missing'")),
+        *((elsewhere, "is not in checkpoints"), ("folder", "not a run"), (".", "not a run")),
+        *((runs, "not a run"), ("latest", "no run"), ("checkpoints/first/..", "not a run")),
+        *(("", "not a run"), ("missing", "no run is called 'missing'")),
     ):
         fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     # One that can't be removed keeps the others.
     hint = "rm -r data/fruits-char"
     for named in ("fruits-char", "data/fruits-char"):
         fails("rm", named, "--yes", cwd=project, code=1, says="is a data set", hints=hint)
-    fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="no run", hints="")
+    fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="not a run", hints="")
     assert sorted(path.name for path in runs.iterdir()) == before
     told = command("rm", "link", "second", "--yes", cwd=project).stderr
     assert f"{elsewhere} stays" in told

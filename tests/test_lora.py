@@ -232,7 +232,7 @@ def test_every_reader_takes_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"start_from": None}, "adapts the weights of a run that is there"),
+        ({"start_from": None}, "`lora` needs an existing run to adapt"),
         ({"lora_on": "query,gate"}, "`lora_on` gate: this gpt2 has no such map"),
         ({"lora_on": "q_proj"}, "`lora_on` can't be 'q_proj'"),
         ({"lora": None, "lora_alpha": 3.0}, "no effect without `lora`"),
@@ -253,7 +253,7 @@ def test_what_does_not_go_with_adapters_is_refused(
 
 
 def test_the_options_are_named_as_they_are_written(folder: Path) -> None:
-    fails("train", "--lora", "4", cwd=folder, code=2, says="--lora adapts", hints="--from")
+    fails("train", "--lora", "4", cwd=folder, code=2, says="--lora needs", hints="--from")
     fails(
         "train",
         "--model",

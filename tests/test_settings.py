@@ -236,9 +236,9 @@ def test_a_variant_without_matrices_is_trained_by_adamw() -> None:
 @pytest.mark.parametrize(
     ("name", "says", "hints"),
     [
-        ("transformer:model=bigram", "'model' is no part", "positions=none"),
+        ("transformer:model=bigram", "'model' is not a part", "positions=none"),
         ("transformer:positions", "has no value", "PART=VALUE"),
-        ("transformer:mpl=none", "'mpl' is no part", "mlp"),
+        ("transformer:mpl=none", "'mpl' is not a part", "mlp"),
         ("transformer:mlp=nine", "`mlp` can't be 'nine'", "none"),
         ("transfromer", "no model", "transformer"),
     ],

@@ -19,7 +19,6 @@ from attnlm.cli.options import (
     Verify,
     opened_run,
 )
-from attnlm.data.dataset import open_dataset
 
 
 def evaluate(
@@ -39,6 +38,9 @@ def evaluate(
 ) -> None:
     """Measure a model's loss on the validation split, at most its first 4,194,304 tokens."""
     opened = opened_run(run, checkpoint_dir)
+
+    from attnlm.data.dataset import open_dataset
+
     other = None if data is None else open_dataset(data, data_dir=data_dir, verify=verify)
 
     from attnlm.experiments import evaluate as experiment
