@@ -35,6 +35,7 @@ demo: $(READY)
 	$(BIN)/attnlm train --steps 1000 --seed 1 \
 		--data-dir build/demo/data --checkpoint-dir build/demo/checkpoints
 	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
+	@echo "To type attnlm yourself: source $(BIN)/activate"
 
 # Types are checked beside the tests. The many processes that tests start share
 # compiled modules, even where Python is told to keep none.

@@ -17,6 +17,10 @@ class Clock:
         self.now, self.tick = 100.0, tick
         monkeypatch.setattr(time, "perf_counter", self._read)
 
+    def advance(self, seconds: float) -> None:
+        """Lets so much time pass."""
+        self.now += seconds
+
     def _read(self) -> float:
         self.now += self.tick
         return self.now

@@ -85,6 +85,26 @@ def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
     assert ladder.gains == [None, -0.75, 0.25, 0.25]
 
 
+def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    climbed = climb(
+        dataset,
+        rungs=("bigram", "average"),
+        steps=300,
+        eval_every=150,
+        eval_tokens=64,
+        seed=1,
+        checkpoint_dir=tmp_path,
+    )
+    for rung in climbed.rungs:
+        found = attnlm.evaluate(rung.run, device="cpu", data=dataset)
+        assert rung.best["val_loss"] == found.loss != rung.records[-1]["val_loss"]
+    assert climbed.measured_on == ""
+    partly = replace(climbed, rungs=tuple(replace(r, whole={}) for r in climbed.rungs))
+    assert partly.measured_on.startswith("64 of")
+
+
 def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
     losses = {"bigram": 2.5, "average": 3.25, "single_head": 2.25, "multi_head": 2.249}
     said = dict(explained(with_losses(climbed, **losses)))

@@ -167,13 +167,39 @@ def training(project: Path) -> Iterator[subprocess.Popen[str]]:
     process.kill()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for a signal")
+def test_processes_save_and_end_when_their_launcher_is_killed(
+    training: subprocess.Popen[str], whole: Path, project: Path
+) -> None:
+    children = list(ranks(training.pid).values())
+    training.kill()
+    training.communicate(timeout=60)
+    for _ in range(3000):
+        if not any(map(runs, children)):
+            break
+        time.sleep(0.01)
+    assert not any(map(runs, children))
+    path: Path = training.path  # type: ignore[attr-defined]
+    assert attnlm.open_run(path).checkpoint("last").step < 300
+    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
+    assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
+
+
+def runs(process: int) -> bool:
+    """Whether there is such a process, other than one that only waits to be noticed."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_signal_to_one_process_saves_once_and_ends_all(
     training: subprocess.Popen[str], whole: Path, project: Path
 ) -> None:
     """And to resume gives the bytes of the run that nobody disturbed."""
     os.kill(ranks(training.pid)[1], signal.SIGINT)
     _, stderr = ended(training, 130)
-    assert stderr.count("stopped; the last complete step is saved") == 1
+    assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
     path: Path = training.path  # type: ignore[attr-defined]
     assert 60 <= attnlm.open_run(path).checkpoint("last").step < 300

@@ -126,7 +126,7 @@ def test_a_run_that_was_stopped_goes_on_with_any_number(
 ) -> None:
     os.kill(ranks(training.pid)[1], signal.SIGTERM)
     _, stderr = ended(training, 143)
-    assert stderr.count("stopped; the last complete step is saved") == 1
+    assert stderr.count("stopped; the last complete step, ") == 1
     path: Path = training.path  # type: ignore[attr-defined]
     stopped = attnlm.open_run(path)
     assert 24 <= stopped.checkpoint("last").step < 96

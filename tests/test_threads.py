@@ -9,6 +9,7 @@ import torch
 
 from attnlm.compute import threads
 from attnlm.compute.threads import choose_threads
+from tests.clock import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,8 @@ def four_threads_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "get_num_threads", lambda: now[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: now.__setitem__(0, count))
     monkeypatch.setattr(threads, "_SECONDS", 0.0)
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(time, "sleep", clock.advance)
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "threads.json"
 
@@ -32,7 +35,7 @@ class Step:
         def step() -> None:
             torch.set_num_threads(1)  # as steps of shared batches do
             self.made += 1
-            time.sleep(self.seconds[count])
+            time.sleep(self.seconds[count])  # of the clock below
 
         return step
 

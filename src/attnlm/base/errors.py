@@ -15,6 +15,7 @@ class AttnlmError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.add_note(f"hint: {hint}")  # which tracebacks show
 
 
 class NotFiniteError(AttnlmError):

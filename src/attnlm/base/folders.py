@@ -40,9 +40,7 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
             f"give a name, a path or an opened {kind}",
         )
     if not str(name):
-        raise UsageError(
-            f"the name of a {kind} can't be empty", f"leave it out for the latest {kind}"
-        )
+        raise UsageError(f"the name of a {kind} can't be empty", f"name a {kind}, or leave it out")
     below = parent / name
     if is_safe_name(str(name)) and is_folder(below):
         return below

@@ -153,8 +153,8 @@ def _say_table(climbed: Ladder) -> None:
     about = climbed.rungs[0].run
     bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
     baselines = f"baselines: {reference_losses(about.vocab_size, bigram, floor)}"
-    if about.evaluated_part:
-        baselines += f", on the whole split; the rungs on {about.evaluated_part}"
+    if climbed.measured_on:
+        baselines += f", on the whole split; the rungs on {climbed.measured_on}"
     console.say(baselines)
     for warning in map(console.with_flags, climbed.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")

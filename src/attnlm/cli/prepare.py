@@ -40,7 +40,8 @@ def prepare(
         float, typer.Option(help="fraction of the text, at its end, to validate on")
     ] = 0.1,
     val_file: Annotated[
-        Path | None, typer.Option(help="validate on this file, train on all of SOURCE")
+        str | None,
+        typer.Option(metavar="<path>", help="validate on this file, train on all of SOURCE"),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="name of the data set; default: <source>-<tokenizer>")

@@ -141,7 +141,10 @@ def train(
         except KeyboardInterrupt:
             display.close()
             if display.run is not None:
-                console.say(f"stopped; the last complete step is saved in {display.run.path}")
+                console.say(
+                    f"stopped; the last complete step{_saved_step(display.run)} is saved in "
+                    f"{display.run.path}"
+                )
                 console.say_next(command_for("attnlm train --resume", display.run.path))
             elif is_main():
                 console.say("stopped before the first step: there is nothing to save")
@@ -205,6 +208,13 @@ def _tools(log: str) -> list[str]:
     tools = [] if log == "none" else [name.strip() for name in log.split(",")]
     check_tools(tools)
     return tools
+
+
+def _saved_step(run: Run) -> str:
+    """`, 1,200,`, where that can be read."""
+    with contextlib.suppress(AttnlmError):
+        return f", {run.checkpoint('last').step:,},"
+    return ""
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import json
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 # has taken at most, here or there. The first time compilers and caches may differ between machines;
 # the main process also plans, draws samples and writes, on which the others wait.
 _PATIENCE, _AT_FIRST, _FOR_MAIN, _TIMES = 20.0, 300.0, 1800.0, 10.0  # seconds, seconds, seconds, –
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _ANSWER = 5.0  # seconds, from the one who keeps the store
 # Between two blocks of a sharded model all take about as long.
 _WITHIN_A_STEP = 20.0
@@ -225,6 +229,8 @@ def joined() -> Iterator[Processes]:
     if count == 1:
         yield ALONE
         return
+    if WATCHED in os.environ:
+        _end_with_launcher()
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -273,6 +279,12 @@ def joined() -> Iterator[Processes]:
             raise SaidElsewhereError from None
         raise
     dist.destroy_process_group()  # not where one failed: to end orderly, all have to
+
+
+def _end_with_launcher() -> None:
+    """Has Linux send SIGTERM here when the launcher is killed: nobody would end us any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @functools.cache

@@ -102,6 +102,8 @@ def prepare(
             )
             return read_text(corpus, on_event)
 
+        if val_file is not None and not os.fspath(val_file):
+            raise UsageError("`val_file` can't be empty", "name a file, or leave it out")
         if val_file is None:
             split = Split(read(source), float(val_fraction), None)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attnlm.base.errors import UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.runs.forms import Exported, check_format
 from attnlm.runs.gguf.export import export_to_gguf
@@ -32,6 +33,8 @@ def export(
     files are missing or damaged, and where the tokenizer can't be expressed.
     """
     check_format(to, type)
+    if not str(path):
+        raise UsageError("the name of what to write can't be empty", "name a new folder or file")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     if to == "hf":
         return export_to_hf(opened, Path(path), checkpoint=checkpoint)

@@ -22,7 +22,7 @@ from attnlm.experiments.train import begin_run, train
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.runs.checkpoint import load_checkpoint
-from attnlm.runs.ladder_plan import RECORD, Plan, checked_rungs, read_plan, run_path
+from attnlm.runs.ladder_plan import RECORD, Plan, check_tokens, checked_rungs, read_plan, run_path
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.see.ladder import Ladder, Rung
@@ -106,7 +106,16 @@ def climb(
             if made.budget is not None and not trained:
                 made = _as_made(made, run, path)
             trained[rung] = run
-        return Ladder(path, made, tuple(_sampled(rung, trained[rung], made) for rung in made.rungs))
+        wholes = {rung: run.whole() for rung, run in trained.items()}
+        is_whole = all(wholes.values())
+        return Ladder(
+            path,
+            made,
+            tuple(
+                _sampled(rung, trained[rung], made, wholes[rung]["best"] if is_whole else {})
+                for rung in made.rungs
+            ),
+        )
 
 
 def _in_order(made: Plan, vocab_size: int) -> list[str]:
@@ -174,6 +183,7 @@ def _begin(
     prompt, tokens = given.get("prompt", ""), given.get("tokens", 200)
     seed = given.get("seed", drawn_seed())
     SamplingConfig(tokens=tokens)
+    check_tokens(tokens)
     dataset.tokenizer.encode(prompt)  # a prompt that it can't read is told before hours of training
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
@@ -264,8 +274,8 @@ def _check_belongs(run: Run, made: Plan, rung: str) -> None:
             )
 
 
-def _sampled(rung: str, run: Run, made: Plan) -> Rung:
+def _sampled(rung: str, run: Run, made: Plan, whole: Mapping[str, Any]) -> Rung:
     sampler = load_sampler(run, device=run.config.training.device)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
-    return Rung(rung, run, run.metrics(), text)
+    return Rung(rung, run, run.metrics(), text, whole)

@@ -256,6 +256,9 @@ def _resume(
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     config = resolve(changed, recorded)
+    planned, total = run.config.training.steps or 0, config.training.steps or 0
+    if total < planned:
+        on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
     device = choose_device(config.training.device, config.training.dtype)
     if "device" not in changed:
         device = replace(device, reason="recorded in the run")

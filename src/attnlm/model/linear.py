@@ -43,6 +43,9 @@ class _Undrawn(Linear):
     def reset_parameters(self) -> None:
         pass
 
+    def _get_name(self) -> str:
+        return Linear.__name__
+
 
 def drawn_linear(inputs: int, outputs: int, *, bias: bool, std: float) -> Linear:
     """A linear map whose weights begin as N(0, std²), its biases at 0."""

@@ -96,6 +96,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+def check_tokens(tokens: int) -> None:
+    """Raises UsageError for more than a record may have."""
+    if tokens > _MOST_TOKENS:
+        raise UsageError(f"`tokens` can't be {tokens:,}", f"give {_MOST_TOKENS:,} or fewer")
+
+
 def checked_rungs(rungs: Sequence[str]) -> tuple[str, ...]:
     """The same as a tuple. Raises UsageError for one that does not exist, and one named twice."""
     meant = {tuple(sorted(variant(rung).items())) for rung in rungs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ class Rung:
     run: Run
     records: Sequence[Mapping[str, Any]]
     text: str
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    """what was measured of the best checkpoint on the whole split, if it was of every rung"""
 
     @property
     def best(self) -> Mapping[str, Any]:
         """The record of the best evaluation: that of the checkpoint which is sampled from."""
-        return best_record(self.records)
+        return {**best_record(self.records), **self.whole}
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -45,6 +47,12 @@ class Ladder:
     path: Path
     plan: Plan
     rungs: tuple[Rung, ...]
+
+    @property
+    def measured_on(self) -> str:
+        """What part of the validation split the losses are of; empty for all of it."""
+        first = self.rungs[0]
+        return "" if first.whole else first.run.evaluated_part
 
     @property
     def gains(self) -> list[float | None]:
@@ -83,7 +91,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
                 f"{rung.model} was planned again during training to keep the budget: its learning "
                 "rate fell differently from the others'"
             )
-        if rung.last["val_loss"] > rung.best["val_loss"]:
+        if rung.last["val_loss"] > best_record(rung.records)["val_loss"]:
             yield f"{rung.model} is shown at step {best:,}: its loss rose after that"
     falling = [r.model for r in ladder.rungs if r.verdict.startswith("loss still falling")]
     if falling:

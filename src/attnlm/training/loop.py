@@ -97,9 +97,10 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
+        again = "train it again" if state.saved_step is None else resume_command(run.path)
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"free some space, then: {resume_command(run.path)}; {left()}",
+            f"free some space, then: {again}; {left()}",
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.folders import is_folder
 from attnlm.text.compressed import optional
@@ -30,6 +30,10 @@ def is_name(source: str) -> bool:
 
 def check_source(source: str | Path) -> None:
     """Raises AttnlmError unless there is such a folder or safetensors file, or it may be a name."""
+    if not str(source):
+        raise UsageError(
+            "the name of a model can't be empty", "name a folder, a file, or a model on the Hub"
+        )
     path = Path(source)
     if path.exists() or is_folder(path):
         fits = is_folder(path) or path.suffix == ".safetensors"
