@@ -479,7 +479,7 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(preparation, "write_json", full)
-    with pytest.raises(AttnlmError, match=rf"^can't write {data}: No space left on device$"):
+    with pytest.raises(AttnlmError, match=rf"^can't write {data}: No space left on device\nhint"):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before
     assert entries(data) == {"cats-char", "latest"}

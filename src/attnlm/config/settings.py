@@ -200,7 +200,7 @@ def _check_training(
             f"give `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
         )
     if processes > 1 and training.budget is not None:
-        raise UsageError("`budget` is for one process", "give `steps` in place of `budget`")
+        raise UsageError("`budget` is for one process", "leave `budget` out")
     if training.shard and training.compile == "on":
         raise UsageError("`compile` on can't be combined with `shard`", "leave one of them out")
     if training.recompute and model.embed_dim is None:
