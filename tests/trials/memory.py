@@ -18,7 +18,7 @@ from tests.trials.internals import FACTOR, RUNGS, Started, Stepped, Stepper, con
 from tests.trials.small import TEXT, prepared, settings_of
 from tests.trials.trial import Tally, Trial
 
-_GROWTH = 4 * 2**20  # bytes: an allocator's unrest
+_GROWTH = 12 * 2**20  # bytes: an allocator's unrest, as when another thread does a share
 _MOST_TOKENS = 1_000_000
 
 
