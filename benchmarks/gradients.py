@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from attnlm.base.settings import Setting
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import LanguageModel, build_model
-from attnlm.model.ops import compiled_parts
+from attnlm.model.ops import Kernels, using
 from attnlm.training.optimizer import FlatOptimizer
 
 VOCAB, ROUNDS, STEPS = 65, 5, 10
@@ -92,7 +92,7 @@ def main() -> None:
 def _seconds(step: Callable[[], None]) -> float:
     dist.barrier()
     began = time.perf_counter()
-    with compiled_parts(True):
+    with using(Kernels(compiled=True, matmul="onednn", attention="native")):
         for _ in range(STEPS):
             step()
     return (time.perf_counter() - began) / STEPS

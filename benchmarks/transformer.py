@@ -19,6 +19,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.experiments.settle import settle
 from attnlm.experiments.speed_check import peak_of_products
 from attnlm.model.ops.loss import cross_entropy
+from attnlm.training.kernels import kernels_of
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
@@ -186,7 +187,7 @@ def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
         validation_loss(
             *(state.model, val, state.device),
             bytes_per_token=1.0,
-            compile="parts",
+            kernels=kernels_of(ours.stepper.config),
             threads=threads,
         )
         return 4 * windows * length / (time.perf_counter() - began)

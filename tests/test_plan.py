@@ -29,7 +29,7 @@ from attnlm.model.dropout import drawing_from
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.language_model import build_model
 from attnlm.model.lora import adapt
-from attnlm.model.ops import compiled_parts, products
+from attnlm.model.ops import Kernels, using
 from attnlm.model.sizes import forward_flops, training_flops
 from attnlm.training.activations import joined_matrices, kept_by_block, kept_outside
 from attnlm.training.memory import estimate_memory
@@ -75,9 +75,8 @@ def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, wi
 
 @pytest.mark.parametrize("on", ["query,value", "all", "down"])
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2"])
-def test_so_are_those_beside_adapters(name: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_are_those_beside_adapters(name: str, on: str) -> None:
     """But for what the first block need not pass on to the embeddings, which are frozen."""
-    monkeypatch.setattr(products, "_onednn", lambda: None)  # whose operations are not counted
     config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
     a, lora = config.model, config.training.adapters
     assert lora is not None
@@ -141,7 +140,7 @@ def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool)
     generators = [torch.Generator() for _ in range(windows)] if a.dropout else []
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        compiled_parts(compiled),
+        using(Kernels(compiled)),
         drawing_from(generators),
     ):
         model.loss(ids, ids)

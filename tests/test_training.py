@@ -24,6 +24,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.settings import Setting
 from attnlm.base.signals import Interrupted
+from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, sampled_hash
@@ -576,8 +577,8 @@ def test_a_trial_chooses_between_one_thread_and_two(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    remembered = files.read_json(tmp_path / "cache" / "threads.json")["threads"]
-    assert list(remembered.values()) == [chosen] and chosen in (1, 2)
+    (choice,) = (choice for choice in remembered_choices() if choice.kind == "threads")
+    assert choice.chosen == str(chosen) and set(choice.milliseconds) == {"1", "2"}
 
 
 def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:

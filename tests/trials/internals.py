@@ -19,9 +19,9 @@ from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
 from attnlm.text import download
 from attnlm.training.events import Evaluated, Started, Stepped
+from attnlm.training.kernels import has_parts, parts_compile
 from attnlm.training.memory import FACTOR
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import saved_state
 from attnlm.training.step import Stepper
 

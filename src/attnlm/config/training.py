@@ -104,6 +104,17 @@ class TrainingConfig:
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
+    matmul: str = setting(
+        "library for large matmuls on a CPU; default: what a short trial finds faster",
+        default="auto",
+        choices=("auto", "blas", "onednn"),
+    )
+    attention_kernel: str = setting(
+        "causal attention on a CPU: PyTorch's or, with compile parts, in C; default: what a short "
+        "trial finds faster",
+        default="auto",
+        choices=("auto", "torch", "native"),
+    )
     threads: int | None = setting(
         "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
     )

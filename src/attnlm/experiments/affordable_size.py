@@ -12,8 +12,8 @@ import torch
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
+from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device
-from attnlm.compute.threads import keeping_threads
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.budget import TRIAL_SHARE, Budget, seconds_per_step

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
-from attnlm.compute.threads import keeping_threads
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
+from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import lay_side_by_side
 from attnlm.training.validation import Evaluation, validation_loss
 
@@ -64,7 +65,7 @@ def evaluate(
             dataset.val,
             chosen,
             bytes_per_token=dataset.bytes_per_token,
-            compile=training.compile,
+            kernels=kernels_of(training),
             threads=max(training.threads or 1, torch.get_num_threads()),  # training leaves one
         )
     if not math.isfinite(evaluation.loss):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from attnlm.base.events import OnEvent
 from attnlm.base.settings import Setting
+from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device
-from attnlm.compute.threads import keeping_threads
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant

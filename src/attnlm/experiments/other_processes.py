@@ -6,9 +6,9 @@ from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import ignore
+from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes
-from attnlm.compute.threads import keeping_threads
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.runs.open_run import open_dataset_of

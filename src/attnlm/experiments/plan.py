@@ -15,9 +15,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import Setting, quoted
 from attnlm.base.signals import Interruption
+from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
-from attnlm.compute.threads import keeping_threads
 from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import Config, resolve, with_steps
 from attnlm.config.training import TrainingConfig

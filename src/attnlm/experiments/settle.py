@@ -15,15 +15,17 @@ import torch
 
 from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.readable import quantity
 from attnlm.base.signals import Interruption
+from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device, use_precision
-from attnlm.compute.threads import choose_threads
 from attnlm.config.settings import Config, with_steps
+from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, parts_compile
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.parts import has_parts, parts_compile
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
@@ -33,6 +35,11 @@ _TORCH_CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
 
 # Floating-point operations: some minutes of a large GPU.
 _LONG = 1e17
+# Floating-point operations of a step that is too long for a trial: every thread is of use.
+_LARGE_STEP = 4e9
+# A second thread that saves less than this fraction of the time isn't worth what it costs on a busy
+# machine, where each matmul waits for the slowest.
+_WORTH = 0.1
 
 
 def settle(config: Config, device: Device, dataset: TrainingData) -> Config:
@@ -46,6 +53,7 @@ def settle(config: Config, device: Device, dataset: TrainingData) -> Config:
         compile=_settled_compile(config, device, dataset),
     )
     use_precision(device)
+    decided = _with_kernels(replace(config, training=decided), device, dataset)
     config = replace(config, training=decided)
     threads = training.threads or _chosen_threads(config, device, dataset)
     return replace(config, training=replace(decided, threads=threads))
@@ -91,6 +99,26 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     return "parts"
 
 
+def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> TrainingConfig:
+    """Return the settings of a training with the faster kernels where they were left open."""
+    a, training = config.model, config.training
+    is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
+    matmul, attention = training.matmul, training.attention_kernel
+    if attention == "native" and not is_plain and training.compile != "parts":
+        raise UsageError(
+            "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
+        )
+    if is_plain:
+        return replace(training, matmul="blas", attention_kernel="torch")
+    tokens = config.tokens_per_step // (training.processes * torch.get_num_threads())
+    if matmul == "auto":
+        large = training.compile == "parts" or training.optimizer == "muon" or training.lora
+        matmul = faster_matmul(a, dataset.vocab_size, tokens) if large else "blas"
+    if attention == "auto":
+        attention = faster_attention(a, tokens) if training.compile == "parts" else "torch"
+    return replace(training, matmul=matmul, attention_kernel=attention)
+
+
 def _is_long(config: Config, dataset: TrainingData) -> bool:
     """Whether compiling, of about a minute, can be made good on a GPU that has a compiler."""
     if config.training.steps is None or importlib.util.find_spec("triton") is None:
@@ -106,23 +134,26 @@ def _work(config: Config, dataset: TrainingData) -> float:
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
     """As many as make a step fastest, by a trial whose weights are thrown away."""
-    training = config.training
+    training, everything = config.training, torch.get_num_threads()
+    work = _work(config, dataset)
     if device.name != "cpu" or training.compile == "on" or training.is_sharded:
-        return torch.get_num_threads()
+        return everything
+    if everything == 1 or work >= _LARGE_STEP:
+        return everything
     trial = replace(config, training=with_steps(training, 2**30))
-    about = [
-        *(asdict(config.model), dataset.vocab_size),
-        *(training.batch_size, training.optimizer, training.compile),
-        *([] if training.lora is None else [training.lora]),
-    ]
+    kernels = training.compile, training.matmul, training.attention_kernel
+    about = asdict(config.model), dataset.vocab_size, training.optimizer, kernels, training.lora
+    tokens = config.tokens_per_step // training.processes
+    sizes = f"{config.model.model}, {quantity(work)} FLOPs, {tokens:,} tokens a step"
 
-    def step_with(threads: int) -> Callable[[], object]:
+    def step_by(threads: int) -> Callable[[], object]:
         config = replace(trial, training=replace(trial.training, threads=threads))
         state = initial_state(config, dataset.vocab_size, device)
         return functools.partial(Stepper(state, config, dataset).step, Interruption())
 
     with keeping_random_state(device):
-        return choose_threads(_work(config, dataset), about, step_with)
+        ways = {str(count): step_by(count) for count in (1, everything)}
+        return int(fastest("threads", sizes, ways, about=about, worth=_WORTH))
 
 
 def _has_compiler() -> bool:

@@ -16,9 +16,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.settings import Setting
+from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, restarts
-from attnlm.compute.threads import keeping_threads
 from attnlm.config.new_training import resolve_new
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
@@ -44,7 +44,10 @@ from attnlm.training.memory import check_memory
 from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.state import begun_state, saved_facts
 
-_ROUNDING = ("device", "threads", "compile", "processes", "micro_batch_size", "recompute")
+_ROUNDING = (
+    *("device", "threads", "compile", "matmul", "attention_kernel"),
+    *("processes", "micro_batch_size", "recompute"),
+)
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 

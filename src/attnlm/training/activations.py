@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from attnlm.model.architecture import Architecture
 from attnlm.model.low_rank import LoRA
-from attnlm.model.ops.causal import takes_blocks
 from attnlm.model.sizes import mixed_width
 from attnlm.training.one_layer import is_one_layer
 
@@ -38,8 +37,7 @@ def kept_by_block(a: Architecture, *, compiled: bool, lora: LoRA | None = None) 
     stream = products = 0
     if a.attention != "none":
         stream += norm
-        in_blocks = compiled and a.num_kv_heads < a.heads and takes_blocks(a.block_size)
-        products += width + _mixing(a, compiled, in_blocks=in_blocks)
+        products += width + _mixing(a, compiled)
         stream += a.maps_per_layer  # the sums of softmax
     if a.mlp != "none":
         stream += norm
@@ -64,16 +62,15 @@ def _not_kept(a: Architecture, lora: LoRA | None) -> int:
     return not_kept - lora.rank * len(lora.on)
 
 
-def _mixing(a: Architecture, compiled: bool, *, in_blocks: bool = False) -> int:
-    """Queries, keys, values and what attention makes of them, by one kernel or the other."""
+def _mixing(a: Architecture, compiled: bool) -> int:
+    """Return the numbers per token of queries, keys, values and outputs, by PyTorch's kernel."""
     mixed = mixed_width(a)
     if a.attention != "softmax":
         return mixed + (mixed if a.attention == "uniform" else 0)
     kv = a.num_kv_heads * a.head_dim
     normed, placed = a.query_key_norm, a.query_key_norm or a.positions == "rotary"
     drops_weights = bool(a.dropout) and not a.residual
-    # Keys and values are copied for each of the queries.
-    shared = kv < mixed and (drops_weights or not in_blocks)
+    shared = kv < mixed  # keys and values are copied for each of the queries
     kept = mixed  # of the output
     if not placed or normed or compiled or not shared:
         kept += mixed + 2 * kv  # as they come out of one product

@@ -23,6 +23,7 @@ from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.training.deadline import Deadline
 from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
+from attnlm.training.kernels import kernels_of
 from attnlm.training.memory import estimate_memory
 from attnlm.training.saving import Saver, ShardedSaver
 from attnlm.training.schedule import learning_rate
@@ -32,6 +33,8 @@ from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
+_REPORT_SHARE = 0.01
+"""The largest fraction of the time that reports may take."""
 
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
 """Gives a snapshot of the model at a step, and the tokens that its maps are of."""
@@ -129,7 +132,7 @@ class _Loop:
         self._began = time.perf_counter() - self._state.seconds
         self._evaluation_seconds, self._step_seconds = 0.0, math.inf
         self._restart_clock()
-        self._reported = self._since
+        self._report_due = self._since + _SECONDS_BETWEEN_REPORTS
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
@@ -170,8 +173,7 @@ class _Loop:
                 self._on_event(Finished(self.run, state.step, out_of_patience))
                 return
             loss = self._step()
-            is_long_ago = time.perf_counter() - self._reported >= _SECONDS_BETWEEN_REPORTS
-            if self._is_main and is_long_ago:
+            if self._is_main and time.perf_counter() >= self._report_due:
                 self._report(loss)
             if self._deadline is not None and self._deadline.is_look_due():
                 self._plan_again(self._deadline)
@@ -179,7 +181,7 @@ class _Loop:
     def _step(self) -> Tensor:
         """The next step's loss; the gradient's norm is noted where a report is likely to follow."""
         began, optimizer = time.perf_counter(), self._state.optimizer
-        soon = began + 2 * self._step_seconds - self._reported >= _SECONDS_BETWEEN_REPORTS
+        soon = began + 2 * self._step_seconds >= self._report_due
         optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded
         loss = self._stepper.step(self._interruption)
         self._step_seconds = time.perf_counter() - began
@@ -217,14 +219,16 @@ class _Loop:
     def _report(self, loss: Tensor) -> None:
         config, step = self._config, self._state.step
         assert config.steps is not None and config.eval_every is not None
-        self._reported = time.perf_counter()
-        self._stepper.read_loss_sum()
+        began = time.perf_counter()
+        self._stepper.check_loss()
         speed, steps_left = self._tokens_per_second(), config.steps - step
         evaluations_left = math.ceil(steps_left / config.eval_every)
         left = steps_left * self._tokens_per_step / speed
         left += evaluations_left * self._evaluation_seconds
         norm = self._state.optimizer.norm
         measured = None if norm is None else norm.item()
+        cost = time.perf_counter() - began + self._state.optimizer.norm_seconds
+        self._report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_SHARE)
         self._tell(Stepped(step, loss.item(), speed, left, measured))
 
     def _tell(self, event: Evaluated | Stepped) -> None:
@@ -258,7 +262,7 @@ class _Loop:
                 self._dataset.val,
                 state.device,
                 bytes_per_token=self._dataset.bytes_per_token,
-                compile=self._config.compile,
+                kernels=kernels_of(self._config),
                 threads=self._config.threads or 1,
                 most=self._config.eval_tokens,
                 processes=self._stepper.processes,

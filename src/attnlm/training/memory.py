@@ -23,8 +23,8 @@ from attnlm.training.activations import (
     widest_backward,
     widest_forward,
 )
+from attnlm.training.kernels import has_parts
 from attnlm.training.one_layer import is_one_layer
-from attnlm.training.parts import has_parts
 from attnlm.training.share import MOST_SHARES, Cut, cut_batch
 
 FACTOR = 2.0

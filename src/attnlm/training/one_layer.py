@@ -26,7 +26,7 @@ from attnlm.compute.native import library
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import pointwise
+from attnlm.model.ops import Kernels, pointwise
 
 # All weights are held at once.
 LONGEST_CONTEXT = 256
@@ -62,9 +62,9 @@ def native_parts(a: Architecture) -> CDLL | None:
 
 
 def one_layer_form(
-    model: LanguageModel, batch_size: int, device: Device, compile: str
+    model: LanguageModel, batch_size: int, device: Device, kernels: Kernels
 ) -> OneLayer | None:
-    """A model in this form, with compiled parts where `compile` is "parts".
+    """A model in this form, with operations in C if `kernels` say so.
 
     None where the form is not for this model, or not the faster one here.
     """
@@ -77,7 +77,7 @@ def one_layer_form(
         or not model.head.weight.is_cpu
     ):
         return None
-    compiled = native_parts(a) if compile == "parts" else None
+    compiled = native_parts(a) if kernels.compiled else None
     if compiled is None:
         return OneLayer(model, batch_size)
     return NativeOneLayer(model, batch_size, compiled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from attnlm.compute.workers import compute_all
 from attnlm.config.training import TrainingConfig
+from attnlm.model.ops import using
+from attnlm.training.kernels import kernels_of
 from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.update_rules import AdamW, Muon, Place, place_of
 
@@ -75,7 +78,7 @@ class Optimizer(ABC):
     """
 
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
-        self._config, self._spans = config, spans
+        self._config, self._spans, self._kernels = config, spans, kernels_of(config)
         self._weights = [span.values for span in spans]
         first, count = spans[0].values, spans[-1].part.stop
         by_adamw = sum(span.values.numel() for span in spans if not span.place.by_muon)
@@ -84,9 +87,11 @@ class Optimizer(ABC):
         self._mean, self._square = first.new_zeros(count), first.new_zeros(by_adamw)
         self._groups: list[AdamW | Muon] = []
         self.wants_norm = False
-        """Whether the next step is to note the gradient's norm, which clipping notes anyway."""
+        """True to note the gradient's norm in the next step; clipping always notes it."""
         self.norm: Tensor | None = None
-        """Of the newest step's whole gradient, before clipping; None where it was not noted"""
+        """The norm of the newest step's gradient before clipping, None if it was not noted."""
+        self.norm_seconds = 0.0
+        """The time that the newest step took for a norm which clipping did not need."""
         self._turns: dict[int, list[list[AdamW | Muon]]] = {}
 
     def _places(self) -> Iterator[tuple[Place, list[Span], slice]]:
@@ -125,15 +130,17 @@ class Optimizer(ABC):
 
         `threads` of `pool` and this one share it out, which changes nothing in the result.
         """
-        clip = self._config.gradient_clip
+        clip, began = self._config.gradient_clip, time.perf_counter()
         self.norm = None if clip is None and not self.wants_norm else self._norm()
+        self.norm_seconds = time.perf_counter() - began if clip is None else 0.0
         if clip is not None and self.norm is not None:
             self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
         rate = self._config.learning_rate * learning_rate_factor(step, self._config)
 
         def update(groups: Sequence[AdamW | Muon]) -> None:
-            for group in groups:
-                group.update(rate, step)
+            with using(self._kernels):
+                for group in groups:
+                    group.update(rate, step)
 
         if pool is None or threads == 1:
             update(self._groups)

@@ -15,7 +15,8 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import window_seeds
 from attnlm.model.dropout import drawing_from
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import compiled_parts
+from attnlm.model.ops import using
+from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
@@ -76,10 +77,10 @@ class Share:
         if not first:
             assert isinstance(state.optimizer, FlatOptimizer)
             self._model, self.gradient = state.optimizer.replica(state.model)
-        self._parts = training.compile == "parts"
+        self._kernels = kernels_of(training)
         self._form = None
         if training.compile != "on" and not training.is_sharded and training.lora is None:
-            self._form = one_layer_form(self._model, self._windows, state.device, training.compile)
+            self._form = one_layer_form(self._model, self._windows, state.device, self._kernels)
         self._loss = torch.compile(_loss) if training.compile == "on" else _loss
         self._generators: list[torch.Generator] = []
         self._draws = bool(config.model.dropout)
@@ -99,7 +100,7 @@ class Share:
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
         # The way back may compute a block again.
-        with compiled_parts(self._parts), drawing_from(self._generators):
+        with using(self._kernels), drawing_from(self._generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             loss.backward()

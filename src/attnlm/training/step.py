@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.signals import Interruption, signals
+from attnlm.compute.device import keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool
 from attnlm.config.settings import Config
@@ -73,6 +74,8 @@ class Stepper:
     ) -> None:
         self.state, self.config, self.processes = state, config.training, processes
         threads = (config.training.threads or 1) if state.device.name == "cpu" else 1
+        if state.device.name == "cpu":
+            keep_freed_memory()
         self._cut = cut = cut_batch(config.training, threads)
         self._first = processes.rank * cut.rows
         self.batches = training_batches(config, dataset, slice(self._first, self._first + cut.rows))
@@ -100,6 +103,9 @@ class Stepper:
             loss = torch.stack(losses).mean()
             if self.processes.count > 1:
                 loss = self._add_up_processes(loss, interruption)
+            elif state.device.name == "cpu" and not math.isfinite(loss):
+                # On a GPU this would wait for the step: reports look there.
+                raise StepNotFiniteError(_when(["loss"], state.step + 1, state.step + 1))
             state.optimizer.average(self._cut.pieces)
             with noticing_lost():
                 state.optimizer.step(state.step, self._pool, self._cut.shares)
@@ -136,12 +142,17 @@ class Stepper:
         if self.state.device.name != "cuda" or self.state.step % _STEPS_BETWEEN_LOOKS == 0:
             mean, *asked = (rest / self.processes.count).tolist()
             if not math.isfinite(mean):
-                raise StepNotFiniteError(self._when(["loss"], self.state.step + 1))
+                raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
             self._sound_step = self.state.step
             for signum, share in zip(signals(), asked, strict=False):
                 if share:
                     interruption.agree(signum)
         return rest[0] / self.processes.count
+
+    def check_loss(self) -> None:
+        """Raise StepNotFiniteError unless all losses since the newest evaluation are finite."""
+        if not math.isfinite(self._loss_sum.item()):
+            raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step))
 
     def read_loss_sum(self, *, together: bool = False) -> float:
         """The sum of losses since the newest evaluation.
@@ -157,18 +168,19 @@ class Stepper:
             self.processes.add_up(found, _STEP)
             wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]
         if wrong:
-            raise StepNotFiniteError(self._when(wrong, self.state.step))
+            raise StepNotFiniteError(_when(wrong, self._sound_step + 1, self.state.step))
         self._sound_step = self.state.step
         return total
-
-    def _when(self, wrong: list[str], last: int) -> str:
-        first = self._sound_step + 1
-        when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
-        names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
-        are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
-        return f"{names} {are}: it happened {when}"
 
     def reset_loss_sum(self) -> None:
         """Starts a new mean, after an evaluation: the other processes may be further by now."""
         self._loss_sum.zero_()
         self._work = "an evaluation and a step"
+
+
+def _when(wrong: list[str], first: int, last: int) -> str:
+    """Return what is wrong and when it happened, for a message."""
+    when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
+    names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
+    are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
+    return f"{names} {are}: it happened {when}"

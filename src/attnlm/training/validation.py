@@ -18,7 +18,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import ids_at
 from attnlm.data.shards import Ids, Shards
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import compiled_parts
+from attnlm.model.ops import Kernels, using
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.share import MOST_SHARES
@@ -47,7 +47,7 @@ def validation_loss(
     device: Device,
     *,
     bytes_per_token: float,
-    compile: str = "off",
+    kernels: Kernels | None = None,
     threads: int = 1,
     most: int | None = None,
     processes: Processes = ALONE,
@@ -56,10 +56,10 @@ def validation_loss(
     """Mean loss of predicting every token of a split but its first.
 
     Windows of block_size follow each other without overlap; the last may be shorter. With `most`
-    there are no more whole ones than have so many tokens, spread evenly over the split. `compile`
-    is that of the training. Processes and threads share the windows out; how many there are changes
-    nothing in the result. Raises AttnlmError when the split is too short for one window, or has ids
-    that the model lacks.
+    there are no more whole ones than have so many tokens, spread evenly over the split. `kernels`
+    are those of the training. Processes and threads share the windows out; how many there are
+    changes nothing in the result. Raises AttnlmError when the split is too short for one window, or
+    has ids that the model lacks.
     """
     inputs, targets, rest = _windows(tokens, most, model)
     whole = len(inputs)
@@ -71,15 +71,15 @@ def validation_loss(
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
     ours = groups[processes.rank :: processes.count]
-    training = model.training
+    training, kernels = model.training, kernels or Kernels()
     model.eval()
     if is_sharded:
         # For each group all gather the weights, also those who have no more.
         more = groups[:1] * (-(-len(groups) // processes.count) - len(ours))
         with noticing_lost(), torch.no_grad():
-            losses = _summed_losses(model, [*ours, *more], device, None, compile)[: len(ours)]
+            losses = _summed_losses(model, [*ours, *more], device, None, kernels)[: len(ours)]
     else:
-        losses = _by_threads(model, ours, device, at_once, compile, threads)
+        losses = _by_threads(model, ours, device, at_once, kernels, threads)
     model.train(training)
     sums = torch.zeros(len(groups), dtype=torch.float64)
     sums[processes.rank :: processes.count] = torch.tensor(losses, dtype=torch.float64)
@@ -113,7 +113,7 @@ def _by_threads(
     groups: Sequence[tuple[Ids, Ids]],
     device: Device,
     at_once: int,
-    compile: str,
+    kernels: Kernels,
     threads: int,
 ) -> list[float]:
     threads = max(1, min(threads, len(groups), MOST_SHARES)) if device.name == "cpu" else 1
@@ -121,7 +121,7 @@ def _by_threads(
 
     def share(first: int) -> None:
         with torch.inference_mode():
-            found = _summed_losses(model, groups[first::threads], device, at_once, compile)
+            found = _summed_losses(model, groups[first::threads], device, at_once, kernels)
         sums[first::threads] = found
 
     with threads_of_torch(1), new_pool(threads) as pool:
@@ -134,14 +134,14 @@ def _summed_losses(
     groups: Sequence[tuple[Ids, Ids]],
     device: Device,
     at_once: int | None,
-    compile: str,
+    kernels: Kernels,
 ) -> list[float]:
     """The summed loss of each group of windows; those of `at_once` may have a faster form."""
     form = None
     if at_once is not None and groups and len(groups[0][0]) == at_once:
-        form = one_layer_form(model, at_once, device, compile)
+        form = one_layer_form(model, at_once, device, kernels)
     sums = []
-    with compiled_parts(compile == "parts"), device.autocast():
+    with using(kernels), device.autocast():
         for inputs, targets in groups:
             inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
             computing = model if form is None or inputs.shape != groups[0][0].shape else form

@@ -33,11 +33,11 @@ def key(command: list[str], source: Path) -> str:
     texts = [
         path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h")))
     ]
-    described = [command, str(compiler), about.st_size, about.st_mtime_ns, _processor(), texts]
+    described = [command, str(compiler), about.st_size, about.st_mtime_ns, processor(), texts]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def _processor() -> list[str]:
+def processor() -> list[str]:
     """The machine and its processor, as far as the system tells."""
     described = [*platform.uname()[::4], platform.processor()]
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Operations that a model is made of, in PyTorch's own calls and, for a CPU, in compiled ones.
 
-On a CPU autograd's many short passes over memory cost as much as the products. So a step that was
-asked to (`compiled_parts`) takes some of them in C, forward and backward; every other device, and
-whoever watches a model, takes the plain forms, which tests hold the compiled ones to.
+On a CPU autograd's many short passes over memory cost as much as the matmuls. A step can therefore
+compute some operations in C, forward and backward, and choose between two libraries for matmuls
+(`using`). Other devices, recorders and tests use the reference implementations in PyTorch.
 
 Axes as in attention.py. `d_x` is the gradient of the loss by x.
 """
@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from ctypes import CDLL
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,11 +21,24 @@ from torch import Tensor
 from attnlm.compute.native import library
 
 
-class _Asked(threading.local):
+@dataclass(frozen=True)
+class Kernels:
+    """Which implementations compute the operations of a model on a CPU, in float32."""
+
+    compiled: bool = False
+    """Use the operations in C where a compiler is installed."""
+    matmul: str = "blas"
+    """The library for large matmuls: blas (PyTorch's default) or onednn."""
+    attention: str = "torch"
+    """The kernel for causal attention: torch or native (in C)."""
+
+
+class _Used(threading.local):
+    kernels = Kernels()
     parts: CDLL | None = None
 
 
-_asked = _Asked()
+_used = _Used()
 
 
 def pointwise() -> CDLL | None:
@@ -33,18 +47,24 @@ def pointwise() -> CDLL | None:
 
 
 @contextlib.contextmanager
-def compiled_parts(wanted: bool) -> Iterator[None]:
-    """Whether operations of this thread take their compiled forms, where there are any."""
-    before, _asked.parts = _asked.parts, pointwise() if wanted else None
+def using(kernels: Kernels) -> Iterator[None]:
+    """Compute the operations of this thread by these kernels."""
+    before = _used.kernels, _used.parts
+    _used.kernels, _used.parts = kernels, pointwise() if kernels.compiled else None
     try:
         yield
     finally:
-        _asked.parts = before
+        _used.kernels, _used.parts = before
+
+
+def kernels_in_use() -> Kernels:
+    """Return the kernels that this thread computes by."""
+    return _used.kernels
 
 
 def compiled_for(x: Tensor) -> CDLL | None:
-    """The compiled operations, if they were asked for and are for such numbers."""
-    parts = _asked.parts
+    """Return the compiled operations if they are in use and x is float32 on a CPU, else None."""
+    parts = _used.parts
     return parts if parts is not None and x.is_cpu and x.dtype == torch.float32 else None
 
 

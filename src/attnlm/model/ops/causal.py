@@ -13,14 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from attnlm.compute.native import library
-from attnlm.model.ops import compiled_for, place
+from attnlm.model.ops import compiled_for, kernels_in_use, place
 from attnlm.model.ops.attention import shared_heads
-
-_LANES = 16
-"""Of AVX-512: with fewer, PyTorch's kernel, by MKL's or Apple's products, may be as fast."""
-
-_FEWEST = 64
-"""Tokens: with fewer, PyTorch's kernel is faster."""
 
 _ALONE = 2**22
 """Multiplications: with fewer, a second thread costs more than it saves."""
@@ -31,17 +25,11 @@ def attention_in_blocks() -> CDLL | None:
     return library("attention.c", "-fopenmp") or library("attention.c")
 
 
-def takes_blocks(length: int) -> bool:
-    """Whether it is the faster way, in so many tokens."""
-    if length < _FEWEST or (compiled := attention_in_blocks()) is None:
-        return False
-    return bool(compiled.attention_lanes() == _LANES)
-
-
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Of as many queries (B, H, T, D) as keys (B, K, T, D): each sees those up to its own."""
-    is_asked = compiled_for(query) is not None and not torch.is_autocast_enabled("cpu")
-    if is_asked and key.shape == value.shape and takes_blocks(query.size(-2)):
+    """Return the attention of queries (B, H, T, D) to keys (B, K, T, D) up to their own."""
+    wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
+    is_plain = key.shape == value.shape and not torch.is_autocast_enabled("cpu")
+    if wanted and is_plain and attention_in_blocks() is not None:
         scale = query.size(-1) ** -0.5 if scale is None else scale
         mixed: Tensor = Blocks.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return mixed

@@ -1,7 +1,8 @@
-"""Products with matrices, by the faster of the two libraries that PyTorch has on a CPU.
+"""Matrix products by either of the two libraries that PyTorch has on a CPU.
 
-Its own products are MKL's, which leaves AVX-512 unused on processors that are not Intel's. oneDNN
-does not. Its form for linear maps has no derivative: who calls it makes that of more products.
+PyTorch's default is a BLAS: MKL on x86, which leaves AVX-512 unused on processors that are not
+Intel's. oneDNN uses it, and can be slower elsewhere: `using` says which one to take. oneDNN's
+linear map has no derivative: callers compute gradients by more products.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_FEWEST = 2**20
-"""Multiplications: with fewer, oneDNN's dozen microseconds for a call cost more than it saves."""
+from attnlm.model.ops import kernels_in_use
+
+FEWEST_BY_ONEDNN = 2**20
+"""Multiplications: with fewer, a call to oneDNN, a dozen microseconds, costs more than it saves."""
 
 
 def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b, (M, N), outside of autograd."""
-    is_small = x_MC.numel() * len(weight_NC) < _FEWEST
-    if is_small or not x_MC.is_cpu or x_MC.dtype != torch.float32 or (linear := _onednn()) is None:
-        return F.linear(x_MC, weight_NC, bias_N)
-    out: Tensor = linear(x_MC, weight_NC, bias_N, "none", [], "")
-    return out
+    """Return x Wᵀ + b, (M, N), outside of autograd."""
+    is_large = x_MC.numel() * len(weight_NC) >= FEWEST_BY_ONEDNN
+    if is_large and kernels_in_use().matmul == "onednn" and x_MC.is_cpu:
+        linear = onednn_linear()
+        if linear is not None and x_MC.dtype == torch.float32:
+            out: Tensor = linear(x_MC, weight_NC, bias_N, "none", [], "")
+            return out
+    return F.linear(x_MC, weight_NC, bias_N)
 
 
 @functools.cache
-def _onednn() -> Callable[..., Any] | None:
-    """Its linear map; None where PyTorch lacks it, or it does not compute what it should."""
+def onednn_linear() -> Callable[..., Any] | None:
+    """Return oneDNN's linear map, or None if PyTorch lacks it or it gives wrong numbers."""
     linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if linear is None or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if linear is None:
         return None
     x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
     try:

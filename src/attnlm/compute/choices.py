@@ -1,0 +1,130 @@
+"""Choices made by measuring: the fastest of several ways, tried once on a machine and remembered.
+
+Processors differ in which library multiplies faster, and in what a second thread is worth. No name
+of a processor decides: whatever can be done in two ways is timed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlm.base.caches import cache_folder
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import read_json, write_json
+from attnlm.compute.native.cache import processor
+
+_ROUNDS, _SECONDS = 3, 0.01
+_MOST_REMEMBERED = 256
+# Settings of the environment that take instructions away from PyTorch's libraries.
+_LIMITS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One remembered choice: what it is of, for which sizes, and what each way took."""
+
+    kind: str
+    sizes: str
+    chosen: str
+    milliseconds: dict[str, float]
+
+
+@contextlib.contextmanager
+def keeping_threads() -> Iterator[None]:
+    """Restore PyTorch's number of threads and the precision of its matmuls afterwards."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def fastest(
+    kind: str,
+    sizes: str,
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    about: object = None,
+    worth: float = 0.0,
+) -> str:
+    """Return the name of the fastest of some ways to do the same, the first one where it is close.
+
+    Another way than the first has to save more than the fraction `worth` of its time. A choice is
+    remembered by `kind`, `sizes`, the names of the ways, `about` (JSON values), and the machine, so
+    that the same configuration gives the same numbers again.
+    """
+    path, key = _path(), _key([kind, sizes, list(ways), about])
+    remembered = _read(path)
+    if key in remembered and remembered[key].chosen in ways:
+        return remembered[key].chosen
+    with keeping_threads():
+        seconds = _measured(ways)
+    first = next(iter(ways))
+    best = min(ways, key=lambda name: seconds[name])
+    chosen = best if seconds[best] < (1 - worth) * seconds[first] else first
+    choice = Choice(kind, sizes, chosen, {n: round(1e3 * s, 4) for n, s in seconds.items()})
+    if path is not None:
+        # What others have remembered meanwhile stays.
+        kept = dict(list(_read(path).items())[1 - _MOST_REMEMBERED :]) | {key: choice}
+        # A cache that can't be written costs a trial the next time, no more.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"choices": {key: asdict(choice) for key, choice in kept.items()}})
+    return chosen
+
+
+def remembered_choices() -> list[Choice]:
+    """Return what was chosen so far on this machine, the newest last."""
+    return list(_read(_path()).values())
+
+
+def _path() -> Path | None:
+    folder = cache_folder()
+    return folder / "choices.json" if folder is not None else None
+
+
+def _key(described: list[object]) -> str:
+    limits = [os.environ.get(name, "") for name in _LIMITS]
+    machine = [processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__, limits]
+    return hashlib.sha256(json.dumps([described, machine]).encode()).hexdigest()[:32]
+
+
+def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the seconds of each way: the least of some rounds taken in turn."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(_ROUNDS):
+        for name, way in ways.items():
+            way()
+            began, made = time.perf_counter(), 0
+            while made < 2 or time.perf_counter() - began < _SECONDS:
+                way()
+                made += 1
+            best[name] = min(best[name], (time.perf_counter() - began) / made)
+    return best
+
+
+def _read(path: Path | None) -> dict[str, Choice]:
+    """Return the choices in a file; none where it is missing or damaged."""
+    try:
+        content: Any = {} if path is None else read_json(path)["choices"]
+        return {key: Choice(**choice) for key, choice in content.items() if _is_whole(choice)}
+    except (AttnlmError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _is_whole(choice: Mapping[str, Any]) -> bool:
+    times = choice["milliseconds"]
+    return all(isinstance(choice[name], str) for name in ("kind", "sizes", "chosen")) and all(
+        isinstance(name, str) and isinstance(took, float | int) for name, took in times.items()
+    )

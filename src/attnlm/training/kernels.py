@@ -1,0 +1,121 @@
+"""Which kernels compute a training step on a CPU: what can be compiled, and what is faster here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from attnlm.compute.choices import fastest
+from attnlm.compute.workers import threads_of_torch
+from attnlm.config.training import TrainingConfig
+from attnlm.model.architecture import Architecture
+from attnlm.model.ops import Kernels, pointwise, using
+from attnlm.model.ops.causal import attention_in_blocks, causal_attention
+from attnlm.model.ops.loss import LOGITS_AT_ONCE
+from attnlm.model.ops.products import FEWEST_BY_ONEDNN, onednn_linear, product
+from attnlm.model.sizes import block_shapes
+from attnlm.training.one_layer import LARGEST_NATIVE_HEAD, is_one_layer, native_parts
+
+# Larger sizes are measured at these: what is faster there is faster beyond.
+_MOST_TOKENS, _MOST_OUTPUTS, _MOST_KV_HEADS = 512, 4096, 4
+
+
+def kernels_of(training: TrainingConfig) -> Kernels:
+    """Return the kernels that a configuration names, PyTorch's own where it leaves them open."""
+    return Kernels(
+        compiled=training.compile == "parts",
+        matmul="onednn" if training.matmul == "onednn" else "blas",
+        attention="native" if training.attention_kernel == "native" else "torch",
+    )
+
+
+def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
+    """Return True if operations of this model exist in C, for batches of this many tokens."""
+    if is_one_layer(a, vocab_size, tokens):
+        return a.head_dim <= LARGEST_NATIVE_HEAD
+    return a.embed_dim is not None and (
+        vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
+        or a.mlp in ("gelu", "swiglu")
+        or a.norm == "rms"
+        or (a.attention == "softmax" and (a.query_key_norm or a.positions == "rotary"))
+    )
+
+
+def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
+    """Compile these operations, or find them compiled; return False if no compiler works."""
+    if is_one_layer(a, vocab_size, tokens):
+        return native_parts(a) is not None
+    return pointwise() is not None and attention_in_blocks() is not None
+
+
+def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
+    """Return the faster library for a step's matmuls, forward and backward: blas or onednn.
+
+    Each thread computes `tokens` tokens. Small matmuls are always BLAS's.
+    """
+    if onednn_linear() is None or a.embed_dim is None:
+        return "blas"
+    rows = _tokens_measured(tokens)
+    shapes = sorted(
+        {
+            (min(outputs, _MOST_OUTPUTS), inputs)
+            for outputs, inputs in (*block_shapes(a), (vocab_size, a.body_dim))
+            if rows * outputs * inputs >= FEWEST_BY_ONEDNN
+        }
+    )
+    if not shapes:
+        return "blas"
+
+    def multiply_by(matmul: str) -> Callable[[], object]:
+        factors = [(torch.rand(rows, c), torch.rand(n, c), torch.rand(rows, n)) for n, c in shapes]
+
+        def multiply() -> None:
+            with using(Kernels(matmul=matmul)), threads_of_torch(1):
+                for x_MC, weight_NC, d_out_MN in factors:
+                    product(x_MC, weight_NC)
+                    product(d_out_MN, weight_NC.T)
+                    product(d_out_MN.T, x_MC.T)
+
+        return multiply
+
+    sizes = f"{rows} × {', '.join(f'{inputs} → {outputs}' for outputs, inputs in shapes)}"
+    return fastest("matmul", sizes, {name: multiply_by(name) for name in ("blas", "onednn")})
+
+
+def _tokens_measured(tokens: int) -> int:
+    """Return a power of two that stands for this many tokens."""
+    return min(_MOST_TOKENS, 1 << (max(1, tokens).bit_length() - 1))
+
+
+def faster_attention(a: Architecture, tokens: int) -> str:
+    """Return the faster kernel for causal attention, forward and backward: torch or native.
+
+    Each thread computes `tokens` tokens.
+    """
+    if a.attention == "none" or attention_in_blocks() is None:
+        return "torch"
+    if a.attention == "softmax":
+        kv_heads, size = min(a.num_kv_heads, _MOST_KV_HEADS), a.head_dim
+        heads = kv_heads * (a.heads // a.num_kv_heads)
+    else:
+        kv_heads, heads, size = 1, 1, a.body_dim
+    length = min(a.block_size, _MOST_TOKENS)
+    windows = max(1, _tokens_measured(tokens) // length)
+
+    def attend_by(kernel: str) -> Callable[[], object]:
+        query, key, value = (
+            torch.rand(windows, count, length, size, requires_grad=True)
+            for count in (heads, kv_heads, kv_heads)
+        )
+        d_out = torch.rand(windows, heads, length, size)
+
+        def attend() -> None:
+            with using(Kernels(compiled=True, attention=kernel)), threads_of_torch(1):
+                causal_attention(query, key, value, None).backward(d_out)
+
+        return attend
+
+    sizes = f"{heads} heads of {size}, {kv_heads} of keys, {windows} × {length} tokens"
+    ways = {name: attend_by(name) for name in ("torch", "native")}
+    return fastest("attention", sizes, ways)
