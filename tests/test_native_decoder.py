@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from attnlm.base.errors import NotFiniteError
 from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.generation import native_decoder
 from attnlm.generation.decoders import Ids, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.sampling import generate, generate_all
+from attnlm.generation.next_token import Uniforms
+from attnlm.generation.sampling import drawn_tokens, generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, architecture
@@ -106,10 +108,14 @@ def expected_logits(model: Transformer, ids_BS: Ids) -> np.ndarray:
 
 
 def assert_textbook(
-    model: Transformer, num_samples: int, steps: list[tuple[int, int]], found: CDLL
+    model: Transformer,
+    num_samples: int,
+    steps: list[tuple[int, int]],
+    found: CDLL,
+    threads: int = 1,
 ) -> None:
     """Windows of `total` tokens, of which `known` were there before."""
-    decoder = NativeDecoder(NativeModel(model, found), num_samples)
+    decoder = NativeDecoder(NativeModel(model, found), num_samples, threads)
     length = max(total for _, total in steps)
     for known, total in steps:
         if known == 0:
@@ -177,7 +183,6 @@ def test_large_models_are_computed_by_a_crew_from_the_weights_where_they_lie(
     monkeypatch.setattr(native_decoder, "_LARGE", 0)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS", 50)
     monkeypatch.setattr(native_decoder, "_LONG", 32)
-    monkeypatch.setattr(native_decoder, "cores", lambda: members)
     sizes: Settings = {"embed_dim": 64, "layers": 2, "block_size": 80}
     variants: list[tuple[str, Settings]] = [
         ("gpt2", {"heads": 4, "mlp_width": 160}),
@@ -189,14 +194,13 @@ def test_large_models_are_computed_by_a_crew_from_the_weights_where_they_lie(
         native = NativeModel(model, compiled(width))
         assert native.laid.head.rows and not native.laid.head.panels
         for num_samples in (1, 3):
-            assert_textbook(model, num_samples, LONG, compiled(width))
+            assert_textbook(model, num_samples, LONG, compiled(width), members)
 
 
 def test_a_crew_computes_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGE", 0)
-    monkeypatch.setattr(native_decoder, "cores", lambda: 3)
     for model, settings in VARIANTS:
-        assert_textbook(a_model(model, settings), 3, [(0, 7), (7, 8)], compiled())
+        assert_textbook(a_model(model, settings), 3, [(0, 7), (7, 8)], compiled(), threads=3)
 
 
 def test_samples_of_a_large_model_do_not_depend_on_each_other(
@@ -255,6 +259,49 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
     for wrong in (-1, V, 2**40):
         with pytest.raises(IndexError):
             decoder.logits(np.array([[0, wrong, 1]]), 0)
+        with pytest.raises(IndexError):
+            next(decoder.generate([0, wrong, 1], 1, 1.0, Uniforms(1, range(1))))
+
+
+def assert_generation(
+    model: Transformer, num_samples: int, temperature: float, found: CDLL, threads: int = 1
+) -> None:
+    """Tokens that C makes by itself are those that Python draws from its logits, one at a time."""
+    native, samples = NativeModel(model, found), range(num_samples)
+    config = SamplingConfig(tokens=5 * BLOCK, temperature=temperature, num_samples=num_samples)
+    for prompt in ([3], list(range(BLOCK)), list(range(BLOCK + 2))):
+        decoders = [NativeDecoder(native, num_samples, count) for count in (threads, 1)]
+        made = decoders[0].generate(prompt, config.tokens, temperature, Uniforms(0, samples))
+        drawn = drawn_tokens(model, prompt, config, decoders[1], Uniforms(0, samples), num_samples)
+        expected_TB = np.stack([ids_B for ids_B, _ in drawn])
+        assert np.array_equal(np.stack(list(made)), expected_TB)
+        assert temperature < 5 or len(np.unique(expected_TB)) > 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("number", range(len(VARIANTS)))
+def test_tokens_made_in_c_are_those_drawn_in_python(number: int, temperature: float) -> None:
+    model = a_model(*VARIANTS[number])
+    assert_generation(model, 1, temperature, compiled())
+    assert_generation(model, 3, temperature, compiled(), threads=2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_tokens_before_logits_that_are_not_finite_are_made(
+    wrong: float, temperature: float
+) -> None:
+    """The third token and those after it cannot be drawn."""
+    model = a_model("gpt2", PARTS)
+    with torch.no_grad():
+        assert model.position_embedding is not None
+        model.position_embedding.weight[4] = wrong
+    decoder = NativeDecoder(NativeModel(model, compiled()), 2)
+    made = []
+    with pytest.raises(NotFiniteError):
+        for ids_B in decoder.generate([1, 2], 9, temperature, Uniforms(1, range(2))):
+            made.append(ids_B)
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize("model", ["transformer", "multi-head"])
@@ -309,12 +356,13 @@ for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
     tests.assert_textbook(model, 65, [(0, 1), (0, 64)], found)
 # A crew, and rows of matrices where they lie.
 tests.native_decoder._LARGE, tests.native_decoder._LONG = 0, 32
-tests.native_decoder.cores = lambda: 3
 for name in ("gpt2", "qwen3"):
     settings = {"embed_dim": 64, "heads": 2, "head_size": 17, "layers": 2, "block_size": 64}
     odd = {"head_size": 16} if name == "qwen3" else {}
     model = tests.a_model(name, {**settings, **odd}, 33)
-    tests.assert_textbook(model, 2, [(0, 63), (63, 64), (0, 1)], found)
+    tests.assert_textbook(model, 2, [(0, 63), (63, 64), (0, 1)], found, threads=3)
+    tests.assert_generation(model, 2, 1.0, found, threads=3)
+tests.assert_generation(tests.a_model("multi-head", tests.PARTS), 3, 0.0, found)
 print("clean")
 """
 

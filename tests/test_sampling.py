@@ -134,17 +134,24 @@ def test_draws_follow_the_distribution() -> None:
     probabilities_BV = np.array([[0.1, 0.6, 0.3]])
     counts = [0, 0, 0]
     for _ in range(4000):
-        counts[int(draw(probabilities_BV, uniforms.next())[0])] += 1
+        counts[int(draw(probabilities_BV, uniforms.take(1)[0])[0])] += 1
     assert counts[0] == pytest.approx(400, abs=95)  # five standard deviations
     assert counts[1] == pytest.approx(2400, abs=155)
 
 
 def test_each_sample_has_a_stream_of_its_own_whatever_the_others() -> None:
     two, three = Uniforms(5, range(2)), Uniforms(5, range(3))
-    for _ in range(4):
-        few, many = two.next(), three.next()
-        assert few.tolist() == many[:2].tolist()
-        assert len(set(many.tolist())) == 3
+    for count in (1, 2, 5000):
+        few_TB, many_TB = two.take(count), three.take(count)
+        assert few_TB.shape == (count, 2)
+        assert np.array_equal(few_TB, many_TB[:, :2])
+        assert len(set(many_TB.ravel().tolist())) == 3 * count
+
+
+def test_numbers_do_not_depend_on_how_many_are_taken_together() -> None:
+    one, other = Uniforms(5, range(2)), Uniforms(5, range(2))
+    pieces = np.concatenate([one.take(count) for count in (1, 700, 1, 3000)])
+    assert np.array_equal(pieces, other.take(len(pieces)))
 
 
 def a_model(

@@ -461,6 +461,7 @@ def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, traine
 
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(training, "_REPORT_SHARE", math.inf)
     events: list[object] = []
     run = trained(on_event=events.append, steps=300, eval_every=100)
     assert isinstance(events[0], Started) and events[0].run == run

@@ -9,22 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.pieces import cores
+from attnlm.base.readable import quantity
+from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
+from attnlm.generation.next_token import Array, Ids, Uniforms
 from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import Bigram, LanguageModel
 
-Array = NDArray[Any]
-Ids = NDArray[np.int64]
+_TOKENS_TRIED = 16
+_WORTH = 0.1
+"""The least fraction of a token's time that more threads have to save."""
+_FEWEST_SHARED = 2**18
+"""Numbers in the maps of a model: with fewer, a token is made before threads have met."""
 
 
 class Decoder(Protocol):
@@ -63,8 +68,31 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     if (compiled := library("decoding.c")) is None:
         return Decoding(lambda _: CachedDecoder(model, device))
     native = NativeModel(model, compiled)
-    threads = 1 if native.is_large else cores()  # a large one's decoder uses all cores itself
-    return Decoding(lambda samples: NativeDecoder(native, samples), threads)
+    threads = _threads_for_a_token(native)
+
+    def new_decoder(samples: int) -> NativeDecoder:
+        return NativeDecoder(native, samples, threads if native.is_large or samples == 1 else 1)
+
+    # Threads that divide samples among them do not wait for each other.
+    return Decoding(new_decoder, 1 if native.is_large else cores())
+
+
+def _threads_for_a_token(native: NativeModel) -> int:
+    """Return the number of threads that make a token fastest. It changes no number."""
+    everything = cores()
+    if everything == 1 or native.numbers < _FEWEST_SHARED:
+        return 1
+    if native.is_large:
+        return everything
+
+    def tokens_by(threads: int) -> Callable[[], object]:
+        decoder, uniforms = NativeDecoder(native, 1, threads), Uniforms(0, range(1))
+        return lambda: list(decoder.generate([0], _TOKENS_TRIED, 1.0, uniforms))
+
+    a = native.architecture
+    sizes = f"{a.model}, {quantity(native.numbers)} weights, context {a.block_size}"
+    ways = {str(count): tokens_by(count) for count in (1, everything)}
+    return int(fastest("threads for a token", sizes, ways, worth=_WORTH))
 
 
 class PlainDecoder:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlm.base.pieces import cores
+from attnlm.base.errors import NotFiniteError
+from attnlm.generation.next_token import Uniforms
+from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
 from attnlm.model.textbook import part
 
 _Floats = NDArray[np.float32]
+_IN_C = (np.float32, np.float64, np.int64, np.uintp)
 
 # As in the C file.
 _PANEL = 32
@@ -34,6 +38,8 @@ _LARGE = 2**23
 """Numbers in the maps of a model that is worth a crew: no cache holds them."""
 _LONG = 256
 """Inputs of a map from which on its matrix is read as it lies in the model, without a copy."""
+_SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
+"""Of tokens that are made by one call: whoever reads along sees them together."""
 _LARGEST_TABLES = 2**24
 """Numbers in the tables of a first layer's maps; larger ones are not made."""
 
@@ -48,7 +54,7 @@ class _Struct(ctypes.Structure):
             if isinstance(value, _Rows):
                 value = value.places
             if isinstance(value, np.ndarray):
-                assert value.dtype in (np.float32, np.uintp) and value.flags.c_contiguous
+                assert value.dtype in _IN_C and value.flags.c_contiguous
                 value = value.ctypes.data
             setattr(self, name, value)
 
@@ -110,6 +116,14 @@ class _Memory(_Struct):
     )
 
 
+class _Generation(_Struct):
+    _fields_ = (
+        *_fields(_INTEGER, "block_size", "kept", "columns", "start", "known", "length"),
+        *_fields(_POINTER, "ids", "fresh", "logits", "sums"),
+        ("temperature", ctypes.c_double),
+    )
+
+
 class NativeModel:
     """The weights of a model as C wants them, for any number of decoders.
 
@@ -129,7 +143,8 @@ class NativeModel:
         self._kept = blocks, row
         head = _map(weights, "head")
         maps = [head, *(found for block in blocks for found in block.maps())]
-        self.is_large = sum(found.inputs * found.outputs for found in maps) >= _LARGE
+        self.numbers = sum(found.inputs * found.outputs for found in maps)
+        self.is_large = self.numbers >= _LARGE
         self.panel_size = _PANEL * max((found.inputs for found in maps if found.rows), default=0)
         self.qkv_outputs, self.up_outputs = blocks[0].qkv.outputs, blocks[0].up.outputs
         softmax = a.attention == "softmax"
@@ -210,12 +225,11 @@ class NativeModel:
 class NativeDecoder:
     """Any model that has embeddings, on a CPU in float32, with a cache."""
 
-    def __init__(self, model: NativeModel, num_samples: int) -> None:
+    def __init__(self, model: NativeModel, num_samples: int, threads: int = 1) -> None:
         a = model.architecture
         assert a.embed_dim is not None
         capacity, mixed = _whole(a.block_size), _whole(model.heads * model.size)
         stride = max(_whole(a.embed_dim), mixed)
-        members = cores() if model.is_large else 1
         rows = min(_MOST_ROWS, num_samples * a.block_size) if model.is_large else _ROWS
         cache = a.layers * num_samples * model.kv_heads * capacity * model.size
         logits = np.empty((num_samples, _whole(model.vocab_size)), np.float32)
@@ -234,17 +248,14 @@ class NativeDecoder:
             packed=_space(rows * model.qkv_outputs),
             mixed=_space(rows * mixed),
             hidden=_space(rows * model.up_outputs),
-            query=_space(members * (model.size + _PANEL)),
-            scores=_space(members * capacity),
-            panel=_space(members * model.panel_size),
+            query=_space(threads * (model.size + _PANEL)),
+            scores=_space(threads * capacity),
+            panel=_space(threads * model.panel_size),
             panel_size=model.panel_size,
         )
-        self._call = functools.partial(
-            model.compiled.next_logits,
-            ctypes.addressof(model.laid),
-            ctypes.addressof(self._memory),
-            members,
-        )
+        places = ctypes.addressof(model.laid), ctypes.addressof(self._memory), threads
+        self._next_logits = functools.partial(model.compiled.next_logits, *places)
+        self._generate = functools.partial(model.compiled.generate, *places, num_samples)
 
     def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
         """(B, V) for the token after a window, whose first `known` tokens were there before.
@@ -254,9 +265,59 @@ class NativeDecoder:
         samples, length = ids_BS.shape
         assert samples == self._samples and length <= self._block_size
         new_BT = ids_BS[:, known:] if known else ids_BS
-        if not self._call(samples, length - known, known, new_BT.tobytes(), self._out):
+        if not self._next_logits(samples, length - known, known, new_BT.tobytes(), self._out):
             raise IndexError("an id is outside the vocabulary")
         return self._logits_BV.copy()
+
+    def generate(
+        self, prompt: Sequence[int], tokens: int, temperature: float, uniforms: Uniforms
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield the next ids of all samples, (B,), `tokens` times.
+
+        One call makes as many tokens as take some milliseconds. Raises IndexError for an id that
+        the vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
+        """
+        a, samples = self._model.architecture, self._samples
+        ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
+        kept = np.array(prompt[-a.block_size :], np.int64)
+        ids_BS[:, : len(kept)] = kept
+        state = _Generation(
+            block_size=a.block_size,
+            kept=kept_of_full_window(a),
+            columns=ids_BS.shape[1],
+            length=len(kept),
+            ids=ids_BS,
+            fresh=np.empty((samples, a.block_size), np.int64),
+            logits=self._out,
+            sums=np.empty(self._model.vocab_size),
+            temperature=temperature,
+        )
+        count = 1
+        while tokens:
+            count = min(count, tokens)
+            out_TB, uniforms_TB = np.empty((count, samples), np.int64), uniforms.take(count)
+            began = time.perf_counter()
+            made = self._generate(
+                ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
+            )
+            took = time.perf_counter() - began
+            if made < 0:
+                raise IndexError("an id is outside the vocabulary")
+            yield from out_TB[:made]
+            if made < count:
+                raise NotFiniteError
+            tokens -= count
+            if took < _SECONDS_A_CALL / 2 and count < _MOST_A_CALL:
+                count *= 2
+
+
+def kept_of_full_window(a: Architecture) -> int:
+    """Return how many tokens of a full window stay when the next one comes.
+
+    A full context slides by one token; the transformer's keeps its newer half, so that its cache
+    can be filled again and then serves for many tokens.
+    """
+    return a.block_size if a.slides else max(1, a.block_size // 2)
 
 
 _QKV = ("query", "key", "value")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import NotFiniteError
-from attnlm.generation.decoders import Array, Ids
 
+Array = NDArray[Any]
+Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 _FEW = 512
@@ -99,14 +101,14 @@ class Uniforms:
     def __init__(self, seed: int, samples: Iterable[int]) -> None:
         keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
         self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
-        self._ahead = self._rows()
+        self._ahead_TB = np.empty((0, len(self._streams)))
 
-    def next(self) -> Probabilities:
-        """The next number of every sample, float64 (B,)."""
-        return next(self._ahead)
-
-    def _rows(self) -> Iterator[Probabilities]:
-        # Many at once: a call for a single number takes longer than drawing it.
-        count = max(1, 2**16 // max(64, len(self._streams)))
-        while True:
-            yield from np.stack([stream.random(count) for stream in self._streams], axis=1)
+    def take(self, count: int) -> Probabilities:
+        """Return the next numbers of every sample, float64 (count, B)."""
+        if len(self._ahead_TB) < count:
+            # Many at once: a call for a single number takes longer than drawing it.
+            more = max(count, 2**16 // max(64, len(self._streams)))
+            drawn_TB = np.stack([stream.random(more) for stream in self._streams], axis=1)
+            self._ahead_TB = np.concatenate([self._ahead_TB, drawn_TB])
+        taken, self._ahead_TB = self._ahead_TB[:count], self._ahead_TB[count:]
+        return taken

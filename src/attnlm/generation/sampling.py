@@ -14,8 +14,10 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import Decoding, Ids, PlainDecoder, fastest_decoding
+from attnlm.generation.decoders import Decoder, Decoding, PlainDecoder, fastest_decoding
+from attnlm.generation.native_decoder import NativeDecoder, kept_of_full_window
 from attnlm.generation.next_token import (
+    Ids,
     Probabilities,
     Uniforms,
     draw,
@@ -31,16 +33,9 @@ from attnlm.tokens.tokenizer import Tokenizer
 
 
 def window_start(model: LanguageModel, length: int, start: int) -> int:
-    """Where the context for token number `length` begins, given where the last one's began.
-
-    A full context slides by one token; the transformer's keeps its newer half, so that its cache
-    can be filled again and then serves for many tokens.
-    """
-    block_size = model.architecture.block_size
-    if length - start <= block_size:
-        return start
-    kept = block_size if model.architecture.slides else max(1, block_size // 2)
-    return length - kept
+    """Return where the context of token `length` begins, given where the last one began."""
+    a = model.architecture
+    return start if length - start <= a.block_size else length - kept_of_full_window(a)
 
 
 def generate(
@@ -60,8 +55,7 @@ def generate(
     plain = Decoding(lambda _: PlainDecoder(model, device))
     decoding = fastest_decoding(model, device) if cached else plain
     samples = range(config.num_samples)
-    for next_B, _ in _drawn_tokens(model, prompt, config, decoding, samples):
-        yield next_B
+    yield from _next_ids(model, prompt, config, decoding, samples)
 
 
 def generate_all(
@@ -72,8 +66,7 @@ def generate_all(
 
     def rows(samples: range) -> Ids:
         made_BT = np.empty((len(samples), config.tokens), dtype=np.int64)
-        drawn = _drawn_tokens(model, prompt, config, decoding, samples)
-        for t, (next_B, _) in enumerate(drawn):
+        for t, next_B in enumerate(_next_ids(model, prompt, config, decoding, samples)):
             made_BT[:, t] = next_B
             if stopped.is_set():
                 break
@@ -88,18 +81,34 @@ def generate_all(
             stopped.set()
 
 
-def _drawn_tokens(
+def _next_ids(
     model: LanguageModel,
     prompt: Sequence[int],
     config: SamplingConfig,
     decoding: Decoding,
     samples: range,
+) -> Iterator[Ids]:
+    """Yield `config.tokens` times the next ids of these samples, (B,)."""
+    decoder, uniforms = decoding.new_decoder(len(samples)), Uniforms(config.seed, samples)
+    if isinstance(decoder, NativeDecoder) and config.takes_all(model.vocab_size):
+        yield from decoder.generate(prompt, config.tokens, config.temperature, uniforms)
+        return
+    for next_B, _ in drawn_tokens(model, prompt, config, decoder, uniforms, len(samples)):
+        yield next_B
+
+
+def drawn_tokens(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    config: SamplingConfig,
+    decoder: Decoder,
+    uniforms: Uniforms,
+    count: int,
 ) -> Iterator[tuple[Ids, Probabilities]]:
-    """Yields `config.tokens` times the next ids of these samples (B,), and by which weights they
-    were drawn, (B, V)."""
+    """Yield `config.tokens` times the next ids of `count` samples, (B,), and the weights that they
+    were drawn by, (B, V)."""
     assert prompt, "there is always a first token"
-    block_size, count = model.architecture.block_size, len(samples)
-    uniforms, decoder = Uniforms(config.seed, samples), decoding.new_decoder(count)
+    block_size = model.architecture.block_size
     kept = np.array(prompt[-block_size:], dtype=np.int64)
     # Room for two windows: what lies before the newest one is dropped when the room is used up.
     ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
@@ -113,7 +122,7 @@ def _drawn_tokens(
             weights_BV = next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p
             )
-            next_B = draw(weights_BV, uniforms.next())
+            next_B = draw(weights_BV, uniforms.take(1)[0])
         known = length - start
         if length == ids_BT.shape[1]:
             ids_BT[:, :known] = ids_BT[:, start:length].copy()
@@ -181,16 +190,17 @@ class Sampler:
         Bytes that never complete a character come with the last token.
         """
         assert config.num_samples == 1
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        decoding = fastest_decoding(self.model, self.device)
-        drawn = _drawn_tokens(self.model, ids, config, decoding, range(1))
+        characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        decoder = fastest_decoding(self.model, self.device).new_decoder(1)
+        uniforms = Uniforms(config.seed, range(1))
+        drawn = drawn_tokens(self.model, ids, config, decoder, uniforms, 1)
         for count, (next_B, weights_BV) in enumerate(drawn, 1):
             ids.append(int(next_B[0]))
             content = self.tokenizer.decode_bytes([ids[-1]])
             yield self._choice(
                 ids[-1],
                 normalised(weights_BV)[0],
-                decoder.decode(content, final=count == config.tokens),
+                characters.decode(content, final=count == config.tokens),
             )
 
     def _choice(self, token: int, probabilities_V: Probabilities, text: str) -> Choice:

@@ -38,6 +38,10 @@ class SamplingConfig:
             self._require(self.num_samples <= most, "num_samples", words)
         self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
 
+    def takes_all(self, vocab_size: int) -> bool:
+        """Return True if every token can be drawn: neither top-k nor top-p leaves any out."""
+        return (self.top_k is None or self.top_k >= vocab_size) and self.top_p in (None, 1)
+
     def _require(self, holds: bool, name: str, words: str) -> None:
         if not holds:
             raise UsageError(f"`{name}` can't be {getattr(self, name)}", f"it must be {words}")

@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
             [*[_PLACE] * 2, *[_NUMBER] * 4, ctypes.c_char_p, _PLACE],
             ctypes.c_int,
         ),
+        "generate": ([*[_PLACE] * 2, *[_NUMBER] * 2, _PLACE, _NUMBER, *[_PLACE] * 2], _NUMBER),
     },
     "words.c": {
         "find_words": ([_PLACE, ctypes.c_char_p, _NUMBER, _PLACE, _PLACE], _NUMBER),

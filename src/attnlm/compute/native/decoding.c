@@ -338,16 +338,137 @@ static void compute(struct member who, const void *about)
     }
 }
 
-/* Logits (B, V) after the last of `count` new tokens in each of B windows, of which `known` tokens
-   are remembered: ids (B, count); by as many threads as `members`, for which `to` has room. Returns 0,
-   and does nothing, where an id is none of V. */
+/* Return 1 if all ids (B, count), whose rows are `stride` apart, are in the vocabulary. */
+static int are_ids(const struct model *m, int64_t samples, int64_t count, const int64_t *ids,
+                   int64_t stride)
+{
+    for (int64_t s = 0; s < samples; s++)
+        for (int64_t i = 0; i < count; i++)
+            if (ids[s * stride + i] < 0 || ids[s * stride + i] >= m->vocab_size)
+                return 0;
+    return 1;
+}
+
+/* Compute logits (B, V) after the last of `count` new tokens in each of B windows, of which `known`
+   tokens are in the cache: ids (B, count); by `members` threads, for which `to` has room. Return 0,
+   and do nothing, if an id is not in the vocabulary. */
 int next_logits(const struct model *m, const struct memory *to, int64_t members, int64_t samples,
                 int64_t count, int64_t known, const int64_t *ids, float *logits)
 {
-    for (int64_t i = 0; i < samples * count; i++)
-        if (ids[i] < 0 || ids[i] >= m->vocab_size)
-            return 0;
+    if (!are_ids(m, samples, count, ids, count))
+        return 0;
     struct task task = {m, to, samples, count, known, ids, logits};
     together(members, compute, &task);
     return 1;
+}
+
+/* Tokens that are generated one after another: the texts so far, and where their window is. */
+struct generation {
+    int64_t block_size, kept;   /* tokens of a window, and those that stay of a full one */
+    int64_t columns;            /* of `ids`: room for two windows */
+    int64_t start, known, length; /* of the window, and of the texts */
+    int64_t *ids, *fresh;       /* (B, columns), and the new ones of all windows, (B, block_size) */
+    float *logits;              /* (B, V in whole panels) */
+    double *sums;               /* (V) */
+    double temperature;
+};
+
+struct stream {
+    struct task task;
+    struct generation *g;
+    int64_t wanted, made;
+    int is_finite;
+    const double *uniforms; /* (wanted, B) */
+    int64_t *out;           /* (wanted, B) */
+};
+
+/* Return the token where the running sum of exp((logit - largest) / temperature) passes a fraction of
+   the whole; the likeliest one at temperature 0; -1 if a logit is not finite. The same sums in the same
+   order as in generation/next_token.py. */
+static int64_t choose(int64_t size, const float *logits, double temperature, double fraction,
+                      double *sums)
+{
+    double sum = 0;
+    int64_t likeliest = 0;
+    for (int64_t v = 0; v < size; v++) {
+        sum += logits[v];
+        likeliest = logits[v] > logits[likeliest] ? v : likeliest;
+    }
+    if (!isfinite(sum))
+        return -1;
+    if (temperature == 0)
+        return likeliest;
+    sum = 0;
+    for (int64_t v = 0; v < size; v++)
+        sums[v] = sum += exp(((double)logits[v] - logits[likeliest]) / temperature);
+    const double below = nextafter(sum, 0), wanted = fraction * sum < below ? fraction * sum : below;
+    int64_t v = 0;
+    while (sums[v] <= wanted)
+        v++;
+    return v;
+}
+
+/* Move a full window on, and collect the tokens that are not in the cache. */
+static void before_token(struct stream *stream)
+{
+    struct generation *g = stream->g;
+    struct task *task = &stream->task;
+    if (g->length - g->start > g->block_size)
+        g->start = g->length - g->kept, g->known = 0;
+    task->known = g->known;
+    task->count = g->length - g->start - g->known;
+    for (int64_t s = 0; s < task->samples; s++)
+        memcpy(g->fresh + s * task->count, g->ids + s * g->columns + g->start + g->known,
+               task->count * sizeof(int64_t));
+}
+
+/* Append the next token to each text; with no room left, first drop what is before the window. */
+static void after_token(struct stream *stream)
+{
+    struct generation *g = stream->g;
+    const struct task *task = &stream->task;
+    const int64_t size = task->model->vocab_size, at = stream->made * task->samples;
+    g->known = g->length - g->start;
+    if (g->length == g->columns) {
+        for (int64_t s = 0; s < task->samples; s++)
+            memmove(g->ids + s * g->columns, g->ids + s * g->columns + g->start,
+                    g->known * sizeof(int64_t));
+        g->start = 0, g->length = g->known;
+    }
+    for (int64_t s = 0; s < task->samples; s++) {
+        int64_t id = choose(size, g->logits + s * task->model->head.outputs, g->temperature,
+                            stream->uniforms[at + s], g->sums);
+        if (id < 0) {
+            stream->is_finite = 0;
+            return;
+        }
+        stream->out[at + s] = g->ids[s * g->columns + g->length] = id;
+    }
+    g->length++, stream->made++;
+}
+
+static void continue_texts(struct member who, const void *about)
+{
+    struct stream *stream = (struct stream *)about;
+    while (stream->is_finite && stream->made < stream->wanted) {
+        if (who.number == 0)
+            before_token(stream);
+        meet(who);
+        compute(who, &stream->task);
+        if (who.number == 0)
+            after_token(stream);
+        meet(who);
+    }
+}
+
+/* Continue texts by `wanted` tokens, each drawn with the next of `uniforms`, in [0, 1). Return how many
+   were made: fewer if logits are not finite, -1 if an id is not in the vocabulary. */
+int64_t generate(const struct model *m, const struct memory *to, int64_t members, int64_t samples,
+                 struct generation *g, int64_t wanted, const double *uniforms, int64_t *out)
+{
+    if (!are_ids(m, samples, g->length - g->start, g->ids + g->start, g->columns))
+        return -1;
+    struct stream stream = {{m, to, samples, 0, 0, g->fresh, g->logits}, g, wanted, 0, 1, uniforms, out};
+    together(members, continue_texts, &stream);
+    return stream.made;
 }
