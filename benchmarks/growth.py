@@ -8,8 +8,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from attnlm.data.dataset import Dataset
+from benchmarks.nanogpt import Rival, Shape
 from benchmarks.table import Row, in_turn
-from benchmarks.transformer import Ours, Rival, Shape
+from benchmarks.transformer import Ours
 
 BASE = Shape(layers=4, width=128, heads=4, context=256, batch=4)
 AXES: dict[str, tuple[int, ...]] = {

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from attnlm.data.dataset import Dataset
+from benchmarks.nanogpt import Shape, steps_per_second
 from benchmarks.table import Row, in_turn, measured
-from benchmarks.transformer import ROUNDS, SECONDS, Ours, Shape, steps_per_second
+from benchmarks.transformer import ROUNDS, SECONDS, Ours
 
 SHAPES = (
     Shape(12, 768, 12, 256, 4, 50257),

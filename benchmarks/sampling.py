@@ -6,9 +6,7 @@ and each side's best counts, since whatever else the machine does only ever slow
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +21,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.generation.sampling import generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
+from benchmarks.nanogpt import loaded
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row
 
@@ -95,11 +94,7 @@ def _plain(heads: int) -> Timed:
 
 
 def _nanogpt(checkout: Path) -> Timed:
-    spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = loaded(checkout)
     config = module.GPTConfig(
         n_layer=4,
         n_head=4,

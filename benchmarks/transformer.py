@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+import attnlm as library
 from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
@@ -19,27 +20,13 @@ from attnlm.data.dataset import Dataset
 from attnlm.experiments.settle import settle
 from attnlm.experiments.speed_check import peak_of_products
 from attnlm.model.ops.loss import cross_entropy
+from attnlm.model.sizes import multiplied_weights
 from attnlm.training.kernels import kernels_of
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
-from benchmarks.table import Row, in_turn
-
-
-class Shape(NamedTuple):
-    """What a step computes: layers × width, context, windows at once, vocabulary."""
-
-    layers: int
-    width: int
-    heads: int
-    context: int
-    batch: int
-    vocab_size: int = 65
-
-    def __str__(self) -> str:
-        ids = f", {self.vocab_size:,} ids" if self.vocab_size > 65 else ""
-        return f"{self.layers} × {self.width}, context {self.context:,}, batch {self.batch}{ids}"
-
+from benchmarks.nanogpt import Shape, steps_per_second
+from benchmarks.table import Row, attnlm, in_turn, measured
 
 SHAPES = (
     Shape(4, 128, 4, 64, 12),
@@ -52,109 +39,111 @@ ROUNDS = int(os.environ.get("ROUNDS", 5))
 
 
 def transformer(dataset: Dataset, text: Path) -> list[Row]:
-    """Tokens a second of the gpt2 shape and of the default transformer, beside nanoGPT's loop."""
+    """Tokens per second of `attnlm train` and of nanoGPT's loop, each in processes of its own.
+
+    The `gpt2` shape and the default transformer, with AdamW at its default rate.
+    """
     folder = os.environ.get("NANOGPT")
     if folder is None:
         return [Row("transformer: step", "", "nanoGPT: NANOGPT is not set", "–")]
     peak = peak_of_products(os.cpu_count() or 1)
     rows = []
     for shape in SHAPES:
-        rival = Rival(Path(folder), shape)
+        data = dataset
+        if shape.vocab_size > 65:
+            if "TIKTOKEN_CACHE_DIR" not in os.environ:
+                rows.append(Row(f"{shape}", "", "TIKTOKEN_CACHE_DIR is not set", "–"))
+                continue
+            data = library.prepare(text, tokenizer="gpt2", data_dir=dataset.path.parent)
+        sizes = map(str, (*shape, SECONDS))
+        theirs = [sys.executable, "-m", "benchmarks.nanogpt", folder, *sizes]
+        first = float(measured(theirs).stdout)
         for model in ("gpt2", "transformer"):
-            ours = Ours(model, shape, dataset)
-            own, other, ratio = in_turn(ours.tokens_per_second, rival.tokens_per_second, ROUNDS)
-            share = own * ours.operations_per_token / peak
+            command = _command(model, shape, data, steps=round(first * SECONDS / shape.tokens))
+            pairs = [(_speed(command), float(measured(theirs).stdout)) for _ in range(ROUNDS)]
+            ratios = sorted(own / other for own, other in pairs)
+            own, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+            share = own * _operations_per_token(model, shape) / peak
             rows.append(
                 Row(
                     f"{model}, {shape}: tokens/s",
                     f"{own:,.0f} ({share:.0%} of peak)",
                     f"nanoGPT {other:,.0f}",
-                    f"{ratio:.2f}",
+                    f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})",
                 )
             )
+            print(rows[-1], flush=True)
     return rows
 
 
-def steps_per_second(step: Callable[[int], object], seconds: float) -> float:
-    """Of calls with 0, 1, …, for so long and twice at least, after one that does not count."""
-    step(0)
-    began, made = time.perf_counter(), 0
-    while made < 2 or time.perf_counter() - began < seconds:
-        step(made)
-        made += 1
-    return made / (time.perf_counter() - began)
+def _command(model: str, shape: Shape, dataset: Dataset, steps: int) -> list[str]:
+    """Return the command that trains a shape, with one evaluation after the last step."""
+    count = str(max(10, steps))
+    flags = {
+        "model": model,
+        "layers": shape.layers,
+        "embed-dim": shape.width,
+        "heads": shape.heads,
+        "block-size": shape.context,
+        "batch-size": shape.batch,
+        "optimizer": "adamw",
+        "gradient-clip": 1.0,
+        "seed": 1,
+        "steps": count,
+        "eval-every": count,
+        "eval-tokens": shape.tokens,
+        "checkpoint-dir": dataset.path.parent / "checkpoints",
+    }
+    given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    tied = ["--tie-embeddings"] if shape.vocab_size > 65 else []
+    return attnlm("train", str(dataset.path), *given, *tied, "--json")
+
+
+def _speed(command: list[str]) -> float:
+    speed: float = json.loads(measured(command).stdout)["tokens_per_second"]
+    return speed
+
+
+def _operations_per_token(model: str, shape: Shape) -> float:
+    """Return the floating-point operations of a token, forward and backward, as nanoGPT counts."""
+    a = resolve(_settings(model, shape)).model
+    products = multiplied_weights(a, shape.vocab_size)
+    return 6.0 * (products + shape.layers * shape.context * shape.width)
+
+
+def _settings(model: str, shape: Shape) -> dict[str, Any]:
+    """Return the settings of a training of this shape."""
+    settings: dict[str, Any] = {
+        "model": model,
+        **({} if model == "multi-head" else {"layers": shape.layers}),
+        "embed_dim": shape.width,
+        "heads": shape.heads,
+        "block_size": shape.context,
+        "batch_size": shape.batch,
+        "optimizer": "adamw",
+        "gradient_clip": 1.0,
+        "steps": 2**30,
+        "seed": 1,
+    }
+    if shape.vocab_size > 65 and model != "multi-head":
+        settings["tie_embeddings"] = True
+    return settings
 
 
 class Ours:
-    """A training of ours that goes on from call to call."""
+    """A training of ours that goes on from call to call, by AdamW at its default rate."""
 
     def __init__(self, model: str, shape: Shape, dataset: Dataset, **settings: Any) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
-        given: dict[str, Any] = {
-            "model": model,
-            **({} if model == "multi-head" else {"layers": shape.layers}),
-            "embed_dim": shape.width,
-            "heads": shape.heads,
-            "block_size": shape.context,
-            "batch_size": shape.batch,
-            "optimizer": "adamw",
-            "gradient_clip": 1.0,
-            "steps": 2**30,
-            "seed": 1,
-        }
-        if shape.vocab_size > 65 and model != "multi-head":
-            given["tie_embeddings"] = True
         device = choose_device("cpu")
-        config = settle(resolve({**given, **settings}), device, dataset)
+        config = settle(resolve({**_settings(model, shape), **settings}), device, dataset)
         state = initial_state(config, shape.vocab_size, device)
         self.stepper = Stepper(state, config, dataset)
-        self._tokens = shape.batch * shape.context
-        products = sum(p.numel() for p in state.model.parameters() if p.ndim == 2)
-        if not config.model.tie_embeddings:
-            products -= shape.vocab_size * shape.width
-        if config.model.positions == "learned":
-            products -= shape.context * shape.width
-        self.operations_per_token = 6.0 * (products + shape.layers * shape.context * shape.width)
+        self._tokens = shape.tokens
 
     def tokens_per_second(self, seconds: float = SECONDS) -> float:
         interruption = Interruption()
         return self._tokens * steps_per_second(lambda _: self.stepper.step(interruption), seconds)
-
-
-class Rival:
-    """nanoGPT's model, optimizer and loop, in float32 and without torch.compile."""
-
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["nanogpt_model"] = module
-        spec.loader.exec_module(module)
-        config = module.GPTConfig(
-            n_layer=shape.layers,
-            n_embd=shape.width,
-            n_head=shape.heads,
-            block_size=shape.context,
-            vocab_size=shape.vocab_size,
-            dropout=0.0,
-            bias=True,
-        )
-        self._model = module.GPT(config)
-        self._optimizer = self._model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
-        ids = torch.randint(65, (8, shape.batch, shape.context + 1))
-        self._batches = [(i[:, :-1].contiguous(), i[:, 1:].contiguous()) for i in ids]
-        self._tokens = shape.batch * shape.context
-
-    def tokens_per_second(self, seconds: float = SECONDS) -> float:
-        torch.set_num_threads(os.cpu_count() or 1)
-        return self._tokens * steps_per_second(self._step, seconds)
-
-    def _step(self, number: int) -> None:
-        _, loss = self._model(*self._batches[number % len(self._batches)])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
 
 def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
