@@ -15,6 +15,7 @@ import torch
 from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
+from attnlm.compute.subnormals import flushing_subnormals
 
 # Floating-point operations of a step from which every thread is of use.
 _LARGE_STEP = 4e9
@@ -29,10 +30,12 @@ _WAY = "batches shared out"
 
 @contextlib.contextmanager
 def keeping_threads() -> Iterator[None]:
-    """Afterwards PyTorch's threads, and the precision of its products, are as before."""
+    """Flush subnormal numbers meanwhile. Afterwards restore this mode, PyTorch's number of threads
+    and the precision of its products."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        yield
+        with flushing_subnormals():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)

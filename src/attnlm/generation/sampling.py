@@ -14,6 +14,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
+from attnlm.compute.subnormals import FlushingHere
 from attnlm.generation.decoders import Decoding, Ids, PlainDecoder, fastest_decoding
 from attnlm.generation.next_token import (
     Probabilities,
@@ -108,7 +109,7 @@ def _drawn_tokens(
     for _ in range(config.tokens):
         if (moved := window_start(model, length, start)) != start:
             start, known = moved, 0
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), FlushingHere():
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
             weights_BV = next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p
