@@ -41,7 +41,8 @@ from tests.models import small_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads inherit modes on Linux")
 CPU = Device("cpu", "float32", "tests")
-SUBNORMAL = torch.finfo(torch.float32).tiny / 4
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+SUBNORMAL = SMALLEST_NORMAL / 4
 SETTINGS: dict[str, Any] = {"batch_size": 4, "block_size": 16, "seed": 1, "threads": 2, "steps": 3}
 
 
@@ -56,8 +57,8 @@ def _mode() -> Iterator[None]:
 
 def share_of_zeros() -> float:
     """The share of subnormal numbers that PyTorch's threads flush: each computes one part."""
-    halves = torch.full((2**20,), 2 * SUBNORMAL) * 0.5
-    return (halves == 0).double().mean().item()
+    parts = torch.full((2**20,), SMALLEST_NORMAL) * 0.25
+    return (parts == 0).double().mean().item()
 
 
 class Modes:
@@ -68,7 +69,7 @@ class Modes:
 
     def look(self) -> None:
         name = threading.current_thread().name
-        by_numpy = bool((np.full(8, SUBNORMAL, np.float32) * np.float32(1) == 0).all())
+        by_numpy = bool((np.full(8, SMALLEST_NORMAL, np.float32) * np.float32(0.25) == 0).all())
         self.found[name] = flushes_subnormals() and by_numpy and self.found.get(name, True)
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,9 +232,9 @@ def test_openmps_threads_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is no C compiler")
     monkeypatch.setattr(causal, "_ALONE", 0)
     zeros = torch.zeros(3, 4, 70, 8)
+    values = torch.full_like(zeros, SUBNORMAL)
 
     def mixed() -> Tensor:
-        values = torch.full_like(zeros, SUBNORMAL)
         found: Tensor = causal.Blocks.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
         return found
 

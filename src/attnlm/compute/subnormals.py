@@ -23,7 +23,7 @@ def flushes_subnormals() -> bool:
 
 
 class FlushingHere:
-    """Flush subnormal numbers in the calling thread, and in the threads that it starts meanwhile.
+    """Flush subnormal numbers in the calling thread, and in the threads that it starts.
 
     This takes less than a microsecond: it can surround the work for a single token. PyTorch's
     thread pool keeps its mode, if it exists already.
