@@ -1,9 +1,9 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, losses, best, process, quality, shakespeare, transformer, growth, vocabulary, lora,
-busy, processes, sharding, plan, shards, sample, speaking, prepare, pages. ATTNLM_TEST_DATA names a
-folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of nanoGPT, and
-TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
+Parts: steps, losses, best, process, quality, shakespeare, transformer, growth, vocabulary,
+subnormals, lora, busy, processes, sharding, plan, shards, sample, speaking, prepare, pages.
+ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
+nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks import (
     sampling,
     shards,
     speaking,
+    subnormals,
     training,
     transformer,
 )
@@ -46,6 +47,7 @@ PARTS = {
     "transformer": transformer.transformer,
     "growth": growth.growth,
     "vocabulary": transformer.vocabulary,
+    "subnormals": subnormals.subnormals,
     "lora": lora.lora,
     "busy": busy.busy,
     "processes": processes.processes,

@@ -747,9 +747,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the window never moves by half",
-        "generation/sampling.py",
-        "else max(1, block_size // 2)",
-        "else block_size",
+        "generation/native_decoder.py",
+        "else max(1, a.block_size // 2)",
+        "else a.block_size",
         "test_sampling.py",
     ),
     # What is typed.
@@ -801,6 +801,42 @@ MUTATIONS = (
         "except BrokenPipeError:",
         "except BlockingIOError:",
         "test_cli.py::test_a_reader_that_leaves_early_is_no_error",
+    ),
+    # Subnormal numbers.
+    Mutation(
+        "a training does not flush subnormal numbers",
+        "compute/choices.py",
+        "with flushing_subnormals():",
+        "with contextlib.nullcontext():",
+        "test_subnormals.py",
+    ),
+    Mutation(
+        "the thread pool of PyTorch keeps its mode",
+        "compute/subnormals.py",
+        ".omp_pause_resource_all(_SOFT_PAUSE)",
+        "",
+        "test_subnormals.py",
+    ),
+    Mutation(
+        "threads of a pool do not take the mode of the calling thread",
+        "compute/workers.py",
+        "torch.set_flush_denormal(flush)",
+        "pass",
+        "test_subnormals.py",
+    ),
+    Mutation(
+        "sampling does not flush subnormal numbers",
+        "generation/sampling.py",
+        ", FlushingHere():",
+        ":",
+        "test_subnormals.py",
+    ),
+    Mutation(
+        "the threads that sum gradients of processes do not flush subnormal numbers",
+        "compute/processes.py",
+        "with FlushingHere():",
+        "with contextlib.nullcontext():",
+        "test_processes.py::test_processes_compute_what_one_does",
     ),
 )
 

@@ -135,6 +135,8 @@ def compute(rank: int, count: int, port: int, data: Path, out: Path) -> None:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
         sharded = {name: sharded_numbers(name, dataset, processes) for name in SHARDED}
     with joined() as processes:  # as in a program that trains twice
+        subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
+        processes.add_up(subnormal, "numbers that are flushed to zero")
         told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
-        content = found, failure(dataset, processes), told, sharded
+        content = found, failure(dataset, processes), told, subnormal.tolist(), sharded
         (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))

@@ -22,6 +22,7 @@ from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
 from attnlm.compute.native.cache import processor
+from attnlm.compute.subnormals import flushing_subnormals
 
 _ROUNDS, _SECONDS = 3, 0.01
 _MOST_REMEMBERED = 256
@@ -41,10 +42,12 @@ class Choice:
 
 @contextlib.contextmanager
 def keeping_threads() -> Iterator[None]:
-    """Restore PyTorch's number of threads and the precision of its matmuls afterwards."""
+    """Flush subnormal numbers meanwhile. Afterwards restore this mode, PyTorch's number of threads
+    and the precision of its matmuls."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        yield
+        with flushing_subnormals():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)

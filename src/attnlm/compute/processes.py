@@ -235,6 +235,8 @@ def joined() -> Iterator[Processes]:
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
+    from attnlm.compute.subnormals import FlushingHere
+
     if dist.is_initialized():
         raise AttnlmError(
             "this program has a torch.distributed process group already",
@@ -251,9 +253,11 @@ def joined() -> Iterator[Processes]:
         # ones wrote is still there.
         lasting = PrefixStore(f"attnlm/{next(_trainings)}", store)
         ours = PrefixStore(str(restarts()), lasting)
-        dist.init_process_group(
-            backend, store=ours, rank=rank, world_size=count, timeout=timedelta(seconds=_FOR_MAIN)
-        )
+        patience = timedelta(seconds=_FOR_MAIN)
+        with FlushingHere():  # the threads that add gradients up start here
+            dist.init_process_group(
+                backend, store=ours, rank=rank, world_size=count, timeout=patience
+            )
     except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(

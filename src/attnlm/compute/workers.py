@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from attnlm.compute.subnormals import flushes_subnormals
+
 Result = TypeVar("Result")
 
 
@@ -34,12 +36,17 @@ def compute_all(jobs: Sequence[Callable[[], Result]], pool: ThreadPoolExecutor) 
 def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
     """Threads beside the calling one, `threads` in all; they end with the pool.
 
-    Each computes with as many of PyTorch's own as `each`. The calling thread is to do so too, since
-    any of them may do a job, and numbers must not depend on which.
+    Each computes with as many of PyTorch's own as `each`, and flushes subnormal numbers if the
+    calling thread does. The calling thread is to do so too, since any of them may do a job, and
+    numbers must not depend on which.
     """
-    return ThreadPoolExecutor(
-        max(1, threads - 1), "attnlm", initializer=torch.set_num_threads, initargs=(each,)
-    )
+    flush = flushes_subnormals()
+
+    def begin() -> None:
+        torch.set_num_threads(each)
+        torch.set_flush_denormal(flush)
+
+    return ThreadPoolExecutor(max(1, threads - 1), "attnlm", initializer=begin)
 
 
 @contextlib.contextmanager

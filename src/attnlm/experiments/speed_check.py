@@ -11,6 +11,7 @@ import torch
 from attnlm.compute.device import choose_device
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.experiments.plan import plan
+from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.products import product
 
 USUAL_SHARE = 0.45
@@ -85,10 +86,11 @@ def peak_of_products(threads: int) -> float:
     one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
     best = float("inf")
     with threads_of_torch(threads):
-        for multiply in (torch.mm, product):
+        for matmul in ("blas", "onednn"):
             for _ in range(_PRODUCTS):
                 began = time.perf_counter()
-                multiply(one, other)
+                with using(Kernels(matmul=matmul)):
+                    product(one, other)
                 best = min(best, time.perf_counter() - began)
     return 2 * _SIZE**3 / best
 

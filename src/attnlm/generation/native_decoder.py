@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlm.base.errors import NotFiniteError
+from attnlm.compute.subnormals import FlushingHere
 from attnlm.generation.next_token import Uniforms
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
@@ -297,9 +298,10 @@ class NativeDecoder:
             count = min(count, tokens)
             out_TB, uniforms_TB = np.empty((count, samples), np.int64), uniforms.take(count)
             began = time.perf_counter()
-            made = self._generate(
-                ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
-            )
+            with FlushingHere():
+                made = self._generate(
+                    ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
+                )
             took = time.perf_counter() - began
             if made < 0:
                 raise IndexError("an id is outside the vocabulary")

@@ -14,6 +14,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
+from attnlm.compute.subnormals import FlushingHere
 from attnlm.generation.decoders import Decoder, Decoding, PlainDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, kept_of_full_window
 from attnlm.generation.next_token import (
@@ -117,7 +118,7 @@ def drawn_tokens(
     for _ in range(config.tokens):
         if (moved := window_start(model, length, start)) != start:
             start, known = moved, 0
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), FlushingHere():
             logits_BV = decoder.logits(ids_BT[:, start:length], known)
             weights_BV = next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
+from attnlm.compute.subnormals import FlushingHere
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
 
 Head = tuple[int, int]
@@ -124,5 +125,6 @@ def record(
 ) -> Recorder:
     """One forward pass over tokens (B, T), at most block_size of them, watched."""
     recorder = Recorder(silenced, watch)
-    recorder.logits = model(tokens_BT, recorder=recorder)
+    with FlushingHere():
+        recorder.logits = model(tokens_BT, recorder=recorder)
     return recorder
