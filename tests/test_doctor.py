@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attnlm
+from attnlm.compute.choices import fastest
 from attnlm.experiments import doctor as examination
 from attnlm.experiments.doctor import Finding
 from attnlm.experiments.speed_check import SpeedCheck, check_speed
@@ -114,3 +117,13 @@ def test_a_network_that_does_not_answer_is_not_waited_for(
     monkeypatch.setenv("ATTNLM_TINYSHAKESPEARE_URL", "http://127.0.0.1:9/")  # where nobody listens
     found = {finding.name: finding for finding in attnlm.doctor()}
     assert "127.0.0.1 is not reachable" in found["network"].text and found["network"].remedy
+
+
+def test_the_newest_choices_are_shown() -> None:
+    assert "choice" not in findings()
+    chosen = fastest("matmul", "some sizes", {"blas": lambda: time.sleep(0.005), "onednn": int})
+    assert chosen == "onednn"
+    assert re.fullmatch(
+        r"matmul: onednn \(blas: [\d.]+ ms, onednn: [\d.e-]+ ms\), for some sizes",
+        findings()["choice"].text,
+    )

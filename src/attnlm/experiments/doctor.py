@@ -28,6 +28,7 @@ _PATIENCE = 3.0  # seconds for the network
 _FREE = 10**9  # bytes of disk: less is soon full
 # Shares below which something is wrong, beside what was measured on an idle machine.
 _LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
+_CHOICES_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
 
         problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
 
-    Versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale, and the
-    speed of ten steps. `on_event` receives a Note before what takes long. Nothing is raised: what
+    Versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale, the
+    speed of ten steps, and the newest choices that were made by measuring. `on_event` receives a Note before what takes long. Nothing is raised: what
     can't be examined is a finding too.
     """
     on_event = on_event or ignore
@@ -67,6 +68,7 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
     if is_there:
         on_event(Note("training a small transformer for ten steps"))
         yield from _examined("speed", _speed)
+        yield from _examined("choices", _choices)
 
 
 def _examined(name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -239,6 +241,14 @@ def _locale() -> Iterator[Finding]:
     is_unicode = {encoding.lower().replace("-", ""), files.lower().replace("-", "")} == {"utf8"}
     remedy = "" if is_unicode else "file names may look odd: set LC_ALL=C.UTF-8"
     yield Finding("locale", f"{encoding}, file names {files}; output is always UTF-8", remedy)
+
+
+def _choices() -> Iterator[Finding]:
+    from attnlm.compute.choices import remembered_choices
+
+    for choice in remembered_choices()[-_CHOICES_SHOWN:]:
+        times = ", ".join(f"{name}: {took:.3g} ms" for name, took in choice.milliseconds.items())
+        yield Finding("choice", f"{choice.kind}: {choice.chosen} ({times}), for {choice.sizes}")
 
 
 def _speed() -> Iterator[Finding]:
