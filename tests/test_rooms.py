@@ -14,7 +14,7 @@ ROOMS = (
     *("base", "compute", "text", "tokens", "model", "config", "data", "runs"),
     *("training", "generation", "see", "experiments", "cli"),
 )
-LONGEST = 350
+LONGEST = 600
 # Hints name commands, and a report says how its run is made again.
 KNOW_FLAGS = ("base/commands.py", "base/suggestions.py", "see/reproduce.py")
 FLAG = re.compile(r"(?<![\w(])--[a-z]")

@@ -130,11 +130,15 @@ class Optimizer(ABC):
 
         `threads` of `pool` and this one share it out, which changes nothing in the result.
         """
-        clip, began = self._config.gradient_clip, time.perf_counter()
-        self.norm = None if clip is None and not self.wants_norm else self._norm()
-        self.norm_seconds = time.perf_counter() - began if clip is None else 0.0
-        if clip is not None and self.norm is not None:
+        clip = self._config.gradient_clip
+        self.norm, self.norm_seconds = None, 0.0
+        if clip is not None:
+            self.norm = self._norm()
             self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
+        elif self.wants_norm:
+            began = time.perf_counter()
+            self.norm = self._norm()
+            self.norm_seconds = time.perf_counter() - began
         rate = self._config.learning_rate * learning_rate_factor(step, self._config)
 
         def update(groups: Sequence[AdamW | Muon]) -> None:
