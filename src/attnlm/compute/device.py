@@ -133,7 +133,7 @@ def keep_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, 2**30)
+        mallopt(_MMAP_THRESHOLD, 2**25)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
