@@ -1,4 +1,4 @@
-"""Tolerances that scale with the numbers that were added up, for every processor.
+"""Tolerances that scale with the summands, for every processor.
 
 Each processor has its own order of sums, and so its own rounding errors.
 """

@@ -63,7 +63,11 @@ class _Library:
                     integers.append(_integer(value))
             integers += [0] * (_INTEGERS - len(integers))
             with self._lock:
-                result = self._served(struct.pack("<21qd", number, *integers, real))
+                try:
+                    result = self._served(struct.pack("<21qd", number, *integers, real))
+                except OSError:  # an address at which nothing lies
+                    self._process.kill()
+                    raise
             return None if kind is None else kind(result).value
 
         return call
@@ -76,7 +80,6 @@ class _Library:
             if kind == _RESULT:
                 return int(value)
             if kind == _PAGE:
-                # An address where nothing lies raises an error here.
                 self._write(os.pread(self._memory, _SIZE, value))
             else:
                 before, after = (np.frombuffer(self._read(_SIZE), np.uint8) for _ in range(2))

@@ -4,6 +4,7 @@
    after which the page is read, {CHANGED, address} with the page, and {RESULT, value}. */
 
 #define _GNU_SOURCE
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
@@ -63,7 +64,7 @@ static void fetch(int signal, siginfo_t *about, void *context)
     (void)signal, (void)context;
     char *page = (char *)((uintptr_t)about->si_addr / SIZE * SIZE);
     while (__atomic_exchange_n(&locked, 1, __ATOMIC_ACQUIRE))
-        ;
+        sched_yield();
     int64_t known = 0;
     while (known < count && pages[known] != page)
         known++;
