@@ -34,6 +34,7 @@ _ALL_TESTS = (
     "tests/test_training.py::test_two_threads_compute_what_one_does",
     "tests/test_lora.py::test_it_is_resumed_exactly",
 )
+_WORKERS = "2"
 _LEFT_OUT = "not sanitizers"  # they say the same everywhere, and take half a minute
 _FOUND = """
 from torch.backends.cpu import get_cpu_capability
@@ -103,7 +104,7 @@ def _compiler(one: Environment) -> str | None:
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
-def tested(name: str, folder: Path) -> tuple[bool, str]:
+def outcome(name: str, folder: Path) -> tuple[bool, str]:
     """Run the tests in an environment; return whether they pass, and a line about them."""
     one, tests = ENVIRONMENTS[name], _ALL_TESTS
     # An empty cache: no code that another environment made can be loaded.
@@ -120,7 +121,7 @@ def tested(name: str, folder: Path) -> tuple[bool, str]:
         # The limits above are not for the cross compiler.
         variables |= {"PATH": os.environ["PATH"], "PYTEST_PLUGINS": "tests.arm64"}
         tests = _TESTS
-    options = ["-m", "not slow", "-k", _LEFT_OUT, "-p", "no:cacheprovider", "-n", "2"]
+    options = ["-m", "not slow", "-k", _LEFT_OUT, "-p", "no:cacheprovider", "-n", _WORKERS]
     options += ["--timeout", "900"]  # an emulator is slow
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, f"--junitxml={folder}/found.xml", *tests],
@@ -171,7 +172,7 @@ def main() -> int:
             print(f"{name}: skipped, {reason}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="processors-", dir=_ROOT / "build") as folder:
-            passes, line = tested(name, Path(folder))
+            passes, line = outcome(name, Path(folder))
         failed |= not passes
         first, *more = line.splitlines()
         print(f"{name}: {first}, {time.perf_counter() - began:.0f} s", *more, sep="\n", flush=True)

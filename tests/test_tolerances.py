@@ -48,7 +48,7 @@ def test_noise_of_what_cancels_passes() -> None:
     model = small_model(AT_0, block_size=33)
     exact = exact_gradients(model, 1)
     name = "blocks.0.attention.query.weight"
-    assert not exact[name].any()
+    assert exact[name].norm() < 1e-9
     noise = torch.zeros_like(exact[name])
     noise[0, 0] = 9e-5
     assert_rounded({**exact, name: noise}, exact_gradients, model, 1)
