@@ -5,12 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test browser test-slow trials mutations audit bench site notebook package format clean
+.PHONY: help demo test processors browser emulator test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types, tests and short trials"
+	@echo "make processors the numerical tests as on other processors: AVX2, SSE, ARM64"
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
+	@echo "make emulator   install an ARM64 compiler and emulator for it; needs apt-get and root"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  check that the tests notice faults made on purpose"
@@ -55,6 +57,17 @@ browser:
 		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
 		DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2 chromium >/dev/null; } || \
 		{ echo "install Chromium from your system's packages, as chromium" >&2; exit 1; }
+
+processors: $(READY)
+	$(BIN)/python -m tests.processors
+
+# `make processors` skips ARM64 without it.
+emulator:
+	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64; } || \
+		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
+		DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2 \
+		gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null; } || \
+		{ echo "install an ARM64 compiler and qemu-user from your system's packages" >&2; exit 1; }
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

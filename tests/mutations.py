@@ -716,6 +716,20 @@ MUTATIONS = (
         "loss / bytes_per_token",
         "test_training.py::test_metrics_have_what_the_design_says",
     ),
+    Mutation(
+        "the gradient of GELU in C is wrong by one percent",
+        "compute/native/pointwise.c",
+        "store_some(d_x + i, slope * some_of(grad + i, count - i), count - i);",
+        "store_some(d_x + i, 1.01f * slope * some_of(grad + i, count - i), count - i);",
+        "test_ops.py::test_compiled_forms_of_odd_sizes",
+    ),
+    Mutation(
+        "the gradient of keys in C is wrong by one percent",
+        "compute/native/attention.c",
+        "scatter(d_keys, place_of(d_k, window, kv_head, 0), d_k->token, length, size, 1);",
+        "scatter(d_keys, place_of(d_k, window, kv_head, 0), d_k->token, length, size, 1.01f);",
+        "test_ops.py::test_attention_in_blocks_is_attention",
+    ),
     # Sampling.
     Mutation(
         "temperature is not applied",

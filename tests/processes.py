@@ -47,7 +47,8 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
     update, gradients = optimizer.step, []
 
     def step(*arguments: Any) -> None:
-        gradients.append(optimizer.gradient.clone())
+        named = state.model.named_parameters()
+        gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
         update(*arguments)
 
     optimizer.step = step  # type: ignore[method-assign, assignment]
@@ -62,7 +63,7 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
     )
     values = torch.cat([p.detach().flatten() for p in state.model.parameters()])
     return {
-        "gradient": gradients[0].numpy(),
+        "gradients": gradients[0],
         "losses": losses,
         "validation": evaluation.loss,
         "values": values.numpy(),

@@ -21,6 +21,7 @@ from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
 from attnlm.model.inspection import count_parameters, model_skeleton, parameter_shapes
 from attnlm.model.language_model import build_model
+from tests.tolerances import assert_near
 
 V = 7
 
@@ -97,7 +98,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     model = build_model(a, V).double().eval()
     ids_T = torch.arange(a.block_size) % V
     expected = textbook.forward(a, dict(model.state_dict()), ids_T)
-    torch.testing.assert_close(model(ids_T[None])[0], expected, rtol=1e-4, atol=1e-4)
+    assert_near(model(ids_T[None])[0], expected)
 
 
 @pytest.mark.parametrize(

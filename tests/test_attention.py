@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnlm.model.architecture import architecture
 from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention, attention
+from tests.tolerances import assert_near
 
 B, T, H, D = 2, 11, 3, 5
 C = H * D
@@ -73,7 +74,7 @@ def test_three_ways_of_averaging_the_past_agree() -> None:
     product = (triangle / triangle.sum(1, keepdim=True)) @ x_BTC
     masked = torch.zeros(T, T).masked_fill(triangle == 0, -math.inf).softmax(-1) @ x_BTC
     for way in (product, masked, AttentionWithoutMaps(uniform=True)(x_BTC)):
-        torch.testing.assert_close(way, loop, atol=1e-6, rtol=1e-5)
+        assert_near(way, loop, within=1e-6)
 
 
 @pytest.mark.parametrize("head_size", [D, C, 2])

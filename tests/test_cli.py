@@ -52,7 +52,7 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
 
     measured = json.loads(attnlm("eval", facts["run"], "--json", cwd=project).stdout)
-    assert measured["val_loss"] == pytest.approx(facts["best_val_loss"], abs=1e-6)
+    assert measured["val_loss"] == pytest.approx(facts["best_val_loss"], rel=1e-5)
     assert measured["tokens"] == VAL - 1
 
     sampled = attnlm("sample", "--tokens", "30", "--seed", "3", cwd=project)

@@ -27,6 +27,7 @@ from attnlm.tokens.split_patterns import (
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.models import FRUITS
 from tests.test_export import CLASSES, TOKENIZERS, random_run, texts
+from tests.tolerances import assert_near
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -70,7 +71,7 @@ def test_logits_and_greedy_tokens(name: str, spec: str, tmp_path: Path) -> None:
     # llama.cpp looks GELU up in a table of float16.
     near = 1e-2 if exported.form == "gpt2" else 1e-4
     found = torch.tensor(theirs.scores[:200])
-    torch.testing.assert_close(found, logits, atol=near, rtol=0)
+    assert_near(found, logits, within=near)
 
     prompt = run.tokenizer.encode("3 apples")
     ours = "".join(

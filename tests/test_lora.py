@@ -36,6 +36,7 @@ from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
 from tests.models import FRUITS, VARIANTS, small_model, some_ids
 from tests.test_processes import ended, started
+from tests.tolerances import assert_near
 
 SMALL: dict[str, Any] = {
     "batch_size": 4,
@@ -151,7 +152,7 @@ def test_it_begins_as_its_parent_and_learns(folder: Path) -> None:
     run = child(folder, steps=30, eval_every=15)
     losses = [record["val_loss"] for record in run.metrics()]
     # The same weights, elsewhere in memory.
-    assert losses[0] == pytest.approx(min(r["val_loss"] for r in parent.metrics()), abs=1e-6)
+    assert losses[0] == pytest.approx(min(r["val_loss"] for r in parent.metrics()), rel=1e-5)
     assert losses[-1] < losses[0]
     assert run.config.training.optimizer == "adamw" and run.config.training.lora_alpha == 6
     assert attnlm.evaluate(run, checkpoint="last", **about(folder)).loss == losses[-1]
@@ -184,8 +185,8 @@ def test_several_processes_train_one_adapter(folder: Path) -> None:
     ended(started(*ATTNLM, *arguments, cwd=folder), 0)
     two = attnlm.open_run(folder / "checkpoints" / "two")
     for one, other in zip(alone.metrics(), two.metrics(), strict=True):
-        assert one["val_loss"] == pytest.approx(other["val_loss"], abs=1e-5)
-    torch.testing.assert_close(weights_of(two), weights_of(alone), rtol=0, atol=1e-4)
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
+    assert_near(weights_of(two), weights_of(alone), within=1e-3)
 
 
 def test_it_needs_its_parent_no_more(folder: Path, tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
         settings = {**SMALL, "steps": 1, "learning_rate": 1e-12, "optimizer": "adamw", **more}
         run = attnlm.train("fruits-char", start_from=first, **about(folder), **settings)
         for name, weight in weights_of(run, "last").items():
-            torch.testing.assert_close(weight, weights_of(first)[name], rtol=0, atol=1e-6)
+            assert_near(weight, weights_of(first)[name])
 
 
 def test_every_reader_takes_it(folder: Path) -> None:

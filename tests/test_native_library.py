@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from attnlm.base import caches
 from attnlm.compute import native
-from attnlm.compute.native import cache, library
+from attnlm.compute.native import build, cache, library
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows compiles nothing")
 
@@ -24,6 +26,31 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of compiled code in a cache of its own."""
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "native"
+
+
+COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc")
+SOURCES = {"one_layer.c": ("-DSIZE=1", "-DSIZE=13", "-DSIZE=32")}
+"""Constants that a C file wants."""
+
+
+@pytest.mark.parametrize("openmp", ["-fopenmp", "-fno-openmp"])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_no_compiler_warns(compiler: str, openmp: str, tmp_path: Path) -> None:
+    """For each width of vectors, with every flag that the library gets."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler}")
+    widths: list[list[str]] = [[]]
+    if "aarch64" not in compiler and platform.machine() == "x86_64":
+        widths += [["-fsyntax-only", f"-march={name}"] for name in ("haswell", "skylake-avx512")]
+    flags = [*build.FLAGS, "-Wall", "-Wextra", "-Werror", openmp, "-c", "-o", str(tmp_path / "a.o")]
+    flags.remove("-shared")
+    with resources.as_file(resources.files(native)) as sources:
+        for path in sorted(sources.glob("*.c")):
+            for constant in SOURCES.get(path.name, ("-DNOTHING",)):
+                for width in widths:
+                    command = [compiler, *flags, *width, constant, str(path)]
+                    done = subprocess.run(command, capture_output=True, text=True)
+                    assert (done.returncode, done.stderr) == (0, "")
 
 
 def anew(source: str, *flags: str, **constants: int) -> object:

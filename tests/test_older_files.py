@@ -32,14 +32,14 @@ def test_an_older_run_evaluates_samples_and_resumes(name: str, folder: Path) -> 
     expected = EXPECTED[name]
     data_dir = folder / "datasets"
     assert attnlm.evaluate(name, data_dir=data_dir, **places).loss == pytest.approx(
-        expected["loss"], abs=1e-6
+        expected["loss"], rel=1e-5
     )
     pieces = attnlm.sample(name, tokens=40, seed=3, temperature=0.7, **places)
     assert "".join(pieces) == expected["text"]
     run = attnlm.train(resume=name, steps=9, data_dir=data_dir, **places)
     # What dropout drops is drawn otherwise since.
-    bound = 2e-3 if run.config.model.dropout else 1e-5
-    assert run.metrics()[-1]["val_loss"] == pytest.approx(expected["resumed"], abs=bound)
+    bound = 1e-3 if run.config.model.dropout else 1e-4
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(expected["resumed"], rel=bound)
 
 
 def test_what_is_resumed_is_written_under_the_names_of_today(folder: Path) -> None:

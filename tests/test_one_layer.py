@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.training.one_layer import NativeOneLayer, OneLayer, native_parts, one_layer_form
 from tests.models import gradients, small_model
+from tests.tolerances import assert_near, assert_rounded
 
 CPU = Device("cpu", "float32", "")
 
@@ -33,23 +36,34 @@ def some_batch(model: LanguageModel, batch_size: int) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
+def with_autograds(
+    model: Transformer, inputs: Tensor, targets: Tensor, before: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the loss, and the sums of earlier gradients and of its own."""
+    loss = model.loss(inputs, targets)
+    return {"loss": loss} | {n: before[n] + g for n, g in gradients(model, loss).items()}
+
+
 def assert_adds_autograds(
-    form: OneLayer, model: Transformer, exact: Transformer, batch_size: int, tolerance: float
+    form: OneLayer, model: Transformer, exact: Transformer, batch_size: int
 ) -> None:
-    """What `form` adds to the gradients of `model` is the gradient of `exact`, its equal."""
+    """Assert that `form` adds to gradients of `model` those of `exact`, its equal in float64."""
     for _ in range(2):  # the second time its memory is full of the first
         inputs, targets = some_batch(model, batch_size)
-        before = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        before = {
+            n: p.grad.to(torch.float64, copy=True)
+            for n, p in model.named_parameters()
+            if p.grad is not None
+        }
         alone = form.loss(inputs, targets)
-        loss = form(inputs, targets)
-        expected = exact.loss(inputs, targets)
-        assert alone == loss
-        torch.testing.assert_close(loss.double(), expected.detach(), rtol=tolerance, atol=tolerance)
-        for parameter, gradient in gradients(exact, expected).items():
-            total = model.get_parameter(parameter).grad
-            assert total is not None
-            added = (total - before[parameter]).double()
-            torch.testing.assert_close(added, gradient, rtol=100 * tolerance, atol=10 * tolerance)
+        found = {"loss": form(inputs, targets)}
+        assert alone == found["loss"]
+        found |= {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+        if model is exact:
+            assert_near(found, with_autograds(exact, inputs, targets, before), within=1e-12)
+        else:
+            assert_rounded(found, with_autograds, exact, inputs, targets, before)
 
 
 PROJECTED = "projection=true:qkv_bias=true"
@@ -72,7 +86,7 @@ BARE = (
 )
 def test_loss_and_gradients_are_autograds(name: str) -> None:
     model = a_model(name, vocab_size=11)
-    assert_adds_autograds(OneLayer(model, 3), model, model, 3, tolerance=1e-10)
+    assert_adds_autograds(OneLayer(model, 3), model, model, 3)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +103,7 @@ def test_compiled_loss_and_gradients_are_autograds(
         pytest.skip("there is no C compiler")
     form = one_layer_form(model, batch_size, CPU, "parts")
     assert type(form) is NativeOneLayer
-    assert_adds_autograds(form, model, exact, batch_size, tolerance=2e-6)
+    assert_adds_autograds(form, model, exact, batch_size)
 
 
 @pytest.mark.parametrize("compile", ["off", "parts"])
@@ -100,7 +114,8 @@ def test_a_loss_of_hopeless_logits_is_finite(compile: str) -> None:
     form = one_layer_form(model, 4, CPU, compile)
     assert form is not None
     inputs, targets = some_batch(model, 4)
-    torch.testing.assert_close(form(inputs, targets), model.loss(inputs, targets).detach())
+    found, exact = form(inputs, targets), copy.deepcopy(model).double()
+    assert_rounded([found], lambda: [exact.loss(inputs, targets)])
 
 
 def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:

@@ -17,6 +17,7 @@ from attnlm.runs.run import Run
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.models import FRUITS
+from tests.tolerances import assert_near
 
 SIZES: dict[str, Any] = {
     "embed_dim": 24,
@@ -91,8 +92,8 @@ def test_peft_loads_ours(name: str, on: str, folder: Path, peft: Any, tmp_path: 
     ours = logits_of(run)
     theirs = peft.PeftModel.from_pretrained(base_of(folder, name), run.adapter).eval()
     with torch.no_grad():
-        torch.testing.assert_close(theirs(IDS).logits, ours, atol=1e-5, rtol=1e-5)
-        assert (theirs.base_model.model(IDS).logits - ours).abs().max() < 1e-5
+        assert_near(theirs(IDS).logits, ours)
+        assert_near(theirs.base_model.model(IDS).logits, ours)
         with theirs.disable_adapter():
             assert (theirs(IDS).logits - ours).abs().max() > 0.01
     attnlm.export(run, tmp_path / "folded")
@@ -100,10 +101,10 @@ def test_peft_loads_ours(name: str, on: str, folder: Path, peft: Any, tmp_path: 
 
     with torch.no_grad():
         folded = AutoModelForCausalLM.from_pretrained(tmp_path / "folded")(IDS).logits
-    torch.testing.assert_close(folded, ours, atol=1e-5, rtol=1e-5)
+    assert_near(folded, ours)
 
     again = attnlm.import_run(run.adapter, base=name, checkpoint_dir=folder / "checkpoints")
-    torch.testing.assert_close(logits_of(again), ours, atol=1e-6, rtol=1e-5)
+    assert_near(logits_of(again), ours)
     assert again.parent == run.parent
 
 
@@ -140,7 +141,7 @@ def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: P
     run = attnlm.import_run(tmp_path / "theirs", base=base, checkpoint_dir=folder / "checkpoints")
     with torch.no_grad():
         expected = theirs(IDS).logits
-    torch.testing.assert_close(logits_of(run), expected, atol=1e-5, rtol=1e-5)
+    assert_near(logits_of(run), expected)
     parent = attnlm.open_run(base, checkpoint_dir=folder / "checkpoints")
     assert (logits_of(parent) - expected).abs().max() > 0.01
     assert adapted(folder, run.name, steps=1, learning_rate=1e-9).parent is not None

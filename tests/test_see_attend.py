@@ -34,13 +34,13 @@ def test_the_numbers_are_those_of_the_model(trained: Path) -> None:
     model, _ = load_model(run, checkpoint="best", device="cpu")
     ids = torch.tensor(run.tokenizer.encode(TEXT))
     weights = record(model, ids[None]).weights[:, 0]
-    np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-6)
+    np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-5)
     assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))
     assert "".join(facts["tokens"]) == TEXT
     with torch.inference_mode():
         probabilities = torch.softmax(model.eval()(ids[None])[0, -1], -1).sort(descending=True)
     found = [candidate["probability"] for candidate in facts["next"]]
-    np.testing.assert_allclose(found, probabilities.values[:10].numpy(), atol=1e-6)
+    np.testing.assert_allclose(found, probabilities.values[:10].numpy(), atol=1e-5)
     assert "not an explanation" in done.stderr
 
 

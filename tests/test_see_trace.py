@@ -17,6 +17,7 @@ from attnlm.runs.open_run import open_run
 from attnlm.see.script import as_script
 from attnlm.see.trace import in_words, trace
 from tests.command import attnlm, fails
+from tests.tolerances import assert_near
 
 RUNS = [
     "bigram",
@@ -51,7 +52,7 @@ def test_the_script_gives_the_models_logits(name: str, trained: Path, capsys: An
     exec(script, names)
     likeliest = capsys.readouterr().out.splitlines()
     wanted = logits_of(trained, name, TEXT)
-    torch.testing.assert_close(names["logits"], wanted, atol=1e-5, rtol=1e-5)
+    assert_near(names["logits"], wanted)
     best = torch.softmax(wanted[-1], -1).max().item()
     assert len(likeliest) == 5 and float(likeliest[0].split()[0]) == pytest.approx(best, abs=1e-4)
 
@@ -61,7 +62,7 @@ def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -
     run = open_run(name, checkpoint_dir=trained / "checkpoints")
     traced = trace(run, TEXT)
     steps = {step.name: step for step in traced.steps}
-    torch.testing.assert_close(steps["logits"].values, logits_of(trained, name, TEXT))
+    assert_near(steps["logits"].values, logits_of(trained, name, TEXT))
     assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
     for step in traced.steps:
         sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))

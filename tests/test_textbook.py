@@ -14,6 +14,7 @@ from attnlm.model.ops import compiled_parts
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Recorder
 from tests.models import VARIANTS, gradients, needs_compiler, small_model, some_ids
+from tests.tolerances import assert_near, assert_rounded
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -23,16 +24,20 @@ def by_the_book(model: LanguageModel, ids_BT: Tensor) -> Tensor:
     return torch.stack([textbook.forward(model.architecture, weights, row) for row in ids_BT])
 
 
+def exact_gradients(model: LanguageModel, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    return gradients(model, model.loss(inputs, targets))
+
+
 @variants
 def test_logits_and_gradients(variant: str) -> None:
     model = small_model(variant, block_size=257)
     for length in (1, 2, 255, 256, 257):
         inputs, targets = some_ids(2, 2, length)
         logits = by_the_book(model, inputs)
-        torch.testing.assert_close(model(inputs), logits, rtol=1e-9, atol=1e-9)
+        assert_near(model(inputs), logits, within=1e-12)
         found = gradients(model, model.loss(inputs, targets))
         by_book = gradients(model, cross_entropy(logits, targets))
-        torch.testing.assert_close(found, by_book, rtol=1e-7, atol=1e-10)
+        assert_near(found, by_book, within=1e-10)
 
 
 @needs_compiler
@@ -43,14 +48,9 @@ def test_compiled_parts(variant: str) -> None:
     model = copy.deepcopy(exact).float()
     for length in (1, 2, 33):
         inputs, targets = some_ids(2, 3, length)
-        expected = gradients(exact, exact.loss(inputs, targets))
         with compiled_parts(wanted=True):
             found = gradients(model, model.loss(inputs, targets))
-        for name, gradient in found.items():
-            bound = 1e-5 * max(1.0, expected[name].abs().max().item())
-            torch.testing.assert_close(
-                gradient.double(), expected[name], rtol=1e-4, atol=bound, msg=name
-            )
+        assert_rounded(found, exact_gradients, exact, inputs, targets)
 
 
 @variants
@@ -61,8 +61,8 @@ def test_logits_with_a_cache_and_with_a_recorder(variant: str) -> None:
     expected = by_the_book(model, ids_BT)
     caches = model.new_caches()
     parts = [model(part, caches) for part in ids_BT.split([4, 1, 5, 1, 2], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
-    torch.testing.assert_close(model(ids_BT, recorder=Recorder()), expected)
+    assert_near(torch.cat(parts, dim=1), expected, within=1e-12)
+    assert_near(model(ids_BT, recorder=Recorder()), expected, within=1e-12)
 
 
 @variants
@@ -72,8 +72,5 @@ def test_float32_stays_close_where_weights_are_large(variant: str) -> None:
     for parameter in model.parameters():
         parameter.mul_(3)
     ids_BT = some_ids(3, 13)
-    expected = by_the_book(model, ids_BT)
-    found = model.float()(ids_BT)
-    torch.testing.assert_close(
-        found.double(), expected, rtol=1e-3, atol=1e-3 * expected.std().item()
-    )
+    found = copy.deepcopy(model).float()(ids_BT)
+    assert_rounded([found], lambda: [by_the_book(model, ids_BT)])

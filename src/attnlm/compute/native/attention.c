@@ -276,7 +276,9 @@ static void attend_all(const struct attention *about, int64_t threads)
 {
     const int64_t pieces = about->windows * about->kv_heads, heads = about->kv_heads;
     const int64_t scratch = attention_scratch(about->length, about->size);
+#ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
+#endif
     for (int64_t n = 0; n < threads; n++)
         for (int64_t i = pieces * n / threads; i < pieces * (n + 1) / threads; i++)
             (about->d_out ? attend_piece_backward : attend_piece)(about, i / heads, i % heads,

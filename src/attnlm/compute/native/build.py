@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _LONGEST_COMPILATION, _BETWEEN_LOOKS = 30.0, 0.02  # seconds
 _stuck: set[str] = set()  # compilers that took longer, and aren't waited for again
 
@@ -23,7 +23,7 @@ def commands() -> Iterator[list[str]]:
         # Not every compiler knows the processor by itself.
         for more in (["-march=native"], []):
             if compiler not in _stuck:
-                yield [compiler, *_FLAGS, *more]
+                yield [compiler, *FLAGS, *more]
 
 
 def compiled(command: list[str], folder: str, signals: list[int]) -> None:

@@ -1,0 +1,183 @@
+"""`python -m tests.processors [NAME…]`: the numerical tests as other processors compute them.
+
+Prints one line for each environment: what passed, or why it was skipped. Ends with 1 if any failed.
+The libraries that PyTorch computes with, and the C compiler, are limited to the instructions of
+older processors. ARM64 is emulated, for the C files alone (tests/arm64).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import torch
+
+from tests.arm64 import COMPILER, EMULATOR
+
+_ROOT = Path(__file__).parent.parent
+_OF_C = ("ops", "textbook", "native_decoder", "one_layer", "words")
+_OTHERS = ("golden_losses", "share", "tolerances", "attention", "optimizer")
+_TESTS = tuple(f"tests/test_{name}.py" for name in _OF_C)
+_ALL_TESTS = (
+    *_TESTS,
+    *(f"tests/test_{name}.py" for name in _OTHERS),
+    "tests/test_training.py::test_a_stopped_run_goes_on_as_if_it_had_not_been",
+    "tests/test_training.py::test_two_threads_compute_what_one_does",
+    "tests/test_lora.py::test_it_is_resumed_exactly",
+)
+_WORKERS = "2"
+_LEFT_OUT = "not sanitizers"  # they say the same everywhere, and take half a minute
+_FOUND = """
+from torch.backends.cpu import get_cpu_capability
+from attnlm.compute.native import library
+compiled = library("attention.c")
+print(0 if compiled is None else compiled.attention_lanes(), get_cpu_capability())
+"""
+
+
+class Environment(NamedTuple):
+    """Limits by environment variables and compiler flags, and their expected effect."""
+
+    variables: dict[str, str]
+    compiler: str | None  # None: cc or gcc or clang; "": none
+    flags: str
+    lanes: int | None
+    capability: str | None
+
+
+ENVIRONMENTS = {
+    "this processor": Environment({}, None, "", None, None),
+    "AVX2": Environment(
+        {
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+        },
+        None,
+        "-march=haswell",
+        8,
+        "AVX2",
+    ),
+    "SSE": Environment(
+        {
+            "ATEN_CPU_CAPABILITY": "default",
+            "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+            "ONEDNN_MAX_CPU_ISA": "SSE41",
+        },
+        None,
+        "-march=x86-64",
+        4,
+        "DEFAULT",
+    ),
+    "no C compiler": Environment({}, "", "", 0, None),
+    "clang": Environment({}, "clang", "", None, None),
+    "ARM64": Environment({}, "", "", 0, None),
+}
+
+
+def skipped(name: str) -> str | None:
+    """Return why nothing can be said about an environment here."""
+    one = ENVIRONMENTS[name]
+    if one.flags and platform.machine() != "x86_64":
+        return f"this is {platform.machine()}"
+    if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return "this processor has no AVX2"
+    if one.compiler != "" and _compiler(one) is None:
+        return f"there is no {one.compiler or 'C compiler'}"
+    missing = [program for program in (COMPILER, EMULATOR) if shutil.which(program) is None]
+    if name == "ARM64" and missing:
+        return f"there is no {' and no '.join(missing)}"
+    return None
+
+
+def _compiler(one: Environment) -> str | None:
+    names = (one.compiler,) if one.compiler else (os.environ.get("CC"), "cc", "gcc", "clang")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def outcome(name: str, folder: Path) -> tuple[bool, str]:
+    """Run the tests in an environment; return whether they pass, and a line about them."""
+    one, tests = ENVIRONMENTS[name], _ALL_TESTS
+    # An empty cache: no code that another environment made can be loaded.
+    variables = {**os.environ, **one.variables, "ATTNLM_CACHE_DIR": str(folder / "cache")}
+    if one.compiler == "":
+        variables |= {"CC": "", "PATH": str(folder)}
+    else:
+        variables["CC"] = str(folder / "cc")
+        (folder / "cc").write_text(f'#!/bin/sh\nexec "{_compiler(one)}" "$@" {one.flags}\n')
+        (folder / "cc").chmod(0o755)
+    if wrong := _not_as_wanted(one, variables):
+        return False, wrong
+    if name == "ARM64":
+        # The limits above are not for the cross compiler.
+        variables |= {"PATH": os.environ["PATH"], "PYTEST_PLUGINS": "tests.arm64"}
+        tests = _TESTS
+    options = ["-m", "not slow", "-k", _LEFT_OUT, "-p", "no:cacheprovider", "-n", _WORKERS]
+    options += ["--timeout", "900"]  # an emulator is slow
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"--junitxml={folder}/found.xml", *tests],
+        cwd=_ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    if not (folder / "found.xml").exists():
+        return False, f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+    suite = ElementTree.parse(folder / "found.xml").getroot()[0]
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    left_out = int(suite.get("skipped", 0))
+    passed = int(suite.get("tests", 0)) - left_out - len(failed)
+    line = f"{passed} passed, {len(failed)} failed, {left_out} skipped"
+    return done.returncode == 0, "\n    ".join([line, *failed])
+
+
+def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
+    """Return which limit has no effect: the same code would be tested twice."""
+    command = [sys.executable, "-c", _FOUND]
+    done = subprocess.run(command, cwd=_ROOT, env=variables, capture_output=True, text=True)
+    if done.returncode != 0:
+        return f"attnlm fails: {done.stderr.strip().splitlines()[-1]}"
+    lanes, capability = done.stdout.split()
+    if one.lanes is None and lanes == "0":
+        return f"{variables['CC']} compiles nothing"
+    if one.lanes is not None and int(lanes) != one.lanes:
+        return f"compiled code has {lanes} lanes, not {one.lanes}"
+    if one.capability is not None and capability != one.capability:
+        return f"PyTorch takes {capability}, not {one.capability}"
+    return ""
+
+
+def main() -> int:
+    """Return 1 if any environment's tests failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.processors")
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *ENVIRONMENTS])
+    failed = False
+    (_ROOT / "build").mkdir(exist_ok=True)
+    for name in parser.parse_args().names or ENVIRONMENTS:
+        began = time.perf_counter()
+        if reason := skipped(name):
+            print(f"{name}: skipped, {reason}", flush=True)
+            continue
+        with tempfile.TemporaryDirectory(prefix="processors-", dir=_ROOT / "build") as folder:
+            passes, line = outcome(name, Path(folder))
+        failed |= not passes
+        first, *more = line.splitlines()
+        print(f"{name}: {first}, {time.perf_counter() - began:.0f} s", *more, sep="\n", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

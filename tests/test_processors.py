@@ -1,0 +1,40 @@
+"""`make processors`: an environment is as it says, or its tests are not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import processors
+from tests.processors import ENVIRONMENTS, outcome, skipped
+
+
+def test_a_limit_without_effect_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler the reference implementation would be tested instead."""
+    limited = ENVIRONMENTS["SSE"]._replace(compiler="")
+    monkeypatch.setitem(processors.ENVIRONMENTS, "SSE", limited)
+    assert outcome("SSE", tmp_path) == (False, "compiled code has 0 lanes, not 4")
+
+
+def test_without_the_tools_environments_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert skipped("clang") == "there is no clang"
+    assert skipped("this processor") == "there is no C compiler"
+    assert skipped("ARM64") == "there is no aarch64-linux-gnu-gcc and no qemu-aarch64"
+    assert skipped("no C compiler") is None
+
+
+def test_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = tmp_path / "test_wrong.py"
+    test.write_text("def test_right(): pass\ndef test_wrong(): assert False\n")
+    monkeypatch.setattr(processors, "_ALL_TESTS", [str(test)])
+    monkeypatch.setattr(processors, "_WORKERS", "0")
+    passes, line = outcome("no C compiler", tmp_path)
+    assert not passes and line.splitlines()[0] == "1 passed, 1 failed, 0 skipped"
+    assert line.splitlines()[1].endswith("test_wrong::test_wrong")
