@@ -15,11 +15,12 @@ from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
-from attnlm.model.ops import pointwise
+from attnlm.model.ops import Kernels, pointwise
 from attnlm.model.ops.heads import rotary_angles
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
+COMPILED = Kernels(compiled=True, matmul="onednn", attention="native")
 needs_compiler = pytest.mark.skipif(pointwise() is None, reason="there is no C compiler")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 

@@ -19,9 +19,9 @@ from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.generation import native_decoder
-from attnlm.generation.decoders import Ids, fastest_decoding
+from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.next_token import Uniforms
+from attnlm.generation.next_token import Ids, Uniforms
 from attnlm.generation.sampling import drawn_tokens, generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook

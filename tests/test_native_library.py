@@ -230,7 +230,7 @@ def test_a_library_is_kept_by_all_that_it_depends_on(
     for path in (source, header, compiler):
         path.write_text("10")
         keys.add(cache.key([str(compiler)], source))
-    monkeypatch.setattr(cache, "_processor", lambda: ["another"])
+    monkeypatch.setattr(cache, "processor", lambda: ["another"])
     keys.add(cache.key([str(compiler)], source))
     assert len(keys) == 6
 

@@ -12,8 +12,9 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import NativeOneLayer, OneLayer, native_parts, one_layer_form
-from tests.models import gradients, small_model
+from tests.models import COMPILED, gradients, small_model
 from tests.tolerances import assert_near, assert_rounded
 
 CPU = Device("cpu", "float32", "")
@@ -101,17 +102,17 @@ def test_compiled_loss_and_gradients_are_autograds(
     model, exact = a_model(name, vocab_size).float(), a_model(name, vocab_size)
     if native_parts(model.architecture) is None:
         pytest.skip("there is no C compiler")
-    form = one_layer_form(model, batch_size, CPU, "parts")
+    form = one_layer_form(model, batch_size, CPU, COMPILED)
     assert type(form) is NativeOneLayer
     assert_adds_autograds(form, model, exact, batch_size)
 
 
-@pytest.mark.parametrize("compile", ["off", "parts"])
-def test_a_loss_of_hopeless_logits_is_finite(compile: str) -> None:
+@pytest.mark.parametrize("kernels", [Kernels(), COMPILED])
+def test_a_loss_of_hopeless_logits_is_finite(kernels: Kernels) -> None:
     model = a_model("single-head:embed_dim=7", vocab_size=11).float()
     with torch.no_grad():
         model.head.bias[:] = torch.linspace(-3000, 3000, 11)
-    form = one_layer_form(model, 4, CPU, compile)
+    form = one_layer_form(model, 4, CPU, kernels)
     assert form is not None
     inputs, targets = some_batch(model, 4)
     found, exact = form(inputs, targets), copy.deepcopy(model).double()
@@ -122,7 +123,7 @@ def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:
     """A run's configuration may ask for what no training would: C would write past its arrays."""
     model = a_model("single-head:embed_dim=33", vocab_size=11).float()
     assert native_parts(model.architecture) is None
-    assert type(one_layer_form(model, 4, CPU, "parts")) is OneLayer
+    assert type(one_layer_form(model, 4, CPU, COMPILED)) is OneLayer
 
 
 @pytest.mark.parametrize(
@@ -134,17 +135,20 @@ def test_larger_heads_than_a_row_has_room_for_are_not_compiled() -> None:
     ],
 )
 def test_other_parts_are_left_to_autograd(part: str) -> None:
-    assert one_layer_form(a_model(BARE, 11).float(), 4, CPU, "parts") is not None
+    assert one_layer_form(a_model(BARE, 11).float(), 4, CPU, COMPILED) is not None
     model = a_model(f"{BARE}:{part}", 11).float()
-    assert one_layer_form(model, 4, CPU, "parts") is None
+    assert one_layer_form(model, 4, CPU, COMPILED) is None
 
 
 def test_other_precisions_vocabularies_and_models_are_left_to_autograd() -> None:
     model = a_model(BARE, vocab_size=11).float()
-    assert one_layer_form(model, 3, CPU, "off") is not None
-    assert one_layer_form(model, 2, CPU, "off") is None  # 10 tokens in a batch, 11 in all
-    assert one_layer_form(model, 3, Device("cpu", "bfloat16", ""), "off") is None
-    assert one_layer_form(model.double(), 3, CPU, "off") is None
-    assert one_layer_form(model.float().to("meta"), 3, Device("cuda", "float32", ""), "off") is None
-    assert one_layer_form(small_model("bigram").float(), 4, CPU, "off") is None
-    assert one_layer_form(small_model("average").float(), 4, CPU, "off") is None
+    assert one_layer_form(model, 3, CPU, Kernels()) is not None
+    assert one_layer_form(model, 2, CPU, Kernels()) is None  # 10 tokens in a batch, 11 in all
+    assert one_layer_form(model, 3, Device("cpu", "bfloat16", ""), Kernels()) is None
+    assert one_layer_form(model.double(), 3, CPU, Kernels()) is None
+    assert (
+        one_layer_form(model.float().to("meta"), 3, Device("cuda", "float32", ""), Kernels())
+        is None
+    )
+    assert one_layer_form(small_model("bigram").float(), 4, CPU, Kernels()) is None
+    assert one_layer_form(small_model("average").float(), 4, CPU, Kernels()) is None

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 
 from attnlm.compute.workers import threads_of_torch
 from attnlm.model.linear import Linear
-from attnlm.model.ops import causal, compiled_parts, loss
+from attnlm.model.ops import Kernels, causal, loss, products, using
 from attnlm.model.ops.activations import gelu, swiglu
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
 from attnlm.model.ops.heads import Gains, rotary_angles, rotate, split_heads
@@ -20,7 +20,7 @@ from attnlm.model.ops.linear import joined_linear, linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.norms import rms_norm
 from attnlm.model.ops.products import product
-from tests.models import needs_compiler
+from tests.models import COMPILED, needs_compiler
 from tests.tolerances import assert_rounded
 
 Op = Callable[..., Tensor]
@@ -156,7 +156,7 @@ def test_a_frozen_head_has_no_gradient_and_its_input_the_same(compiled: bool) ->
     given, weight = torch.randn(B, T, D), torch.randn(V, D)
     for frozen in (False, True):
         x, head = given.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)
-        with compiled_parts(compiled):
+        with using(COMPILED if compiled else Kernels()):
             loss = linear_cross_entropy(x, head, None, TARGETS)
             loss.backward()
         assert (head.grad is None) == frozen and x.grad is not None
@@ -170,14 +170,23 @@ def _loss_and_gradient(x: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     return found, torch.autograd.grad(found, x)[0]
 
 
+@pytest.mark.parametrize("matmul", ["blas", "onednn"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (130, 64, 33)])
-def test_products_with_frozen_matrices_are_products(shape: tuple[int, int, int]) -> None:
+def test_products_by_either_library_are_products(
+    shape: tuple[int, int, int], matmul: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if matmul == "onednn" and products.onednn_linear() is None:
+        pytest.skip("PyTorch has no oneDNN here")
+    monkeypatch.setattr(products, "FEWEST_BY_ONEDNN", 0)
     rows, inputs, outputs = shape
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     for one in (x, x.T.contiguous().T):
         for other in (weight, weight.T.contiguous().T):
-            assert_rounded([product(one, other)], lambda: [x.double() @ weight.double().T])
-    both = [product(x, weight, bias)]
+            with using(Kernels(matmul=matmul)):
+                found = [product(one, other)]
+            assert_rounded(found, lambda: [x.double() @ weight.double().T])
+    with using(Kernels(matmul=matmul)):
+        both = [product(x, weight, bias)]
     assert_rounded(both, lambda: [x.double() @ weight.double().T + bias.double()])
 
 
@@ -188,7 +197,7 @@ def test_extreme_numbers_in_float32(name: str, size: float, compiled: bool) -> N
     ours, _, shapes = OPS[name]
     exact = [(torch.randn(shape).float() * size).double().requires_grad_() for shape in shapes]
     leaves = [x.detach().float().requires_grad_() for x in exact]
-    with compiled_parts(compiled):
+    with using(COMPILED if compiled else Kernels()):
         found = ours(*leaves)
     assert_rounded([found], lambda: [ours(*exact)])
     gradients = torch.autograd.grad(found.sum(), leaves)
@@ -213,7 +222,7 @@ def test_compiled_forms_of_odd_sizes(length: int, width: int) -> None:
     for op, shapes in cases:
         exact = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
         leaves = [x.detach().float().requires_grad_() for x in exact]
-        with compiled_parts(wanted=True):
+        with using(COMPILED):
             found = _of_squares(op, leaves)
         assert_rounded(found, _of_squares, op, exact)
 
@@ -221,7 +230,7 @@ def test_compiled_forms_of_odd_sizes(length: int, width: int) -> None:
 def test_losses_of_hopeless_logits_in_pieces_are_finite() -> None:
     x, head = torch.full((1, 5, 2), 30.0), torch.randn(V, 2) * 100
     for compiled in (False, True):
-        with compiled_parts(compiled):
+        with using(COMPILED if compiled else Kernels()):
             found = linear_cross_entropy(x.requires_grad_(), head, None, TARGETS[:1])
         gradient = torch.autograd.grad(found, x)[0]
         assert_rounded((found, gradient), lambda: _loss_and_gradient(x, head))
@@ -276,7 +285,7 @@ def test_a_linear_map_and_its_gradients_are_pytorchs(
         out = op(*leaves)
         return [out, *torch.autograd.grad(out, leaves, d_out.to(dtype))]
 
-    with compiled_parts(wanted=True):
+    with using(COMPILED):
         ours = found(linear, torch.float32)
     assert_rounded(ours, lambda: found(torch.nn.functional.linear, torch.float64))
 
@@ -324,20 +333,20 @@ def test_attention_in_blocks_is_attention(
 
 
 @needs_compiler
-def test_attention_in_blocks_is_taken_where_it_is_faster() -> None:
+def test_attention_in_blocks_is_taken_where_it_is_chosen_and_possible() -> None:
     query, key = torch.randn(2, 4, 100, 8, requires_grad=True), torch.randn(2, 2, 100, 8)
-    for value, wanted, possible in (
-        (key, True, True),
-        (key, False, False),
-        (key[..., :5], True, False),
+    for value, kernels, expected in (
+        (key, COMPILED, True),
+        (key, Kernels(compiled=True), False),
+        (key, Kernels(attention="native"), False),
+        (key[..., :5], COMPILED, False),
     ):
-        with compiled_parts(wanted):
+        with using(kernels):
             found = causal.causal_attention(query, key, value, None)
         given = query.double(), key.double(), value.double()
         assert_rounded([found], lambda q, k, v: [_explicit_attention(q, k, v, 8**-0.5)], *given)
         taken = found.grad_fn is not None and found.grad_fn.name() == "BlocksBackward"
-        assert taken == (possible and causal.takes_blocks(100))
-    assert not causal.takes_blocks(63)
+        assert taken == expected
 
 
 @needs_compiler

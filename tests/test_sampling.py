@@ -13,13 +13,13 @@ from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.generation.decoders import (
-    Array,
     CachedDecoder,
     Decoder,
     PlainDecoder,
     fastest_decoding,
 )
 from attnlm.generation.next_token import (
+    Array,
     Probabilities,
     Uniforms,
     draw,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from attnlm.model import textbook
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import compiled_parts
+from attnlm.model.ops import using
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Recorder
-from tests.models import VARIANTS, gradients, needs_compiler, small_model, some_ids
+from tests.models import COMPILED, VARIANTS, gradients, needs_compiler, small_model, some_ids
 from tests.tolerances import assert_near, assert_rounded
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -48,7 +48,7 @@ def test_compiled_parts(variant: str) -> None:
     model = copy.deepcopy(exact).float()
     for length in (1, 2, 33):
         inputs, targets = some_ids(2, 3, length)
-        with compiled_parts(wanted=True):
+        with using(COMPILED):
             found = gradients(model, model.loss(inputs, targets))
         assert_rounded(found, exact_gradients, exact, inputs, targets)
 

@@ -48,8 +48,8 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
         problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
 
     Versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale, the
-    speed of ten steps, and the newest choices that were made by measuring. `on_event` receives a Note before what takes long. Nothing is raised: what
-    can't be examined is a finding too.
+    speed of ten steps, and the newest choices that were made by measuring. `on_event` receives a
+    Note before what takes long. Nothing is raised: what can't be examined is a finding too.
     """
     on_event = on_event or ignore
     yield from _examined("versions", _versions)
