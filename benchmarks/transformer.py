@@ -85,7 +85,7 @@ def steps_per_second(step: Callable[[int], object], seconds: float) -> float:
 
 
 class Ours:
-    """A training of ours that goes on from call to call."""
+    """Our training with AdamW, at its default learning rate; each call continues it."""
 
     def __init__(self, model: str, shape: Shape, dataset: Dataset, **settings: Any) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
