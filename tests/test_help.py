@@ -42,19 +42,29 @@ def test_every_setting_is_an_option_in_its_section() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_defaults_of_every_model_are_told(model: str) -> None:
+    by_adamw = resolve({"model": model, "optimizer": "adamw"}).settings()
     for name, value in resolve({"model": model}).settings().items():
         _, _, default = help_with_default(name).partition("; default: ")
         assert default, name
         if name in ("eval_every", "model"):  # told in words; the default model alone
             continue
-        named = re.search(rf"([^ ]+) \([^)]*\b{model}\b[^)]*\)", default)
-        shown = named[1] if named else default.split("; ")[0]
-        assert shown == in_words(value), name
+        usual, _, changed = default.partition("; with adamw: ")
+        assert _told(usual, model) == in_words(value), name
+        if name != "optimizer":
+            told = _told(changed, model) if model in changed else in_words(value)
+            assert told == in_words(by_adamw[name]), name
+
+
+def _told(default: str, model: str) -> str:
+    named = re.search(rf"([^ ]+) \([^)]*\b{model}\b[^)]*\)", default)
+    return named[1] if named else default.split("; ")[0]
 
 
 def test_a_default_is_told_in_one_line() -> None:
     told = "default: 0.03; 0.1 (bigram); 0.01 (average, dot-product); 0.02 (transformer, "
     assert told in help_with_default("learning_rate")
+    assert "; with adamw: 0.02 (single-head, wide-head); " in help_with_default("learning_rate")
+    assert not any("with adamw" in help_with_default(name) for name in ("optimizer", "beta2"))
     assert "default: 2 (transformer, " in help_with_default("layers")
     assert help_with_default("head_size").count("default") == 1
     assert "default" not in help_with_default("patience")

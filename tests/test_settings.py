@@ -14,6 +14,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings
+from attnlm.config.adapters import ADAPTERS_RATE
 from attnlm.config.recipes import load_recipe, load_sizes, recipe_names, to_toml
 from attnlm.config.settings import help_of, resolve, setting_names
 from attnlm.config.variants import variant
@@ -226,11 +227,48 @@ def test_a_rotary_table_has_a_largest_size() -> None:
     resolve({"model": "multi-head", "block_size": 2**20})
 
 
-def test_a_variant_without_matrices_is_trained_by_adamw() -> None:
+_NO_MATRICES = "transformer:attention=uniform:positions=learned:mlp=none"
+_BY_ADAMW = {"bigram": 0.1, "average": 0.01, "dot-product": 0.01, _NO_MATRICES: 0.01}
+_BY_EITHER = {
+    "single-head": {"muon": 0.03, "adamw": 0.02},
+    "multi-head": {"muon": 0.03, "adamw": 0.03},
+    "wide-head": {"muon": 0.03, "adamw": 0.02},
+    "transformer": {"muon": 0.02, "adamw": 0.005},
+    "gpt2:mlp=none": {"muon": 0.02, "adamw": 0.002},
+    "llama:attention=uniform:positions=none": {"muon": 0.02, "adamw": 0.005},
+    "qwen3": {"muon": 0.02, "adamw": 0.003},
+}
+
+
+def _optimizer_and_rate(*sources: Settings) -> tuple[str, float]:
+    training = resolve(*sources).training
+    return training.optimizer, training.learning_rate
+
+
+@pytest.mark.parametrize("name", (*_BY_ADAMW, *_BY_EITHER))
+def test_the_default_learning_rate_is_that_of_the_model_and_its_optimizer(name: str) -> None:
+    model = variant(name)
+    rates = _BY_EITHER.get(name) or {"adamw": _BY_ADAMW[name]}
+    assert _optimizer_and_rate(model) == next(iter(rates.items()))
+    for optimizer, rate in rates.items():
+        by: Settings = {"optimizer": optimizer}
+        assert _optimizer_and_rate({**model, **by}) == (optimizer, rate)
+        assert _optimizer_and_rate({}, {**model, **by}) == (optimizer, rate)
+        assert _optimizer_and_rate(model, by) == _optimizer_and_rate(by, model) == (optimizer, rate)
+        assert _optimizer_and_rate(by, {**model, "learning_rate": 0.5}) == (optimizer, 0.5)
+        assert _optimizer_and_rate({"learning_rate": 0.5, **by}, model) == (optimizer, 0.5)
+    if "muon" in rates:
+        adapters: Settings = {**model, "lora": 2}
+        assert _optimizer_and_rate(adapters) == ("adamw", ADAPTERS_RATE)
+        assert _optimizer_and_rate({**adapters, "optimizer": "adamw"}) == ("adamw", ADAPTERS_RATE)
+
+
+def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> None:
+    recipe: Settings = {"model": "transformer", "optimizer": "muon"}
+    by_adamw = resolve({"model": "transformer", "optimizer": "adamw"}).training.learning_rate
+    assert _optimizer_and_rate({"optimizer": "adamw"}, recipe) == ("adamw", by_adamw)
     parts: Settings = {"attention": "uniform", "positions": "learned", "mlp": "none"}
-    training = resolve({"model": "transformer", **parts}).training
-    assert (training.optimizer, training.learning_rate) == ("adamw", 0.01)
-    assert resolve({"model": "bigram"}).training.learning_rate == 0.1
+    assert _optimizer_and_rate(parts, {**recipe, "optimizer": "adamw"}) == ("adamw", 0.01)
 
 
 @pytest.mark.parametrize(

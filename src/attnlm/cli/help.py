@@ -13,6 +13,7 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import help_of, resolve
 from attnlm.model.architecture import MODELS
 
+_USUAL_MODEL = str(resolve({}).model.model)
 _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
@@ -70,25 +71,34 @@ def help_with_default(name: str) -> str:
 
 
 def _default(name: str) -> str:
-    """`0.03; 0.1 (bigram); 0.01 (average, dot-product)`: the default model's first, unnamed."""
-    usual_model = str(resolve({}).model.model)
+    """Return the default of each model, and the defaults that `optimizer` adamw changes."""
     if name == "model":
-        return usual_model
+        return _USUAL_MODEL
+    usual, by_adamw = _defaults(), _defaults(optimizer="adamw")
+    told = _of_models(name, usual)
+    changed = {m: given for m, given in by_adamw.items() if given.get(name) != usual[m].get(name)}
+    if name == "optimizer" or not changed:
+        return told
+    return f"{told}; with adamw: {_of_models(name, changed)}"
+
+
+def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:
+    """Return `0.03; 0.1 (bigram); 0.01 (average, dot-product)`: the default model's value first."""
     models: dict[str, list[str]] = {}
-    for model, settings in _defaults().items():
+    for model, settings in defaults.items():
         if name in settings:
             models.setdefault(in_words(settings[name]), []).append(model)
     named = (
-        value if usual_model in having else f"{value} ({', '.join(having)})"
+        value if _USUAL_MODEL in having else f"{value} ({', '.join(having)})"
         for value, having in models.items()
     )
     return "; ".join(sorted(named, key=lambda words: words not in models))
 
 
 @functools.cache
-def _defaults() -> Mapping[str, Settings]:
-    """Of each model all that is settled before a run begins."""
-    return {model: resolve({"model": model}).settings() for model in MODELS}
+def _defaults(**settings: Setting) -> Mapping[str, Settings]:
+    """Return, for each model, all settings that are known before a run begins."""
+    return {model: resolve({"model": model, **settings}).settings() for model in MODELS}
 
 
 def in_words(value: Setting) -> str:

@@ -50,22 +50,26 @@ _RECORD_OF: dict[str, type] = {
 }
 del _RECORD_OF["wide_heads"]
 
-# How each model is trained unless something else is asked for. Measured on Tiny Shakespeare's
-# characters, tuned on the last tenth of its training split.
-_WITH_MATRICES: Settings = {"optimizer": "muon", "learning_rate": 0.03, "steps": 1000}
-_DEEP: Settings = {
-    "batch_size": 16,
-    "steps": 800,
-    "optimizer": "muon",
-    "learning_rate": 0.02,
-    "beta2": 0.99,
-}
+# How each model is trained by default. Measured on Tiny Shakespeare's characters, tuned on the last
+# tenth of its training split.
+_ONE_LAYER: Settings = {"steps": 1000}
+_DEEP: Settings = {"batch_size": 16, "steps": 800, "beta2": 0.99}
 _TRAINING_DEFAULTS: dict[str, Settings] = {
     "bigram": {"learning_rate": 0.1, "steps": 1000},
     "average": {"steps": 2000},
     "dot-product": {"steps": 2000},
-    **dict.fromkeys(("single-head", "multi-head", "wide-head"), _WITH_MATRICES),
+    **dict.fromkeys(("single-head", "multi-head", "wide-head"), _ONE_LAYER),
     **dict.fromkeys(MODELS[len(RUNGS) - 1 :], _DEEP),
+}
+# If Muon has matrices to update, it is the default, and each optimizer has a rate of its own.
+_LEARNING_RATES: dict[str, dict[str, float]] = {
+    "single-head": {"muon": 0.03, "adamw": 0.02},
+    "multi-head": {"muon": 0.03, "adamw": 0.03},
+    "wide-head": {"muon": 0.03, "adamw": 0.02},
+    "transformer": {"muon": 0.02, "adamw": 0.005},
+    "gpt2": {"muon": 0.02, "adamw": 0.002},
+    "llama": {"muon": 0.02, "adamw": 0.005},
+    "qwen3": {"muon": 0.02, "adamw": 0.003},
 }
 
 
@@ -137,9 +141,9 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
     defaults = dict(_TRAINING_DEFAULTS[name])
-    if defaults.get("optimizer") == "muon" and not _has_matrices(model):
-        # There is nothing for Muon, and its learning rate is not AdamW's.
-        defaults = {k: v for k, v in defaults.items() if k not in ("optimizer", "learning_rate")}
+    if _has_matrices(model):
+        optimizer = str(given.get("optimizer", "muon"))
+        defaults |= {"optimizer": optimizer, "learning_rate": _LEARNING_RATES[name][optimizer]}
     if "lora" in given:
         defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in given:

@@ -40,7 +40,12 @@ class TrainingConfig:
         at_least=1,
         at_most=LARGEST_BATCH,
     )
-    learning_rate: float = setting("highest learning rate", default=0.01, above=0, at_most=100)
+    learning_rate: float = setting(
+        "highest learning rate, whose default depends on the model and the optimizer",
+        default=0.01,
+        above=0,
+        at_most=100,
+    )
     optimizer: str = setting(
         "adamw, or muon for matrices inside the model and adamw for the rest",
         default="adamw",
