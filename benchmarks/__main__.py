@@ -3,13 +3,15 @@
 Parts: steps, losses, best, process, quality, shakespeare, transformer, growth, vocabulary,
 subnormals, lora, busy, processes, sharding, plan, shards, sample, speaking, prepare, pages.
 ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
-nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. Run it on a quiet machine.
+nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. PROCESSOR=AVX2 limits both sides
+to the instructions of an older processor, one of `make processors`. Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -36,6 +38,7 @@ from benchmarks import (
     training,
     transformer,
 )
+from tests.processors import limited
 
 PARTS = {
     "steps": training.steps,
@@ -63,6 +66,10 @@ PARTS = {
 
 def main() -> None:
     """Measures the parts that were named, or all."""
+    if (limit := os.environ.pop("PROCESSOR", None)) is not None:
+        command = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
+        with tempfile.TemporaryDirectory() as folder:
+            sys.exit(subprocess.run(command, env=limited(limit, Path(folder))).returncode)
     named = sys.argv[1:] or list(PARTS)
     unknown = set(named) - set(PARTS)
     if unknown:
@@ -81,10 +88,19 @@ def main() -> None:
 
 def _machine() -> str:
     peak = peak_of_products(os.cpu_count() or 1) / 1e9
+    capability = torch.backends.cpu.get_cpu_capability()
     return (
-        f"{os.cpu_count()} cores ({platform.machine()}), {peak:.0f} GFLOP/s in float32 products, "
-        f"torch {torch.__version__}"
+        f"{_processor()}, {os.cpu_count()} cores, {capability}, {peak:.0f} GFLOP/s in float32 "
+        f"matmuls, torch {torch.__version__}"
     )
+
+
+def _processor() -> str:
+    """Return the name of the processor, as far as the system tells."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

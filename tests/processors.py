@@ -107,14 +107,7 @@ def _compiler(one: Environment) -> str | None:
 def outcome(name: str, folder: Path) -> tuple[bool, str]:
     """Run the tests in an environment; return whether they pass, and a line about them."""
     one, tests = ENVIRONMENTS[name], _ALL_TESTS
-    # An empty cache: no code that another environment made can be loaded.
-    variables = {**os.environ, **one.variables, "ATTNLM_CACHE_DIR": str(folder / "cache")}
-    if one.compiler == "":
-        variables |= {"CC": "", "PATH": str(folder)}
-    else:
-        variables["CC"] = str(folder / "cc")
-        (folder / "cc").write_text(f'#!/bin/sh\nexec "{_compiler(one)}" "$@" {one.flags}\n')
-        (folder / "cc").chmod(0o755)
+    variables = limited(name, folder)
     if wrong := _not_as_wanted(one, variables):
         return False, wrong
     if name == "ARM64":
@@ -142,6 +135,18 @@ def outcome(name: str, folder: Path) -> tuple[bool, str]:
     passed = int(suite.get("tests", 0)) - left_out - len(failed)
     line = f"{passed} passed, {len(failed)} failed, {left_out} skipped"
     return done.returncode == 0, "\n    ".join([line, *failed])
+
+
+def limited(name: str, folder: Path) -> dict[str, str]:
+    """Return the variables of an environment, whose compiler and empty cache lie in `folder`."""
+    one = ENVIRONMENTS[name]
+    # No code that another environment made can be loaded.
+    variables = {**os.environ, **one.variables, "ATTNLM_CACHE_DIR": str(folder / "cache")}
+    if one.compiler == "":
+        return variables | {"CC": "", "PATH": str(folder)}
+    (folder / "cc").write_text(f'#!/bin/sh\nexec "{_compiler(one)}" "$@" {one.flags}\n')
+    (folder / "cc").chmod(0o755)
+    return variables | {"CC": str(folder / "cc")}
 
 
 def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
