@@ -110,13 +110,13 @@ class TrainingConfig:
         choices=("auto", "parts", "on", "off"),
     )
     matmul: str = setting(
-        "library for large matmuls on a CPU; default: what a short trial finds faster",
+        "library for large matmuls on a CPU; auto measures which is faster",
         default="auto",
         choices=("auto", "blas", "onednn"),
     )
     attention_kernel: str = setting(
-        "causal attention on a CPU: PyTorch's or, with compile parts, in C; default: what a short "
-        "trial finds faster",
+        "causal attention on a CPU, by PyTorch or, with compile parts, in C (native); auto "
+        "measures which is faster",
         default="auto",
         choices=("auto", "torch", "native"),
     )

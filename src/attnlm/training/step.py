@@ -105,7 +105,9 @@ class Stepper:
                 loss = self._add_up_processes(loss, interruption)
             elif state.device.name == "cpu" and not math.isfinite(loss):
                 # On a GPU this would wait for the step: reports look there.
-                raise StepNotFiniteError(_when(["loss"], state.step + 1, state.step + 1))
+                wrong = ["loss", *state.optimizer.not_finite()]
+                first = self._sound_step if len(wrong) > 1 else state.step
+                raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
             state.optimizer.average(self._cut.pieces)
             with noticing_lost():
                 state.optimizer.step(state.step, self._pool, self._cut.shares)
