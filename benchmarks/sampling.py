@@ -32,7 +32,7 @@ Timed = Callable[[], int]
 """Makes tokens, and says how many."""
 
 
-_ROUNDS = 5
+_ROUNDS = int(os.environ.get("ROUNDS", 5))
 
 
 def sample(dataset: Dataset, text: Path) -> list[Row]:
