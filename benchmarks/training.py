@@ -62,7 +62,10 @@ def process(dataset: Dataset, text: Path) -> list[Row]:
     """Recipe r2-multi-head as a whole process, its eleven evaluations included."""
     command = [*_train(dataset, "r2-multi-head"), "--seed", "1"]
     script = [sys.executable, "-m", "benchmarks.plain", str(text), "--heads", "4"]
-    own, other, ratio = in_turn(lambda: 1 / seconds_of(command), lambda: 1 / seconds_of(script), 3)
+    rounds = int(os.environ.get("ROUNDS", 3))
+    own, other, ratio = in_turn(
+        lambda: 1 / seconds_of(command), lambda: 1 / seconds_of(script), rounds
+    )
     return [
         Row(
             "R2, heads 4: 10,000 steps, process",
