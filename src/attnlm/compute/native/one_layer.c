@@ -18,9 +18,11 @@
 #else
 #error "a row has no room for so large a head"
 #endif
-#define SOME 4 /* outputs at once; LANES is a multiple */
+#define PARTS (ROW > LANES ? ROW / LANES : 1)      /* vectors of a row */
+#define ACROSS (ROW / PARTS)                       /* numbers of a part */
+#define SOME (PARTS <= 2 ? 4 : PARTS <= 4 ? 2 : 1) /* outputs at once; LANES is a multiple */
 
-typedef float row __attribute__((vector_size(4 * ROW), aligned(4), may_alias));
+typedef float part __attribute__((vector_size(4 * ACROSS), aligned(4), may_alias));
 
 static int64_t filled(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
 
@@ -59,19 +61,41 @@ INLINE vector along(const float *one, const vector *columns)
     return even + odd;
 }
 
-/* Output j, of `some`: Σ weights[j · across + r · down] · row r, over `count` rows. */
-INLINE void sum_some(int some, int64_t count, const float *weights, int64_t across, int64_t down,
-                     const float *rows, int64_t stride, float *out, int64_t out_stride)
+/* Part p of a row, with zeros after its SIZE numbers. A whole part is read by one instruction: compilers
+   may copy it in two halves, and the processor then waits for both to be stored. */
+INLINE part read_part(const float *row, const int p)
 {
-    row sums[SOME] = {{0}};
-    for (int64_t r = 0; r < count; r++) {
-        row one = {0};
-        memcpy(&one, rows + r * stride, SIZE * sizeof(float));
-        for (int j = 0; j < some; j++)
-            sums[j] += one * weights[j * across + r * down];
-    }
+    part read = {0};
+    if (SIZE >= (p + 1) * ACROSS)
+        return *(const part *)(row + p * ACROSS);
+    if (SIZE > p * ACROSS)
+        memcpy(&read, row + p * ACROSS, (SIZE - p * ACROSS) * sizeof(float));
+    return read;
+}
+
+INLINE void write_part(float *row, const int p, part values)
+{
+    if (SIZE >= (p + 1) * ACROSS)
+        *(part *)(row + p * ACROSS) = values;
+    else if (SIZE > p * ACROSS)
+        memcpy(row + p * ACROSS, &values, (SIZE - p * ACROSS) * sizeof(float));
+}
+
+/* Output j, of `some`: Σ weights[j · across + r · down] · row r, over `count` rows. */
+INLINE void sum_some(const int some, int64_t count, const float *weights, int64_t across,
+                     int64_t down, const float *rows, int64_t stride, float *out,
+                     int64_t out_stride)
+{
+    part sums[SOME * PARTS] = {{0}};
+    for (int64_t r = 0; r < count; r++)
+        for (int p = 0; p < PARTS; p++) {
+            const part one = read_part(rows + r * stride, p);
+            for (int j = 0; j < some; j++)
+                sums[j * PARTS + p] += one * weights[j * across + r * down];
+        }
     for (int j = 0; j < some; j++)
-        memcpy(out + j * out_stride, &sums[j], SIZE * sizeof(float));
+        for (int p = 0; p < PARTS; p++)
+            write_part(out + j * out_stride, p, sums[j * PARTS + p]);
 }
 
 /* For each query t: Σ over the keys s up to it of weights (s, t) · row s. */
