@@ -14,7 +14,7 @@ from attnlm.base import clock
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining
+from attnlm.base.files import FolderGoneError, explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device
@@ -151,6 +151,8 @@ def begin_run(
         try:
             with run.alone():
                 return _fitted(run, dataset, device, True, listener, deadline, processes)
+        except FolderGoneError:
+            raise  # another run may be at this path
         except (AttnlmError, LostProcessError):
             with contextlib.suppress(AttnlmError):
                 if not run.metrics():  # it ended before there was anything to resume
