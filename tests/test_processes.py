@@ -235,6 +235,54 @@ def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -
     assert timeless(path) == timeless(whole)
 
 
+@pytest.mark.parametrize(
+    ("rank", "master", "signum"),
+    [("0", "127.0.0.1", signal.SIGTERM), ("1", "no.such.host", signal.SIGINT)],
+)
+def test_a_signal_ends_a_process_that_waits_for_the_others(
+    rank: str, master: str, signum: signal.Signals, project: Path
+) -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": master}
+    # The library tells when it begins to wait.
+    program = (
+        "import attnlm.__main__ as a, attnlm.compute.processes as p; begin = p._in_thread\n"
+        "p._in_thread = lambda work: begin(lambda: (print(1, flush=True), work())[1])\n"
+        "a.main()"
+    )
+    process = started(
+        *(sys.executable, "-c", program, "train", "fruits-char", "--name", "alone"),
+        cwd=project,
+        MASTER_PORT=str(free_port()),
+        **variables,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "1\n"
+    time.sleep(0.5)  # until C++ code waits
+    process.send_signal(signum)
+    _, stderr = ended(process, 128 + signum)
+    said = "stopped before the first step: there is nothing to save\n"
+    assert stderr == (said if rank == "0" else "")
+
+
+def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
+    """As one that has joined while the main process chooses sizes or compiles."""
+
+    class Work:
+        def wait(self, timeout: timedelta) -> None:
+            begun.set()
+            going_on.wait()  # never in the main thread, which would not answer
+
+    begun, going_on = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        Processes(1, 2)._wait(Work)
+    going_on.set()
+
+
 def test_an_error_of_all_is_said_once(project: Path) -> None:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     process = started(

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnlm.base.errors import AttnlmError, SaidElsewhereError
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
+
+_Result = TypeVar("_Result")
 
 # A process that is stuck is given up after so many seconds, and so many times as long as such work
 # has taken at most, here or there. The first time compilers and caches may differ between machines;
@@ -118,21 +121,12 @@ class Processes:
         """Whether no other process of this machine has said yet why all end. True only once."""
         if (store := self._store) is None:
             return True
-        answers: list[int] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):  # whoever kept the store has ended
-                machine = os.environ.get(_MACHINE, "")
-                answers.append(store.add(f"said/{restarts()}/{machine}", 1))
-
-        # Over a link that is broken `add` waits without end.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(_ANSWER)
-        if not answers:
+        key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
+        try:  # over a link that is broken `add` waits without end
+            return _in_thread(lambda: store.add(key, 1)).result(_ANSWER) == 1
+        except (RuntimeError, TimeoutError):  # whoever kept the store has ended
             local = _told(_LOCAL_RANK)
             return self.rank == 1 or (self.rank if local is None else local) == 0
-        return answers[0] == 1
 
     def remember(self, key: str, text: str) -> None:
         """Keeps a text until the launcher ends, however often it starts its processes again."""
@@ -153,7 +147,11 @@ class Processes:
             seconds = _AT_FIRST if self.is_main else _FOR_MAIN
         seconds += _TIMES * longest
         try:
-            begin().wait(timedelta(seconds=seconds))
+            work, patience = begin(), timedelta(seconds=seconds)
+            if after in self._longest:
+                work.wait(patience)
+            else:  # it may take minutes
+                _in_thread(lambda: work.wait(patience)).result()
         except RuntimeError as error:
             raise LostProcessError(is_silent="imed out" in str(error)) from None
         before, self._since = self._since, time.monotonic()
@@ -167,6 +165,20 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
+    """Run `work` in a thread, so that the main one answers signals: inside C++ it does not."""
+    future = Future[_Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 @contextlib.contextmanager
@@ -247,17 +259,21 @@ def joined() -> Iterator[Processes]:
     if torch.cuda.is_available():
         torch.cuda.set_device((_told(_LOCAL_RANK) or 0) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
-    try:
-        store = _store(rank, count)
+
+    def meet() -> Store:
         # A program may train several times; where processes are started again, what the earlier
         # ones wrote is still there.
-        lasting = PrefixStore(f"attnlm/{next(_trainings)}", store)
+        lasting = PrefixStore(f"attnlm/{next(_trainings)}", _store(rank, count))
         ours = PrefixStore(str(restarts()), lasting)
         patience = timedelta(seconds=_FOR_MAIN)
         with FlushingHere():  # the threads that add gradients up start here
             dist.init_process_group(
                 backend, store=ours, rank=rank, world_size=count, timeout=patience
             )
+        return lasting
+
+    try:
+        lasting = _in_thread(meet).result()
     except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
