@@ -367,6 +367,43 @@ def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
         attnlm.train(resume=moved)
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("then", ["cut short", "overwritten", "prepared again", "removed"])
+def test_data_that_are_written_to_while_a_run_reads_them_end_it(
+    then: str, split: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(dataset.path, tmp_path / "data")
+    path, before = folder / f"{split}.bin", (dataset.path / f"{split}.bin").read_bytes()
+    steps: list[int] = []
+
+    def write(event: object) -> None:
+        if not isinstance(event, Evaluated):
+            return
+        steps.append(event.record["step"])
+        if event.record["step"] != 5:
+            return
+        if then == "cut short":
+            os.truncate(path, 0)  # to read it by its mapping would be the end of this process
+        elif then == "overwritten":
+            path.write_bytes(before[::-1])
+        elif then == "prepared again":  # a new file
+            path.unlink()
+            path.write_bytes(before[::-1])
+        else:
+            shutil.rmtree(folder)
+
+    settings: dict[str, Any] = {**SMALL, "checkpoint_dir": tmp_path / "checkpoints"}
+    if then in ("prepared again", "removed"):
+        attnlm.train(folder, on_event=write, **settings)
+        return
+    with pytest.raises(AttnlmError, match=f"{split}.bin was written to while it was in use\n"):
+        attnlm.train(folder, on_event=write, **settings)
+    assert steps == [0, 5]
+    path.write_bytes(before)
+    run = attnlm.train(resume=tmp_path / "checkpoints" / "multi-head-001")
+    assert run.metrics()[-1]["step"] == 12
+
+
 def test_folders_that_the_user_keeps_elsewhere_work_through_links(
     trained: Any, tmp_path: Path
 ) -> None:
