@@ -25,6 +25,7 @@ from attnlm.compute import processes as module
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
+from tests.command import attnlm as attnlm_command
 from tests.processes import NAMES, SHARDED, compute, numbers, sharded_numbers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -367,6 +368,48 @@ def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(LostProcessError) as lost:
         meet(other, 1.0, 99.0, "a step")
     assert lost.value.is_silent and waited[-1] == 20 + 10
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("WORLD_SIZE", "0", "'0': it must be a whole number from 1 to 1,000,000"),
+        ("WORLD_SIZE", "two", "'two': it must"),
+        ("RANK", "-1", "'-1': it must be a whole number from 0 to 1"),
+        ("RANK", "2", "'2': it must be a whole number from 0 to 1"),
+        ("MASTER_PORT", "99999999", "'99999999': it must be a whole number from 1 to 65,535"),
+    ],
+)
+def test_variables_of_a_launcher_that_can_not_be_are_named(
+    variable: str, value: str, says: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, usual in given.items():
+        monkeypatch.setenv(name, value if name == variable else usual)
+    done = attnlm_command("train", "fruits-char", cwd=project, code=2)
+    assert done.stderr.startswith(f"error: the variable {variable} is {says}")
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("--steps", "20"), ("--steps", "30")),
+        ((), ("--resume", "whole")),
+    ],
+)
+def test_processes_with_other_options_end_with_one_error(
+    first: tuple[str, ...], second: tuple[str, ...], project: Path
+) -> None:
+    before = sorted((project / "checkpoints").glob("*"))
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    arguments = *ATTNLM, "train", *(() if "--resume" in second else ("fruits-char",))
+    other = started(*arguments, *second, cwd=project, **given, RANK="1")
+    main = started(*ATTNLM, "train", "fruits-char", *first, cwd=project, **given, RANK="0")
+    said = ended(main, 2)[1] + ended(other, 2)[1]
+    assert said.count("error: ") == 1
+    assert "error: 1 of 2 processes have other options than the first\n" in said
+    assert sorted((project / "checkpoints").glob("*")) == before
 
 
 def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

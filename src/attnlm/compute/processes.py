@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnlm.base.errors import AttnlmError, SaidElsewhereError
+from attnlm.base.errors import AttnlmError, SaidElsewhereError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,7 @@ _ANSWER = 5.0  # seconds, from the one who keeps the store
 _WITHIN_A_STEP = 20.0
 _trainings = itertools.count()
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
+_PORT, _MOST = "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK = "GROUP_RANK", "LOCAL_RANK"
 
 
@@ -195,8 +196,20 @@ def noticing_lost() -> Iterator[None]:
 
 
 def is_launched() -> bool:
-    """Whether a launcher such as torchrun has started this process."""
-    return _told(_COUNT) is not None and _told(_RANK) is not None
+    """Return True if a launcher such as torchrun has started this process."""
+    return bool(os.environ.get(_COUNT) and os.environ.get(_RANK))
+
+
+def _checked(name: str, first: int, last: int) -> int:
+    """Return the number that a launcher has put there. Raise UsageError if it is none of these."""
+    value = _told(name)
+    if value is None or not first <= value <= last:
+        is_what = f"is {os.environ[name]!r}" if name in os.environ else "is not set"
+        raise UsageError(
+            f"the variable {name} {is_what}: it must be a whole number from {first} to {last:,}",
+            f"start the processes with torchrun, or unset {_COUNT} and {_RANK} to train with one",
+        )
+    return value
 
 
 def _told(name: str) -> int | None:
@@ -232,15 +245,12 @@ def joined() -> Iterator[Processes]:
     Of all that end with an error, one says it on each machine: in the others SaidElsewhereError is
     raised.
     """
-    rank, count = _told(_RANK) or 0, launched_count()
-    if is_launched() and rank >= count:
-        raise AttnlmError(
-            f"{_RANK} is {rank}, but {_COUNT} is {count}",
-            "start the processes with torchrun, or unset both variables",
-        )
+    count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
+    rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
     if count == 1:
         yield ALONE
         return
+    _checked(_PORT, 1, 2**16 - 1)
     if WATCHED in os.environ:
         _end_with_launcher()
     import torch
@@ -294,9 +304,9 @@ def joined() -> Iterator[Processes]:
         if local_count() < count:
             hint = f"see what the other machines report, and the network between them; {hint}"
         raise AttnlmError(f"another process of this training {what}", hint) from None
-    except Exception:
+    except Exception as error:
         if not processes.is_first_to_say():
-            raise SaidElsewhereError from None
+            raise SaidElsewhereError(getattr(error, "exit_code", 1)) from None
         raise
     dist.destroy_process_group()  # not where one failed: to end orderly, all have to
 
@@ -313,5 +323,5 @@ def _store(rank: int, count: int) -> Store:
     from torch._C._distributed_c10d import TCPStore
 
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    where = os.environ["MASTER_ADDR"], int(os.environ[_PORT])
     return TCPStore(*where, count, is_master=rank == 0 and not kept)
