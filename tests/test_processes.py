@@ -12,17 +12,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import attnlm
+from attnlm.base.errors import SaidElsewhereError
 from attnlm.compute import processes as module
-from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
+from attnlm.compute import torchrun
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, noticing_lost
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
 from tests.command import attnlm as attnlm_command
@@ -368,6 +371,98 @@ def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(LostProcessError) as lost:
         meet(other, 1.0, 99.0, "a step")
     assert lost.value.is_silent and waited[-1] == 20 + 10
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:328, "
+WATCHDOG = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+    "NumelIn=9, NumelOut=9, Timeout(ms)=20000) ran for 20013 milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (f"{GLOO}unbound_buffer.cc:81] Timed out waiting 20000ms for recv", "silent"),
+        (f"{GLOO}pair.cc:534] Application timeout caused pair closure", "silent"),
+        ("Operation timed out!", "silent"),
+        (WATCHDOG, "silent"),
+        (f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:1", "ended"),
+        (f"{GLOO}pair.cc:460] writev [127.0.0.1]:1: Broken pipe", "ended"),
+        (f"{GLOO}pair.cc:460] read [127.0.0.1]:1: Connection reset by peer", "ended"),
+        (f"{NCCL}remote process exited or there was a network error, NCCL version 2.27", "ended"),
+        ("NCCL communicator was aborted on rank 1.", "ended"),
+        (f"{NCCL}unhandled cuda error (run with NCCL_DEBUG=INFO)\nOther line", "other"),
+        (f"{GLOO}pair.cc:9] opLength <= nbytes. 8 vs 4", "other"),
+    ],
+)
+def test_what_a_failing_collective_means(text: str, means: str, nccl: bool) -> None:
+    """The texts are those of gloo and of NCCL; only some of them are of another process."""
+    from torch.distributed import DistBackendError
+
+    error = DistBackendError(text) if nccl else RuntimeError(text)
+
+    class Work:
+        def wait(self, timeout: timedelta) -> None:
+            raise error
+
+    def in_sharding() -> None:
+        with noticing_lost():
+            raise error
+
+    ways: list[Callable[[], None]] = [lambda: Processes(1, 2)._wait(Work)]
+    if nccl or GLOO in text:
+        ways.append(in_sharding)
+    for way in ways:
+        if means == "other":
+            first = text.splitlines()[0]
+            with pytest.raises(attnlm.AttnlmError) as caught:
+                way()
+            assert caught.value.message == f"the processes can't compute together: {first}"
+        else:
+            with pytest.raises(LostProcessError) as lost:
+                way()
+            assert lost.value.is_silent == (means == "silent")
+
+
+def test_errors_of_ours_within_a_sharded_step_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="of another kind"), noticing_lost():
+        raise RuntimeError("of another kind")
+
+
+@pytest.mark.parametrize(
+    ("codes", "message", "code"),
+    [
+        ({0: 75, 1: 75}, "the connection between the processes of this training broke", 1),
+        ({0: 75, 1: -9}, "process 1 of the training was killed (SIGKILL)", 1),
+        ({0: 75, 1: 2}, None, 2),
+        ({0: 75, 1: 70}, None, 70),
+    ],
+)
+def test_a_launcher_says_what_its_processes_left_to_it(
+    codes: dict[int, int], message: str | None, code: int
+) -> None:
+    failures = {rank: SimpleNamespace(exitcode=exit_code) for rank, exit_code in codes.items()}
+    meant = torchrun._meaning(SimpleNamespace(failures=failures))  # type: ignore[arg-type]
+    assert isinstance(meant, attnlm.AttnlmError) and meant.exit_code == code
+    assert isinstance(meant, SaidElsewhereError) == (message is None)
+    assert message is None or meant.message == message
+
+
+def test_a_gpu_may_take_minutes_for_a_sharded_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL counts from when a collective is begun, which is long before the GPU comes to it."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    patience: list[float] = []
+    processes = Processes(0, 2)
+    monkeypatch.setattr(processes, "new_group", patience.append)
+    monkeypatch.setattr(DeviceMesh, "from_group", lambda group, device: device)
+    assert [str(processes.mesh(device)) for device in ("cpu", "cuda", "cpu")] == [
+        *("cpu", "cuda", "cpu")
+    ]
+    assert patience == [20.0, 300.0]
 
 
 @pytest.mark.parametrize(

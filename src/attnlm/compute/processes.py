@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -33,8 +34,15 @@ _Result = TypeVar("_Result")
 _PATIENCE, _AT_FIRST, _FOR_MAIN, _TIMES = 20.0, 300.0, 1800.0, 10.0  # seconds, seconds, seconds, –
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _ANSWER = 5.0  # seconds, from the one who keeps the store
-# Between two blocks of a sharded model all take about as long.
-_WITHIN_A_STEP = 20.0
+# Between two blocks of a sharded model all take about as long. A GPU's collectives are begun long
+# before the GPU comes to them, so that the time of a whole step counts.
+_WITHIN_A_STEP = {"cpu": 20.0}
+_SILENT = re.compile(r"tim(ed|ing) out|timeout (caused|after)|socket timeout", re.IGNORECASE)
+_ENDED = re.compile(
+    r"connection (was )?(closed|reset|refused|abort)|broken pipe|failed to (recv|send)"
+    r"|no route to host|unreachable|remote process|ncclRemoteError|communicator was aborted",
+    re.IGNORECASE,
+)
 _trainings = itertools.count()
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 _PORT, _MOST = "MASTER_PORT", 10**6
@@ -108,7 +116,8 @@ class Processes:
         from torch.distributed.device_mesh import DeviceMesh
 
         if device not in self._meshes:
-            self._meshes[device] = DeviceMesh.from_group(self.new_group(_WITHIN_A_STEP), device)
+            patience = _WITHIN_A_STEP.get(device, _AT_FIRST)
+            self._meshes[device] = DeviceMesh.from_group(self.new_group(patience), device)
         return self._meshes[device]
 
     def new_group(self, patience: float = _FOR_MAIN, backend: str | None = None) -> ProcessGroup:
@@ -154,7 +163,7 @@ class Processes:
             else:  # it may take minutes
                 _in_thread(lambda: work.wait(patience)).result()
         except RuntimeError as error:
-            raise LostProcessError(is_silent="imed out" in str(error)) from None
+            raise _meaning(error) from error
         before, self._since = self._since, time.monotonic()
         if after is not None:
             self._longest[after] = max(self._longest.get(after, 0.0), self._since - before)
@@ -192,7 +201,20 @@ def noticing_lost() -> Iterator[None]:
 
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise LostProcessError(is_silent="imed out" in str(error)) from None
+        raise _meaning(error) from error
+
+
+def _meaning(error: RuntimeError) -> Exception:
+    """Return what a collective's failure means, by the texts of gloo, NCCL and PyTorch's store."""
+    if _SILENT.search(str(error)):
+        return LostProcessError(is_silent=True)
+    if _ENDED.search(str(error)):
+        return LostProcessError(is_silent=False)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return AttnlmError(
+        f"the processes can't compute together: {lines[0] if lines else type(error).__name__}",
+        "resume the run from its last checkpoint; if it fails again, try another `device`",
+    )
 
 
 def is_launched() -> bool:

@@ -136,10 +136,7 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def sampled_hash(*paths: Path) -> str:
-    """The SHA-256 of at most 64 blocks of 1 MiB, spread over files, in hexadecimal.
-
-    Of more files than that, each has one.
-    """
+    """Return the SHA-256 of at most 64 blocks of 1 MiB, or of one block of each of more files."""
     digest = hashlib.sha256()
     most = max(1, _SAMPLES // len(paths))
     for path in paths:
@@ -316,8 +313,7 @@ def ids_at(
 ) -> NDArray[Any]:
     """Return the ids at those places; `origin` is the name of what they come from.
 
-    Raises AttnlmError if a file was written to since it was opened, or if an id is not below
-    `vocab_size`: neither model nor tokenizer has it.
+    Raises AttnlmError if a file was written to since, or an id is not below `vocab_size`.
     """
     check_unchanged(ids)
     found: NDArray[Any] = ids[places]
