@@ -42,6 +42,13 @@ MUTATIONS = (
         "test_files.py",
     ),
     Mutation(
+        "a training writes to whatever folder is at its path",
+        "base/files.py",
+        "os.path.samestat(held[0].stat(), held[1])",
+        "held[0].stat()",
+        "test_training.py",
+    ),
+    Mutation(
         "a JSON file's hash is not compared",
         "base/files.py",
         'content.pop("sha256", None) != _json_hash(content)',

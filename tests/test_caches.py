@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import attnlm
 from attnlm.base import caches
@@ -17,6 +18,8 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.experiments import settle as launch
+from attnlm.training.share import Share
+from attnlm.training.state import initial_state
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
 
@@ -98,3 +101,21 @@ def test_pytorchs_compiler_keeps_what_it_makes_there(
     config = resolve({"model": "transformer", "compile": "on", "steps": 1, "threads": 1})
     launch.settle(config, choose_device("cpu"), dataset)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (named or str(places[0] / "compiled"))
+
+
+def test_every_process_that_compiles_keeps_its_code_there(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are told the settled configuration, as all but the first of several are."""
+    found: list[str] = []
+
+    def compiled(function: object) -> object:
+        found.append(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
+    state = initial_state(config, 10, choose_device("cpu"))
+    Share(state, config, 1, first=True)
+    assert found == [str(places[0] / "compiled")]

@@ -12,19 +12,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import attnlm
+from attnlm.base.errors import SaidElsewhereError
 from attnlm.compute import processes as module
-from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined
+from attnlm.compute import torchrun
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, noticing_lost
 from attnlm.runs.open_run import open_run
 from tests.command import ATTNLM
+from tests.command import attnlm as attnlm_command
 from tests.processes import NAMES, SHARDED, compute, numbers, sharded_numbers
 from tests.tolerances import assert_near
 
@@ -237,6 +241,54 @@ def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -
     assert timeless(path) == timeless(whole)
 
 
+@pytest.mark.parametrize(
+    ("rank", "master", "signum"),
+    [("0", "127.0.0.1", signal.SIGTERM), ("1", "no.such.host", signal.SIGINT)],
+)
+def test_a_signal_ends_a_process_that_waits_for_the_others(
+    rank: str, master: str, signum: signal.Signals, project: Path
+) -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": rank, "MASTER_ADDR": master}
+    # The library tells when it begins to wait.
+    program = (
+        "import attnlm.__main__ as a, attnlm.compute.processes as p; begin = p._in_thread\n"
+        "p._in_thread = lambda work: begin(lambda: (print(1, flush=True), work())[1])\n"
+        "a.main()"
+    )
+    process = started(
+        *(sys.executable, "-c", program, "train", "fruits-char", "--name", "alone"),
+        cwd=project,
+        MASTER_PORT=str(free_port()),
+        **variables,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "1\n"
+    time.sleep(0.5)  # until C++ code waits
+    process.send_signal(signum)
+    _, stderr = ended(process, 128 + signum)
+    said = "stopped before the first step: there is nothing to save\n"
+    assert stderr == (said if rank == "0" else "")
+
+
+def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
+    """As one that has joined while the main process chooses sizes or compiles."""
+
+    class Work:
+        def wait(self, timeout: timedelta) -> None:
+            begun.set()
+            going_on.wait()  # never in the main thread, which would not answer
+
+    begun, going_on = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)  # to the process, as others send it
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        Processes(1, 2)._wait(Work)
+    going_on.set()
+
+
 def test_an_error_of_all_is_said_once(project: Path) -> None:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     process = started(
@@ -321,6 +373,140 @@ def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(LostProcessError) as lost:
         meet(other, 1.0, 99.0, "a step")
     assert lost.value.is_silent and waited[-1] == 20 + 10
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:328, "
+WATCHDOG = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+    "NumelIn=9, NumelOut=9, Timeout(ms)=20000) ran for 20013 milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (f"{GLOO}unbound_buffer.cc:81] Timed out waiting 20000ms for recv", "silent"),
+        (f"{GLOO}pair.cc:534] Application timeout caused pair closure", "silent"),
+        ("Operation timed out!", "silent"),
+        (WATCHDOG, "silent"),
+        (f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:1", "ended"),
+        (f"{GLOO}pair.cc:460] writev [127.0.0.1]:1: Broken pipe", "ended"),
+        (f"{GLOO}pair.cc:460] read [127.0.0.1]:1: Connection reset by peer", "ended"),
+        (f"{NCCL}remote process exited or there was a network error, NCCL version 2.27", "ended"),
+        ("NCCL communicator was aborted on rank 1.", "ended"),
+        (f"{NCCL}unhandled cuda error (run with NCCL_DEBUG=INFO)\nOther line", "other"),
+        (f"{GLOO}pair.cc:9] opLength <= nbytes. 8 vs 4", "other"),
+    ],
+)
+def test_what_a_failing_collective_means(text: str, means: str, nccl: bool) -> None:
+    """The texts are those of gloo and of NCCL; only some of them are of another process."""
+    from torch.distributed import DistBackendError
+
+    error = DistBackendError(text) if nccl else RuntimeError(text)
+
+    class Work:
+        def wait(self, timeout: timedelta) -> None:
+            raise error
+
+    def in_sharding() -> None:
+        with noticing_lost():
+            raise error
+
+    ways: list[Callable[[], None]] = [lambda: Processes(1, 2)._wait(Work)]
+    if nccl or GLOO in text:
+        ways.append(in_sharding)
+    for way in ways:
+        if means == "other":
+            first = text.splitlines()[0]
+            with pytest.raises(attnlm.AttnlmError) as caught:
+                way()
+            assert caught.value.message == f"the processes can't compute together: {first}"
+        else:
+            with pytest.raises(LostProcessError) as lost:
+                way()
+            assert lost.value.is_silent == (means == "silent")
+
+
+def test_errors_of_ours_within_a_sharded_step_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="of another kind"), noticing_lost():
+        raise RuntimeError("of another kind")
+
+
+@pytest.mark.parametrize(
+    ("codes", "message", "code"),
+    [
+        ({0: 75, 1: 75}, "the connection between the processes of this training broke", 1),
+        ({0: 75, 1: -9}, "process 1 of the training was killed (SIGKILL)", 1),
+        ({0: 75, 1: 2}, None, 2),
+        ({0: 75, 1: 70}, None, 70),
+    ],
+)
+def test_a_launcher_says_what_its_processes_left_to_it(
+    codes: dict[int, int], message: str | None, code: int
+) -> None:
+    failures = {rank: SimpleNamespace(exitcode=exit_code) for rank, exit_code in codes.items()}
+    meant = torchrun._meaning(SimpleNamespace(failures=failures))  # type: ignore[arg-type]
+    assert isinstance(meant, attnlm.AttnlmError) and meant.exit_code == code
+    assert isinstance(meant, SaidElsewhereError) == (message is None)
+    assert message is None or meant.message == message
+
+
+def test_a_gpu_may_take_minutes_for_a_sharded_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL counts from when a collective is begun, which is long before the GPU comes to it."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    patience: list[float] = []
+    processes = Processes(0, 2)
+    monkeypatch.setattr(processes, "new_group", patience.append)
+    monkeypatch.setattr(DeviceMesh, "from_group", lambda group, device: device)
+    assert [str(processes.mesh(device)) for device in ("cpu", "cuda", "cpu")] == [
+        *("cpu", "cuda", "cpu")
+    ]
+    assert patience == [20.0, 300.0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("WORLD_SIZE", "0", "'0': it must be a whole number from 1 to 1,000,000"),
+        ("WORLD_SIZE", "two", "'two': it must"),
+        ("RANK", "-1", "'-1': it must be a whole number from 0 to 1"),
+        ("RANK", "2", "'2': it must be a whole number from 0 to 1"),
+        ("MASTER_PORT", "99999999", "'99999999': it must be a whole number from 1 to 65,535"),
+    ],
+)
+def test_variables_of_a_launcher_that_can_not_be_are_named(
+    variable: str, value: str, says: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, usual in given.items():
+        monkeypatch.setenv(name, value if name == variable else usual)
+    done = attnlm_command("train", "fruits-char", cwd=project, code=2)
+    assert done.stderr.startswith(f"error: the variable {variable} is {says}")
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("--steps", "20"), ("--steps", "30")),
+        ((), ("--resume", "whole")),
+    ],
+)
+def test_processes_with_other_options_end_with_one_error(
+    first: tuple[str, ...], second: tuple[str, ...], project: Path
+) -> None:
+    before = sorted((project / "checkpoints").glob("*"))
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    arguments = *ATTNLM, "train", *(() if "--resume" in second else ("fruits-char",))
+    other = started(*arguments, *second, cwd=project, **given, RANK="1")
+    main = started(*ATTNLM, "train", "fruits-char", *first, cwd=project, **given, RANK="0")
+    said = ended(main, 2)[1] + ended(other, 2)[1]
+    assert said.count("error: ") == 1
+    assert "error: 1 of 2 processes have other options than the first\n" in said
+    assert sorted((project / "checkpoints").glob("*")) == before
 
 
 def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

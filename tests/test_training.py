@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -324,6 +325,85 @@ def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symlinks need a privilege")
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no folder with open files")
+@pytest.mark.parametrize("model", ["bigram", "transformer"])
+@pytest.mark.parametrize("then", ["moved", "removed", "replaced", "replaced by an unevaluated run"])
+def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
+    then: str, model: str, trained: Any, dataset: Dataset, tmp_path: Path
+) -> None:
+    path, moved = tmp_path / "checkpoints" / "z", tmp_path / "moved"
+    before: dict[str, bytes] = {}
+    evaluated: list[int] = []
+
+    def lose(event: object) -> None:
+        if not isinstance(event, Evaluated):
+            return
+        evaluated.append(event.record["step"])
+        if len(evaluated) > 1:
+            return
+        while not list(path.glob("last*")):  # processes write beside the training
+            time.sleep(0.001)
+        path.rename(moved)
+        if then == "removed":
+            shutil.rmtree(moved)
+        if then.startswith("replaced"):
+            trained(name="z", model=model, seed=2)
+            if then.endswith("run"):
+                for name in ("metrics.jsonl", "ticker.jsonl", "best.safetensors"):
+                    (path / name).unlink()
+            before.update(contents(path))
+
+    shard = {"shard": True} if model == "transformer" else {}
+    with pytest.raises(AttnlmError, match="z was moved, removed or replaced during training\n"):
+        trained(name="z", model=model, on_event=lose, **shard)
+    assert evaluated == [0]
+    assert contents(path) == before if before else not path.exists()
+    if moved.exists():
+        assert attnlm.open_run(moved).metrics()[-1]["step"] == 0
+        attnlm.train(resume=moved)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("then", ["cut short", "overwritten", "prepared again", "removed"])
+def test_data_that_are_written_to_while_a_run_reads_them_end_it(
+    then: str, split: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(dataset.path, tmp_path / "data")
+    path, before = folder / f"{split}.bin", (dataset.path / f"{split}.bin").read_bytes()
+    steps: list[int] = []
+
+    def write(event: object) -> None:
+        if not isinstance(event, Evaluated):
+            return
+        steps.append(event.record["step"])
+        if event.record["step"] != 5:
+            return
+        if then == "cut short":
+            os.truncate(path, 0)  # to read it by its mapping would be the end of this process
+        elif then == "overwritten":
+            path.write_bytes(before[::-1])
+        elif then == "prepared again":  # a new file
+            path.unlink()
+            path.write_bytes(before[::-1])
+        else:
+            shutil.rmtree(folder)
+
+    settings: dict[str, Any] = {**SMALL, "checkpoint_dir": tmp_path / "checkpoints"}
+    if then in ("prepared again", "removed"):
+        attnlm.train(folder, on_event=write, **settings)
+        return
+    with pytest.raises(AttnlmError, match=f"{split}.bin was written to while it was in use\n"):
+        attnlm.train(folder, on_event=write, **settings)
+    assert steps == [0, 5]
+    path.write_bytes(before)
+    run = attnlm.train(resume=tmp_path / "checkpoints" / "multi-head-001")
+    assert run.metrics()[-1]["step"] == 12
+
+
 def test_folders_that_the_user_keeps_elsewhere_work_through_links(
     trained: Any, tmp_path: Path
 ) -> None:

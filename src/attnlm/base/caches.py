@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError
+
+_COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def cache_folder() -> Path | None:
@@ -43,8 +46,18 @@ def code_folder(name: str = "compiled") -> Path:
                 return folder.absolute()
     raise AttnlmError(
         "compiled code needs a folder that is yours alone and that programs may be loaded from",
-        "set TORCHINDUCTOR_CACHE_DIR to one, or give `compile` off",
+        f"set {_COMPILER_CACHE} to one, or give `compile` off",
     )
+
+
+def use_own_compiler_cache() -> None:
+    """Let PyTorch's compiler keep the code that it makes, and loads again, in `code_folder`.
+
+    Its own choice is in the temporary folder, where another user could have made it. Each process
+    has to call this before it compiles. Raises AttnlmError as `code_folder` does.
+    """
+    if sys.platform != "win32" and not os.environ.get(_COMPILER_CACHE):
+        os.environ[_COMPILER_CACHE] = str(code_folder())
 
 
 def may_load_from(folder: str | Path) -> bool:

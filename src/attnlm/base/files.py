@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
@@ -29,7 +30,35 @@ _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
 }
+_held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
 _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)  # not on Windows
+
+
+class FolderGoneError(AttnlmError):
+    """The folder that this process trains in was moved, removed or replaced."""
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Refuse to write below `folder` as soon as another folder, or none, is at this path."""
+    before = _held.set((folder, folder.stat()))
+    try:
+        yield
+    finally:
+        _held.reset(before)
+
+
+def check_held(path: Path) -> None:
+    """Raise FolderGoneError if `path` is in a folder that is held and was moved or removed."""
+    if (held := _held.get()) is None or held[0] not in (path, *path.parents):
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(held[0].stat(), held[1]):
+            return
+    raise FolderGoneError(
+        f"{held[0]} was moved, removed or replaced during training",
+        "nothing was written since; if it was moved, resume the run by its new path",
+    )
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
@@ -47,7 +76,9 @@ def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes
         descriptor = os.open(name, flags | _AT_ONCE | (0 if reads else _NO_LINK), 0o666)
         try:
             _check_regular(path, os.fstat(descriptor))
-        except OSError:
+            if not reads:
+                check_held(path)
+        except (OSError, FolderGoneError):
             os.close(descriptor)
             raise
         return descriptor
@@ -75,7 +106,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What the system says of a full disk does not say where: it is `path`."""
+    """Add `path` to what the system says of a write that fails, since it does not say where."""
+    check_held(path)
     try:
         yield
     except OSError as error:

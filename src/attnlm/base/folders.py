@@ -89,10 +89,10 @@ def folder_names(parent: Path, kind: str) -> list[str]:
 
 @contextlib.contextmanager
 def trained_alone(path: Path, hint: str) -> Iterator[None]:
-    """Nobody else trains what is in this folder meanwhile.
+    """Hold the folder's training lock, and refuse to write if the folder is moved or replaced.
 
-    Raises AttnlmError, with `hint`, when somebody does. (Windows and some network file systems
-    can't tell.)
+    Raises AttnlmError, with `hint`, if another process holds the lock. (Windows and some network
+    file systems can't tell.)
     """
     with contextlib.ExitStack() as lock:
         for look in reversed(range(_LOOKS)):
@@ -106,12 +106,14 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
                         f"{path.name} is being trained by another process", hint
                     ) from None
                 time.sleep(_BETWEEN_LOOKS)
+        lock.enter_context(files.holding(path))
         yield
 
 
 @contextlib.contextmanager
 def workspace(parent: Path) -> Iterator[Path]:
     """A hidden folder in `parent`, deleted in the end; those of killed processes go first."""
+    files.check_held(parent)
     parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(parent)
     with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=parent))) as folder:

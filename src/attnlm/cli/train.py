@@ -109,6 +109,8 @@ def train(
         return
     tools = None if log is None else _tools(log)
     if is_launched():
+        # PyTorch warns of each attempt to connect, with the stack of its C++ code.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if not is_main():
             quiet = True
     elif (

@@ -8,15 +8,17 @@ import functools
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnlm.base.errors import AttnlmError, SaidElsewhereError
+from attnlm.base.errors import AttnlmError, SaidElsewhereError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,16 +26,26 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
 
+_Result = TypeVar("_Result")
+
 # A process that is stuck is given up after so many seconds, and so many times as long as such work
 # has taken at most, here or there. The first time compilers and caches may differ between machines;
 # the main process also plans, draws samples and writes, on which the others wait.
 _PATIENCE, _AT_FIRST, _FOR_MAIN, _TIMES = 20.0, 300.0, 1800.0, 10.0  # seconds, seconds, seconds, –
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _ANSWER = 5.0  # seconds, from the one who keeps the store
-# Between two blocks of a sharded model all take about as long.
-_WITHIN_A_STEP = 20.0
+# Between two blocks of a sharded model all take about as long. A GPU's collectives are begun long
+# before the GPU comes to them, so that the time of a whole step counts.
+_WITHIN_A_STEP = {"cpu": 20.0}
+_SILENT = re.compile(r"tim(ed|ing) out|timeout (caused|after)|socket timeout", re.IGNORECASE)
+_ENDED = re.compile(
+    r"connection (was )?(closed|reset|refused|abort)|broken pipe|failed to (recv|send)"
+    r"|no route to host|unreachable|remote process|ncclRemoteError|communicator was aborted",
+    re.IGNORECASE,
+)
 _trainings = itertools.count()
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
+_PORT, _MOST = "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK = "GROUP_RANK", "LOCAL_RANK"
 
 
@@ -104,7 +116,8 @@ class Processes:
         from torch.distributed.device_mesh import DeviceMesh
 
         if device not in self._meshes:
-            self._meshes[device] = DeviceMesh.from_group(self.new_group(_WITHIN_A_STEP), device)
+            patience = _WITHIN_A_STEP.get(device, _AT_FIRST)
+            self._meshes[device] = DeviceMesh.from_group(self.new_group(patience), device)
         return self._meshes[device]
 
     def new_group(self, patience: float = _FOR_MAIN, backend: str | None = None) -> ProcessGroup:
@@ -118,21 +131,12 @@ class Processes:
         """Whether no other process of this machine has said yet why all end. True only once."""
         if (store := self._store) is None:
             return True
-        answers: list[int] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):  # whoever kept the store has ended
-                machine = os.environ.get(_MACHINE, "")
-                answers.append(store.add(f"said/{restarts()}/{machine}", 1))
-
-        # Over a link that is broken `add` waits without end.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(_ANSWER)
-        if not answers:
+        key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
+        try:  # over a link that is broken `add` waits without end
+            return _in_thread(lambda: store.add(key, 1)).result(_ANSWER) == 1
+        except (RuntimeError, TimeoutError):  # whoever kept the store has ended
             local = _told(_LOCAL_RANK)
             return self.rank == 1 or (self.rank if local is None else local) == 0
-        return answers[0] == 1
 
     def remember(self, key: str, text: str) -> None:
         """Keeps a text until the launcher ends, however often it starts its processes again."""
@@ -153,9 +157,13 @@ class Processes:
             seconds = _AT_FIRST if self.is_main else _FOR_MAIN
         seconds += _TIMES * longest
         try:
-            begin().wait(timedelta(seconds=seconds))
+            work, patience = begin(), timedelta(seconds=seconds)
+            if after in self._longest:
+                work.wait(patience)
+            else:  # it may take minutes
+                _in_thread(lambda: work.wait(patience)).result()
         except RuntimeError as error:
-            raise LostProcessError(is_silent="imed out" in str(error)) from None
+            raise _meaning(error) from error
         before, self._since = self._since, time.monotonic()
         if after is not None:
             self._longest[after] = max(self._longest.get(after, 0.0), self._since - before)
@@ -169,6 +177,20 @@ class Processes:
 ALONE = Processes()
 
 
+def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
+    """Run `work` in a thread, so that the main one answers signals: inside C++ it does not."""
+    future = Future[_Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 @contextlib.contextmanager
 def noticing_lost() -> Iterator[None]:
     """Raises LostProcessError where PyTorch's own collectives fail: its sharding has many."""
@@ -179,12 +201,37 @@ def noticing_lost() -> Iterator[None]:
 
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise LostProcessError(is_silent="imed out" in str(error)) from None
+        raise _meaning(error) from error
+
+
+def _meaning(error: RuntimeError) -> Exception:
+    """Return what a collective's failure means, by the texts of gloo, NCCL and PyTorch's store."""
+    if _SILENT.search(str(error)):
+        return LostProcessError(is_silent=True)
+    if _ENDED.search(str(error)):
+        return LostProcessError(is_silent=False)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return AttnlmError(
+        f"the processes can't compute together: {lines[0] if lines else type(error).__name__}",
+        "resume the run from its last checkpoint; if it fails again, try another `device`",
+    )
 
 
 def is_launched() -> bool:
-    """Whether a launcher such as torchrun has started this process."""
-    return _told(_COUNT) is not None and _told(_RANK) is not None
+    """Return True if a launcher such as torchrun has started this process."""
+    return bool(os.environ.get(_COUNT) and os.environ.get(_RANK))
+
+
+def _checked(name: str, first: int, last: int) -> int:
+    """Return the number that a launcher has put there. Raise UsageError if it is none of these."""
+    value = _told(name)
+    if value is None or not first <= value <= last:
+        is_what = f"is {os.environ[name]!r}" if name in os.environ else "is not set"
+        raise UsageError(
+            f"the variable {name} {is_what}: it must be a whole number from {first} to {last:,}",
+            f"start the processes with torchrun, or unset {_COUNT} and {_RANK} to train with one",
+        )
+    return value
 
 
 def _told(name: str) -> int | None:
@@ -220,15 +267,12 @@ def joined() -> Iterator[Processes]:
     Of all that end with an error, one says it on each machine: in the others SaidElsewhereError is
     raised.
     """
-    rank, count = _told(_RANK) or 0, launched_count()
-    if is_launched() and rank >= count:
-        raise AttnlmError(
-            f"{_RANK} is {rank}, but {_COUNT} is {count}",
-            "start the processes with torchrun, or unset both variables",
-        )
+    count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
+    rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
     if count == 1:
         yield ALONE
         return
+    _checked(_PORT, 1, 2**16 - 1)
     if WATCHED in os.environ:
         _end_with_launcher()
     import torch
@@ -247,17 +291,21 @@ def joined() -> Iterator[Processes]:
     if torch.cuda.is_available():
         torch.cuda.set_device((_told(_LOCAL_RANK) or 0) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
-    try:
-        store = _store(rank, count)
+
+    def meet() -> Store:
         # A program may train several times; where processes are started again, what the earlier
         # ones wrote is still there.
-        lasting = PrefixStore(f"attnlm/{next(_trainings)}", store)
+        lasting = PrefixStore(f"attnlm/{next(_trainings)}", _store(rank, count))
         ours = PrefixStore(str(restarts()), lasting)
         patience = timedelta(seconds=_FOR_MAIN)
         with FlushingHere():  # the threads that add gradients up start here
             dist.init_process_group(
                 backend, store=ours, rank=rank, world_size=count, timeout=patience
             )
+        return lasting
+
+    try:
+        lasting = _in_thread(meet).result()
     except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
@@ -278,9 +326,9 @@ def joined() -> Iterator[Processes]:
         if local_count() < count:
             hint = f"see what the other machines report, and the network between them; {hint}"
         raise AttnlmError(f"another process of this training {what}", hint) from None
-    except Exception:
+    except Exception as error:
         if not processes.is_first_to_say():
-            raise SaidElsewhereError from None
+            raise SaidElsewhereError(getattr(error, "exit_code", 1)) from None
         raise
     dist.destroy_process_group()  # not where one failed: to end orderly, all have to
 
@@ -297,5 +345,5 @@ def _store(rank: int, count: int) -> Store:
     from torch._C._distributed_c10d import TCPStore
 
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    where = os.environ["MASTER_ADDR"], int(os.environ[_PORT])
     return TCPStore(*where, count, is_master=rank == 0 and not kept)

@@ -68,8 +68,11 @@ def _meaning(failed: ChildFailedError) -> BaseException:
     rank, failure = min(failed.failures.items(), key=lambda found: int(found[1].exitcode))
     if failure.exitcode > 128:  # stopped by a signal, having saved
         return Interrupted(failure.exitcode - 128)
-    if failure.exitcode >= 0:
-        return SaidElsewhereError()
+    if failure.exitcode >= 0:  # all ended because they lost each other, and left it to us
+        return AttnlmError(
+            "the connection between the processes of this training broke",
+            "resume the run from its last checkpoint",
+        )
     name = signal.Signals(-failure.exitcode).name
     return AttnlmError(
         f"process {rank} of the training was killed ({name})",

@@ -42,9 +42,7 @@ class Batches:
         rows: slice = slice(None),
     ) -> None:
         check_length(len(tokens), block_size, "training")
-        # Seen as a plain array, since indexing a np.memmap runs a method of its own each time.
-        self.tokens = tokens if isinstance(tokens, Shards) else tokens.view(np.ndarray)
-        self.block_size, self.batch_size = block_size, batch_size
+        self.tokens, self.block_size, self.batch_size = tokens, block_size, batch_size
         self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
         self._rows = range(batch_size)[rows]
         self._possible = len(tokens) - block_size

@@ -20,7 +20,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
 from attnlm.base.folders import find_folder
 from attnlm.base.names import is_safe_name
-from attnlm.data.shards import MOST_SHARDS, Ids, Shards, file_name
+from attnlm.data.shards import MOST_SHARDS, Ids, Shards, check_unchanged, file_name, map_ids
 from attnlm.tokens import tokenizer
 
 # Of meta.json and the files beside it: one bin for each split, or several.
@@ -136,10 +136,7 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def sampled_hash(*paths: Path) -> str:
-    """The SHA-256 of at most 64 blocks of 1 MiB, spread over files, in hexadecimal.
-
-    Of more files than that, each has one.
-    """
+    """Return the SHA-256 of at most 64 blocks of 1 MiB, or of one block of each of more files."""
     digest = hashlib.sha256()
     most = max(1, _SAMPLES // len(paths))
     for path in paths:
@@ -287,7 +284,7 @@ def _open_bin(path: Path, dtype: np.dtype[Any], tokens: int) -> Ids:
         size = os.fstat(file.fileno()).st_size
         if size != tokens * dtype.itemsize:
             raise AttnlmError(f"{path} is damaged: it has {size:,} bytes", _DAMAGED)
-        return np.memmap(file, dtype, mode="r", shape=(tokens,))
+        return map_ids(file, dtype, tokens)
 
 
 def _check_bins(
@@ -314,10 +311,11 @@ def _check_bins(
 def ids_at(
     ids: NDArray[Any] | Shards, places: slice | NDArray[Any], vocab_size: int, origin: str
 ) -> NDArray[Any]:
-    """The ids at those places; `origin` is the name of what they come from.
+    """Return the ids at those places; `origin` is the name of what they come from.
 
-    Raises AttnlmError where one is not below `vocab_size`: neither model nor tokenizer has it.
+    Raises AttnlmError if a file was written to since, or an id is not below `vocab_size`.
     """
+    check_unchanged(ids)
     found: NDArray[Any] = ids[places]
     if found.size and int(found.max()) >= vocab_size:
         origin = origin.replace(".bin", "-*.bin") if isinstance(ids, Shards) else origin

@@ -1,15 +1,45 @@
-"""Ids in several files, read as one array."""
+"""Ids in files: mapped to memory, and several of them read as one array."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.base.errors import AttnlmError
+
 MOST_SHARDS = 2**16  # of a split
 Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
+
+
+def map_ids(file: IO[bytes], dtype: np.dtype[Any], tokens: int) -> Ids:
+    """Map a file of ids to memory, and note its size and time for `check_unchanged`."""
+    ids: np.memmap[Any, Any] = np.memmap(file, dtype, mode="r", shape=(tokens,))
+    vars(ids)["opened"] = os.fstat(file.fileno())
+    return ids
+
+
+def check_unchanged(ids: Ids | Shards) -> None:
+    """Raise AttnlmError if a mapped file was written to since: a shorter one kills its reader.
+
+    If another file is at its path by now, or none, the mapped one is as it was.
+    """
+    for part in ids.mapped if isinstance(ids, Shards) else (ids,):
+        if not isinstance(part, np.memmap) or (before := vars(part).get("opened")) is None:
+            continue
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            now = Path(str(part.filename)).stat()
+            same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            if not same and os.path.samestat(now, before):
+                raise AttnlmError(
+                    f"{part.filename} was written to while it was in use",
+                    "prepare or copy the data set again; a run that it was for can be resumed then",
+                )
 
 
 class Shards:
@@ -19,6 +49,7 @@ class Shards:
     """
 
     def __init__(self, parts: Sequence[Ids]) -> None:
+        self.mapped = tuple(parts)
         # As plain arrays, since indexing a np.memmap runs a method of its own each time.
         self.parts: tuple[Ids, ...] = tuple(part.view(np.ndarray) for part in parts)
         self.shape = (sum(map(len, parts)),)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+
+import torch
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import ignore
@@ -26,6 +30,21 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
         raise UsageError(
             f"`processes` is {training.processes}, but {processes.count} started",
             f"start as many with torchrun, or give `processes` {processes.count}",
+        )
+
+
+def check_alike(processes: Processes, *options: object) -> None:
+    """Raise UsageError, in all processes, if the options of one differ from the main process's."""
+    if processes.count == 1:
+        return
+    text = json.dumps(options, sort_keys=True, default=str)
+    ours = hashlib.sha256(text.encode()).hexdigest()
+    differing = torch.tensor(float(processes.from_main(ours) != ours))
+    processes.add_up(differing, "options")
+    if differing:
+        raise UsageError(
+            f"{int(differing)} of {processes.count} processes have other options than the first",
+            "start all with the same options, and on each machine the same version and recipe",
         )
 
 

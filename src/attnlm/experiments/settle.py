@@ -7,13 +7,12 @@ import importlib.util
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import torch
 
-from attnlm.base.caches import code_folder
+from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
 from attnlm.base.signals import Interruption
@@ -28,10 +27,6 @@ from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, 
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
-
-# Where PyTorch's compiler keeps what it makes, and loads it again: by itself, in a folder of the
-# temporary one that anybody could have made.
-_TORCH_CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
 
 # Floating-point operations: some minutes of a large GPU.
 _LONG = 1e17
@@ -75,8 +70,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     whole = not shard and config.training.lora is None
     if asked == "auto" and on_gpu and whole and _is_long(config, dataset):
         asked = "on"
-    if asked == "on" and sys.platform != "win32" and not os.environ.get(_TORCH_CACHE_DIR):
-        os.environ[_TORCH_CACHE_DIR] = str(code_folder())
+    if asked == "on":
+        use_own_compiler_cache()
     if asked in ("on", "off"):
         return asked
     tokens = config.training.batch_size * config.model.block_size

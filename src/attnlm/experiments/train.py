@@ -14,7 +14,7 @@ from attnlm.base import clock
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining
+from attnlm.base.files import FolderGoneError, explaining
 from attnlm.base.settings import Setting
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device
@@ -24,7 +24,7 @@ from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.affordable_size import affordable_size
 from attnlm.experiments.budget import Budget, planned
-from attnlm.experiments.other_processes import begun_before, check_launched, join, tell
+from attnlm.experiments.other_processes import begun_before, check_alike, check_launched, join, tell
 from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.experiments.whole_split import measure_on_whole
@@ -93,10 +93,13 @@ def train(
             "`checkpoint` says which weights of `start_from` are taken", "give both, or neither"
         )
     with joined() as processes:
-        if not processes.is_main:
-            return join(processes, Path(data_dir), verify)
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
+            is_new, named = resume is start_from is None, None if recipe is None else str(recipe)
+            resolved = resolve_new(settings, named)[0].settings() if is_new else settings
+            check_alike(processes, resolved, named, resume, start_from)
+        if not processes.is_main:
+            return join(processes, Path(data_dir), verify)
         if (before := begun_before(processes)) is not None:
             dataset = recipe = name = start_from = None
             resume, settings = before, {}
@@ -151,6 +154,8 @@ def begin_run(
         try:
             with run.alone():
                 return _fitted(run, dataset, device, True, listener, deadline, processes)
+        except FolderGoneError:
+            raise  # another run may be at this path
         except (AttnlmError, LostProcessError):
             with contextlib.suppress(AttnlmError):
                 if not run.metrics():  # it ended before there was anything to resume

@@ -17,6 +17,7 @@ from attnlm.base.signals import Interrupted, Interruption
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
+from attnlm.data.shards import check_unchanged
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import folded
 from attnlm.runs.run import Run
@@ -254,6 +255,7 @@ class _Loop:
     def _evaluate_and_save(self) -> Evaluated:
         """Evaluates, then writes metrics, ticker, best and last before a signal can interrupt."""
         state, run = self._state, self.run
+        check_unchanged(self._dataset.train)
         loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
         tokens_per_second = self._tokens_per_second()
         with folded(state.model):

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnlm.base.caches import use_own_compiler_cache
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
@@ -81,7 +82,10 @@ class Share:
         self._form = None
         if training.compile != "on" and not training.is_sharded and training.lora is None:
             self._form = one_layer_form(self._model, self._windows, state.device, self._kernels)
-        self._loss = torch.compile(_loss) if training.compile == "on" else _loss
+        self._loss = _loss
+        if training.compile == "on":
+            use_own_compiler_cache()
+            self._loss = torch.compile(_loss)
         self._generators: list[torch.Generator] = []
         self._draws = bool(config.model.dropout)
         if self._draws and state.device.name == "cpu" and training.compile != "on":
