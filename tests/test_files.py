@@ -68,6 +68,16 @@ def test_what_is_no_json_of_ours_is_refused(content: bytes, tmp_path: Path) -> N
         read_json(tmp_path / "missing.json")
 
 
+@pytest.mark.parametrize("number", [2**63, -(2**70), 1e39, -1e308])
+def test_a_number_that_is_too_large_is_refused(number: float, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"least": -(2**63) + 1, "most": 2**63 - 1, "float": 3.4e38})
+    assert read_json(path)["most"] == 2**63 - 1
+    write_json(path, {"tables": [{"number": number}]})
+    with pytest.raises(AttnlmError, match="a number that is too large"):
+        read_json(path)
+
+
 def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"text": "x" * 100})

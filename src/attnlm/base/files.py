@@ -22,6 +22,7 @@ _Read = TypeVar("_Read")
 _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
 _LARGEST_JSON = 2**20  # bytes
+_LARGEST_INTEGER, _LARGEST_FLOAT = 2**63 - 1, 3.4028234663852886e38  # of int64 and float32
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -172,16 +173,33 @@ def read_bytes(path: Path, at_most: int) -> bytes:
     raise _damaged(path, f"it has {size:,} bytes, more than it ever needs")
 
 
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError for invalid JSON and for large numbers."""
+    return json.loads(text, parse_int=_integer, parse_float=_float)
+
+
+def _integer(digits: str) -> int:
+    if abs(number := int(digits)) > _LARGEST_INTEGER:
+        raise ValueError("an integer is too large")
+    return number
+
+
+def _float(digits: str) -> float:
+    if abs(number := float(digits)) > _LARGEST_FLOAT:
+        raise ValueError("a number is too large")
+    return number
+
+
 def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
     """What `write_json` wrote there, less the hash.
 
-    Raises AttnlmError when the file is missing, is no JSON object of at most so many bytes, or was
-    changed since.
+    Raises AttnlmError when the file is missing, is no JSON object of at most so many bytes, has a
+    number that is too large, or was changed since.
     """
     try:
-        content = json.loads(read_bytes(path, at_most).decode())
+        content = json_value(read_bytes(path, at_most).decode())
     except (ValueError, RecursionError):
-        raise _damaged(path, "it is not valid JSON") from None
+        raise _damaged(path, "it is not valid JSON, or has a number that is too large") from None
     if not isinstance(content, dict):
         raise _damaged(path, "it is not a JSON object")
     if content.pop("sha256", None) != _json_hash(content):
