@@ -536,6 +536,30 @@ def test_a_deleted_working_directory_is_said_first_by_every_command(
     assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", told)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "--steps", "٣"), "'٣' is not a whole number"),
+        (("train", "--steps", "1_0"), "'1_0' is not a whole number"),
+        (("prepare", "--val-fraction", "0.0_1"), "'0.0_1' is not a number"),
+        (("train", "--budget", "٣s"), "'٣s'"),
+        (("train", "--model", "multi-head:heads=1_0"), "heads=1_0"),
+    ],
+)
+def test_a_number_has_ascii_digits_only(
+    arguments: tuple[str, ...], says: str, project: Path
+) -> None:
+    fails(*arguments, cwd=project, code=2, says=says, hints="")
+
+
+def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:
+    own = project / "checkpoints" / "small"
+    (project / "link").symlink_to(own)
+    for path in (own / "out", "checkpoints/../link/out"):
+        fails("export", "small", path, cwd=project, code=1, says="own folder", hints="outside")
+    assert not (own / "out").exists()
+
+
 def test_names_of_files_cannot_break_the_two_lines(project: Path) -> None:
     fails("sample", "small", "--prompt-file", "a\nb", cwd=project, code=1, says="a\\nb", hints="")
 

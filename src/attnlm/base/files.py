@@ -20,6 +20,12 @@ from attnlm.base.locks import clear, locked_new
 _Read = TypeVar("_Read")
 
 _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check that the path still exists"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 
 _LARGEST_JSON = 2**20  # bytes
 _LARGEST_INTEGER, _LARGEST_FLOAT = 2**63 - 1, 3.4028234663852886e38  # of int64 and float32
@@ -103,15 +109,21 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def remedy(error: OSError) -> str:
+    """Return what the user can do about an error of the system."""
+    return _REMEDIES.get(error.errno or 0, "check the path, its permissions and free space")
+
+
 @contextlib.contextmanager
-def explaining(folder: Path, hint: str) -> Iterator[None]:
-    """Turns what the system says about our files into AttnlmError: one line, and `hint`."""
+def explaining(folder: Path, then: str = "") -> Iterator[None]:
+    """Turn what the system says about our files into AttnlmError: one line, its remedy, `then`."""
     try:
         yield
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
         reason = error.strerror or "".join(map(str, error.args))  # NumPy's has no number
+        hint = f"{remedy(error)}{then}"
         raise AttnlmError(f"can't write {error.filename or folder}: {reason}", hint) from error
 
 

@@ -158,7 +158,7 @@ def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str],
     tools = known["tools"] if names is None else list(dict.fromkeys(names))
     check_tools(tools)
     if tools != known["tools"]:
-        with files.explaining(folder, "free some space"):
+        with files.explaining(folder):
             files.write_json(path, {**known, "tools": tools})
     return tools, str(known["id"])
 
