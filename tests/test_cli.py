@@ -21,10 +21,11 @@ import pytest
 
 from attnlm import __version__
 from attnlm.base.errors import UsageError
+from attnlm.cli.app import root_command
 from attnlm.cli.options import seconds
 from attnlm.model.architecture import RUNGS
 from tests.clock import Clock
-from tests.command import ATTNLM, alone, attnlm, fails
+from tests.command import ATTNLM, Done, alone, attnlm, fails, here
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
 TRAIN = len(TEXT) * 9 // 10
@@ -517,6 +518,46 @@ def test_streams_that_are_closed_are_no_fault(project: Path) -> None:
         command = f"{shlex.join(ATTNLM)} {words}"
         done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, timeout=60)
         assert done.returncode == 0 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the folder of a process")
+def test_a_deleted_working_directory_is_said_first_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "error: the working directory was deleted\nhint: change to a directory that exists\n"
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for command in root_command().commands:
+        assert here([command]) == Done(1, "", told)
+    monkeypatch.chdir(tmp_path)
+    script = f"mkdir gone && cd gone && rmdir ../gone && {shlex.join(ATTNLM)} doctor"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "--steps", "٣"), "'٣' is not a whole number"),
+        (("train", "--steps", "1_0"), "'1_0' is not a whole number"),
+        (("prepare", "--val-fraction", "0.0_1"), "'0.0_1' is not a number"),
+        (("train", "--budget", "٣s"), "'٣s'"),
+        (("train", "--model", "multi-head:heads=1_0"), "heads=1_0"),
+    ],
+)
+def test_a_number_has_ascii_digits_only(
+    arguments: tuple[str, ...], says: str, project: Path
+) -> None:
+    fails(*arguments, cwd=project, code=2, says=says, hints="")
+
+
+def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:
+    own = project / "checkpoints" / "small"
+    (project / "link").symlink_to(own)
+    for path in (own / "out", "checkpoints/../link/out"):
+        fails("export", "small", path, cwd=project, code=1, says="own folder", hints="outside")
+    assert not (own / "out").exists()
 
 
 def test_names_of_files_cannot_break_the_two_lines(project: Path) -> None:

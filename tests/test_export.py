@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
+from attnlm.model.architecture import Architecture, architecture
 from attnlm.model.inspection import count_parameters
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
+from attnlm.runs.forms import Form
+from attnlm.runs.gguf.architectures import ARCHITECTURES
+from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
 from attnlm.runs.run import Run
 from attnlm.tokens.byte_pairs import train
 from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
@@ -105,14 +110,15 @@ def test_the_tokenizer_is_one_that_transformers_finds(
     ("name", "reason"),
     [
         ("bigram", "a table of logits"),
-        ("multi-head", "no `projection`, no `residual`"),
-        ("gpt2:kv_heads=2", "fewer `kv_heads` than `heads`; the closest is GPT2LMHeadModel"),
+        ("multi-head", "no `projection`, no `norm`, no `mlp`, no `residual`"),
+        ("gpt2:kv_heads=2", "has `kv_heads` 2; the closest is GPT2LMHeadModel"),
+        ("gpt2:head_size=10", "has `head_size` 10; the closest is GPT2LMHeadModel"),
         ("gpt2:query_key_norm=true", "has `query_key_norm`"),
-        ("llama:positions=none", "has `positions` none; the closest is LlamaForCausalLM"),
+        ("llama:positions=none", "has no `positions`; the closest is LlamaForCausalLM"),
         ("llama:mlp=gelu", "has `mlp` gelu"),
-        ("transformer:bias=true", "a `bias` in the MLP; the closest is Qwen3ForCausalLM"),
-        ("transformer:head_bias=true", "has a `head_bias`"),
-        ("transformer:attention=none:positions=learned", "`attention` none"),
+        ("transformer:bias=true", "has `bias`; the closest is Qwen3ForCausalLM"),
+        ("transformer:head_bias=true", "has `head_bias`"),
+        ("transformer:attention=none:positions=learned", "no `attention`"),
         ("transformer:mlp=none", "has no `mlp`; the closest is Qwen3ForCausalLM"),
     ],
 )
@@ -127,6 +133,23 @@ def test_what_no_class_can_express_is_refused(
         attnlm.export(run, tmp_path / "out")
     assert reason in refused.value.message and "`model`" in refused.value.hint
     assert not (tmp_path / "out").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Capped(Architecture):
+    attn_softcap: float | None = None
+
+
+@pytest.mark.parametrize("form", [*STOCK_CLASSES, *ARCHITECTURES], ids=lambda form: form.name)
+def test_every_form_lists_every_part_of_a_model_and_refuses_a_part_that_it_does_not_list(
+    form: Form,
+) -> None:
+    (model,) = (m for m in ("gpt2", "llama", "qwen3") if m in form.name.lower())
+    used = architecture(model, {})
+    assert form.expressible(used).keys() == {field.name for field in fields(Architecture)}
+    assert form.reasons(used) == []
+    parts = {field.name: getattr(used, field.name) for field in fields(used)}
+    assert form.reasons(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
 
 
 def test_a_folder_is_whole_or_absent(

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import open_regular, read_json, replacing, write_bytes, write_json
+from attnlm.base.files import (
+    explaining,
+    open_regular,
+    read_json,
+    replacing,
+    write_bytes,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -66,6 +73,16 @@ def test_what_is_no_json_of_ours_is_refused(content: bytes, tmp_path: Path) -> N
         read_json(tmp_path / "x.json")
     with pytest.raises(AttnlmError, match="can't read"):
         read_json(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**70), 1e39, -1e308])
+def test_a_number_that_is_too_large_is_refused(number: float, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"least": -(2**63) + 1, "most": 2**63 - 1, "float": 3.4e38})
+    assert read_json(path)["most"] == 2**63 - 1
+    write_json(path, {"tables": [{"number": number}]})
+    with pytest.raises(AttnlmError, match="a number that is too large"):
+        read_json(path)
 
 
 def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
@@ -183,3 +200,23 @@ def test_a_file_is_on_disk_before_it_takes_its_place(
     write_bytes(tmp_path / "x", b"content")
     assert happened[:2] == ["flushed 7", "replaced"]
     assert len(happened) == 3  # and the folder that names it
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "free some space, or name another"),
+        (errno.ENOENT, "check that the path still exists, or name another"),
+        (errno.EFBIG, "raise the limit on the size of files (ulimit -f), or name another"),
+        (errno.EROFS, "check the permissions, or name another"),
+        (errno.EIO, "check the path, its permissions and free space, or name another"),
+    ],
+)
+def test_the_hint_fits_what_the_system_says(number: int, hint: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(AttnlmError) as caught,
+        explaining(tmp_path, ", or name another"),
+        replacing(tmp_path / "x"),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.hint == hint and str(tmp_path / "x") in caught.value.message

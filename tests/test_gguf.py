@@ -219,7 +219,8 @@ def test_what_llama_cpp_would_read_differently_is_refused(
     [
         ("gpt2:mlp=relu2", "it has `mlp` relu2; the closest is gpt2"),
         ("llama:mlp=gelu", "has `mlp` gelu"),
-        ("multi-head", "no `projection`, no `residual`"),
+        ("multi-head", "no `projection`, no `norm`, no `mlp`, no `residual`"),
+        ("llama:rotary_factor=4", "has `rotary_factor` 4"),
     ],
 )
 def test_what_no_architecture_can_express_is_refused(

@@ -95,6 +95,8 @@ def test_a_tool_gets_numbers_samples_and_pictures(
     assert tool.series("loss/train") == {step: records[step]["train_loss"] for step in (3, 6)}
     rates = {step: learning_rate(step, run.config.training) for step in range(7)}
     assert tool.series("learning_rate") == rates
+    told = [(step, name) for step, name, _ in tool.got]
+    assert len(told) == len(set(told))
     for name in ("loss/batch", "gradient_norm", "tokens_per_second"):
         assert list(tool.series(name)) == [1, 2, 3, 4, 5, 6]
         assert all(value > 0 for value in tool.series(name).values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,17 @@ def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Att
     words = [f" word{i}" for i in range(vocabulary)]
     tokens = [words[i % vocabulary] for i in range(length)]
     return Attention("run", "gpt2", tokens, words, weights, probabilities)
+
+
+def test_a_share_is_the_same_percent_below_a_map_and_in_it(attention: Attention) -> None:
+    weights = attention.weights.copy()
+    weights[0, 0, -1] = 0.3748 / (len(TEXT) - 1)
+    weights[0, 0, -1, 3] = 0.6252  # 62.5%, and 62.4% in steps of 1/255
+    page = attention_page(replace(attention, weights=weights)).decode()
+    below = re.findall(r'<span class="most">(\d+)%', page)[0]
+    packed = packed_maps(weights[:1, :1])
+    steps = np.frombuffer(base64.b64decode(packed["steps"]), np.uint8)
+    assert below == f"{max(steps[-len(TEXT) :]) / 2.55:.0f}" == "62"
 
 
 def test_of_a_long_text_the_largest_shares_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_it_shows_one_text(trained: Path) -> None:
 
 def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
     """What a model says, and what it is given, may be anybody's: escaped there, and only there."""
-    text = "\x1b]0;title\x07 \x9b31m\b\r\n\t."
+    text = "\x1b]0;title\x07 \x9b31m\b\u202e\ufeff\r\n\t."
     (tmp_path / "text.txt").write_text(text * 40, encoding="utf-8", newline="")
     attnlm("prepare", "text.txt", cwd=tmp_path)
     flags = ["--steps", "1", "--block-size", "4", "--embed-dim", "8", "--heads", "1"]
@@ -104,8 +104,8 @@ def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
     said = json.loads(in_a_pipe.stdout)["text"]
     assert said.startswith(text) and "\x1b" in said[len(text) :] and "\x9b" in said[len(text) :]
     shown = on_a_terminal(*sample, cwd=tmp_path)
-    assert shown.startswith("\\x1b]0;title\\x07 \\x9b31m\\x08\r\n\t.")
-    assert not re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]", shown)
+    assert shown.startswith("\\x1b]0;title\\x07 \\x9b31m\\x08\\u202e\\ufeff\r\n\t.")
+    assert not re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202e\ufeff]", shown)
     tinted = on_a_terminal(*sample, "--show-probs", cwd=tmp_path)
     assert not re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]", tinted)
     assert not re.search(r"\x1b(?!\[[0-9;]*m)", tinted)  # but for colours, our own

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnlm import train
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
 from attnlm.see.script import as_script
@@ -112,3 +113,29 @@ def test_what_is_refused(trained: Path) -> None:
     ]:
         fails("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
     fails("trace", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
+
+
+def test_a_head_is_chosen_and_named(trained: Path) -> None:
+    traced = trace(open_run("multi-head", checkpoint_dir=trained / "checkpoints"), TEXT)
+    heads = next(step.values.size(0) for step in traced.steps if step.name == "q")
+    query = next(step.values for step in traced.steps if step.name == "q")
+    for head in (1, heads):
+        words = attnlm("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
+        first = f"{query[head - 1, -1, 0].item():z7.3f}"
+        assert f"   head {head} of {heads}, ⏎: {first}" in words
+    wrong = {"says": "--head can't be", "hints": f"heads 1 to {heads}"}
+    for head in (0, heads + 1):
+        fails("trace", TEXT, "multi-head", "--head", head, cwd=trained, code=2, **wrong)
+
+
+def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: Path) -> None:
+    settings = {"model": "llama", "heads": 4, "kv_heads": 2, "embed_dim": 16, "layers": 1}
+    data = trained / open_run("multi-head", checkpoint_dir=trained / "checkpoints").dataset["path"]
+    run = train(data, steps=1, checkpoint_dir=tmp_path, seed=1, block_size=9, **settings)
+    traced = trace(run, TEXT)
+    shapes = {step.name.split()[-1]: step.values for step in traced.steps}
+    assert len(shapes["q"]) == 4
+    words = list(in_words(traced, head=3))
+    keys = shapes["k"][2 * len(shapes["k"]) // 4, -1, 0].item()
+    after = words[next(i for i, line in enumerate(words) if " k  " in line) + 2]
+    assert after.startswith(f"   head 3 of 4, ⏎: {keys:z7.3f}")

@@ -527,9 +527,11 @@ def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_pat
             read()
 
 
-@pytest.mark.parametrize("key", ["seconds", "val_loss", "train_loss", "learning_rate"])
+@pytest.mark.parametrize("key", ["step", "seconds", "val_loss", "train_loss", "learning_rate"])
 @pytest.mark.parametrize(
-    "value", [math.nan, math.inf, 10**400, True, "1"], ids=["nan", "inf", "huge", "true", "text"]
+    "value",
+    [math.nan, math.inf, 10**400, 2**70, 1e39, True, "1"],
+    ids=["nan", "inf", "huge", "2^70", "1e39", "true", "text"],
 )
 def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, trained: Any) -> None:
     run = trained(model="bigram", steps=1)
@@ -537,6 +539,14 @@ def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, traine
     run._metrics.replace([*before, {**last, key: value}])
     with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
         run.metrics()
+
+
+def test_a_snapshot_of_a_step_beyond_all_integers_is_refused(trained: Any) -> None:
+    run = trained(model="bigram", steps=1)
+    *before, last = run._ticker.records()
+    run._ticker.replace([*before, {**last, "step": 2**70}])
+    with pytest.raises(AttnlmError, match=r"ticker\.jsonl is damaged"):
+        run.ticker()
 
 
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,15 @@ from attnlm.base.locks import clear, locked_new
 _Read = TypeVar("_Read")
 
 _DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check that the path still exists"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 
 _LARGEST_JSON = 2**20  # bytes
+_LARGEST_INTEGER, _LARGEST_FLOAT = 2**63 - 1, 3.4028234663852886e38  # of int64 and float32
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -134,15 +141,21 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def remedy(error: OSError) -> str:
+    """Return what the user can do about an error of the system."""
+    return _REMEDIES.get(error.errno or 0, "check the path, its permissions and free space")
+
+
 @contextlib.contextmanager
-def explaining(folder: Path, hint: str) -> Iterator[None]:
-    """Turns what the system says about our files into AttnlmError: one line, and `hint`."""
+def explaining(folder: Path, then: str = "") -> Iterator[None]:
+    """Turn what the system says about our files into AttnlmError: one line, its remedy, `then`."""
     try:
         yield
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
         reason = error.strerror or "".join(map(str, error.args))  # NumPy's has no number
+        hint = f"{remedy(error)}{then}"
         raise AttnlmError(f"can't write {error.filename or folder}: {reason}", hint) from error
 
 
@@ -204,16 +217,33 @@ def read_bytes(path: Path, at_most: int) -> bytes:
     raise _damaged(path, f"it has {size:,} bytes, more than it ever needs")
 
 
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError for invalid JSON and for large numbers."""
+    return json.loads(text, parse_int=_integer, parse_float=_float)
+
+
+def _integer(digits: str) -> int:
+    if abs(number := int(digits)) > _LARGEST_INTEGER:
+        raise ValueError("an integer is too large")
+    return number
+
+
+def _float(digits: str) -> float:
+    if abs(number := float(digits)) > _LARGEST_FLOAT:
+        raise ValueError("a number is too large")
+    return number
+
+
 def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
     """What `write_json` wrote there, less the hash.
 
-    Raises AttnlmError when the file is missing, is no JSON object of at most so many bytes, or was
-    changed since.
+    Raises AttnlmError when the file is missing, is no JSON object of at most so many bytes, has a
+    number that is too large, or was changed since.
     """
     try:
-        content = json.loads(read_bytes(path, at_most).decode())
+        content = json_value(read_bytes(path, at_most).decode())
     except (ValueError, RecursionError):
-        raise _damaged(path, "it is not valid JSON") from None
+        raise _damaged(path, "it is not valid JSON, or has a number that is too large") from None
     if not isinstance(content, dict):
         raise _damaged(path, "it is not a JSON object")
     if content.pop("sha256", None) != _json_hash(content):

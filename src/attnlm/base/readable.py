@@ -40,12 +40,19 @@ def age(seconds: float) -> str:
 
 
 def harmless(text: str) -> str:
-    """With escapes in place of control characters, which move a terminal's cursor or command it.
+    """Return the text with escapes in place of characters that a terminal obeys.
 
-    A text and its file's name may come from anybody, and a model may say what it read.
+    Control characters move the cursor or command the terminal; direction marks reorder what is
+    shown, and U+2028, U+2029 and U+FEFF hide in it. A text and its file's name may come from
+    anybody, and a model may say what it read.
     """
     return text.translate(_ESCAPES)
 
 
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_CONTROLS = (*range(32), *range(127, 160))
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES = {
+    code: chr(code).encode("unicode_escape").decode()
+    for code in (*_CONTROLS, *_DIRECTIONS, 0x2028, 0x2029, 0xFEFF)
+}
 _ESCAPES |= {ord(c): c for c in "\t\n"} | {ord("\r"): ""}  # line ends of Windows stay line ends

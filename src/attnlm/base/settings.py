@@ -31,6 +31,13 @@ def setting(
     return field(default=default, metadata={"help": help, "choices": choices, "limits": known})
 
 
+def number(kind: type[int] | type[float], text: str) -> Any:
+    """Return the number that a person typed. Raises ValueError, also for 1_000 and for ٣."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"{text!r} is not a number")
+    return kind(text)
+
+
 @functools.cache
 def fields_of(record: type) -> Mapping[str, Field[Any]]:
     """A record's settings by name."""

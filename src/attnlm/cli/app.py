@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import attnlm
+from attnlm.base.errors import AttnlmError
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command, Commands
 from attnlm.cli.options import with_run_option
@@ -146,6 +148,12 @@ def run_command() -> None:
     """The command that the arguments name. Every failure is an exception."""
     if instruction := os.environ.get(completion.VARIABLE):
         raise typer.Exit(completion.complete(root_command(), instruction))
+    try:
+        Path.cwd()  # PyTorch can't be loaded without one
+    except FileNotFoundError:
+        raise AttnlmError(
+            "the working directory was deleted", "change to a directory that exists"
+        ) from None
     # Not through Typer's own main: it treats errors, signals and closed pipes differently.
     with root_command().make_context("attnlm", sys.argv[1:]) as context:
         root_command().invoke(context)

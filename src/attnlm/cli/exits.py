@@ -21,6 +21,7 @@ import typer
 
 from attnlm.base import signals as interruption
 from attnlm.base.errors import AttnlmError, SaidElsewhereError
+from attnlm.base.files import remedy
 from attnlm.base.signals import Interrupted
 from attnlm.base.suggestions import answer, same, suggestion
 from attnlm.cli import console
@@ -157,9 +158,7 @@ def _explain(error: BaseException) -> int:
         return 1
     if isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
-        console.fail(
-            f"{about}{error.strerror or error}", "check the path, its permissions and free space"
-        )
+        console.fail(f"{about}{error.strerror or error}", remedy(error))
         return 1
     if isinstance(error, ValueError) and "embedded null" in str(error):
         console.fail("a path has a NUL character in it", "no file's name can have one")

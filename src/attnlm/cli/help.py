@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -9,11 +10,12 @@ from typing import Any, ClassVar
 
 from typer.core import TyperCommand, TyperGroup
 
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.settings import Setting, Settings, number
 from attnlm.config.settings import help_of, resolve
 from attnlm.model.architecture import MODELS
 
 _USUAL_MODEL = str(resolve({}).model.model)
+_NUMBERS = {"int": int, "integer": int, "float": float}
 _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
@@ -22,6 +24,12 @@ class Command(TyperCommand):
 
     groups: ClassVar[Mapping[str, Iterable[str]]] = {}
     """Which options each section of `--help` has; the others come last."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for parameter in self.params:
+            if kind := _NUMBERS.get(parameter.type.name):
+                parameter.type = _typed(kind, parameter.type)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`TEXT [RUN]`: Typer puts braces around arguments that are required."""
@@ -42,6 +50,20 @@ class Command(TyperCommand):
         for group in filter(rows.get, rows):
             with formatter.section(group):
                 formatter.write_dl(rows[group])
+
+
+def _typed(kind: type[int] | type[float], parameter_type: Any) -> Any:
+    """Return a copy of a parameter's type that takes numbers as `number` does."""
+
+    def convert(value: Any, parameter: Any, context: Any) -> Any:
+        try:
+            return number(kind, str(value))
+        except ValueError:
+            typed.fail(f"{value!r} is not a valid {typed.name}.", parameter, context)
+
+    typed = copy.copy(parameter_type)
+    typed.convert = convert
+    return typed
 
 
 class Commands(TyperGroup):

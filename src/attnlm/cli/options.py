@@ -107,7 +107,8 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
 _TIME = re.compile(
     rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
-    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?"
+    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?",
+    re.ASCII,
 )
 
 

@@ -125,6 +125,9 @@ def trace(
     as_code: Annotated[
         bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
     ] = False,
+    head: Annotated[
+        int, typer.Option(help="which head's numbers to print; --json and --as-code have all")
+    ] = 1,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
@@ -148,7 +151,7 @@ def trace(
     if json:
         console.result_json(traced.facts())
     else:
-        for line in see.in_words(traced):
+        for line in see.in_words(traced, head):
             console.result(line)
 
 

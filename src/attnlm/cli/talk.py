@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import number
 from attnlm.cli import console
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ _COMMANDS = {
 
 def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
     """The settings after a typed command; an error in it is printed."""
-    kinds: dict[str, type] = {"seed": int, "temperature": float}
+    kinds: dict[str, type[int] | type[float]] = {"seed": int, "temperature": float}
     if command == "help":
         console.say_facts(_COMMANDS)
     elif command not in kinds:
         console.fail(f"there is no /{command}", f"there are {', '.join(_COMMANDS)}")
     else:
         try:
-            config = replace(config, **{command: kinds[command](value)})
+            config = replace(config, **{command: number(kinds[command], value)})
             console.say(f"{command} {value}")
         except (ValueError, UsageError) as error:
             hint = error.hint if isinstance(error, UsageError) else "it must be a number"

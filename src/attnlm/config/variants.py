@@ -6,7 +6,7 @@ transformer    transformer:positions=none    gpt2:norm=rms:tie_embeddings=false
 from __future__ import annotations
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Setting, Settings, fields_of, type_of
+from attnlm.base.settings import Setting, Settings, fields_of, number, type_of
 from attnlm.base.suggestions import same, suggestion
 from attnlm.config.settings import check_setting
 from attnlm.model.architecture import MODELS, Architecture, architecture, settings_of
@@ -43,7 +43,8 @@ def variant(name: str) -> Settings:
 def _value(part: str, text: str) -> Setting:
     kind = type_of(Architecture, part)
     try:
-        return _BOOLEANS.get(text.lower(), text) if kind is bool else kind(text)
+        value: Setting = _BOOLEANS.get(text.lower(), text) if kind is bool else text
+        return number(kind, text) if kind in (int, float) else value
     except ValueError:
         return text  # refused for its type
 

@@ -86,7 +86,7 @@ def prepare(
     if name is not None:
         check_name(name)
     data_dir = Path(data_dir)
-    hint = "free some space, or name another `data_dir`"
+    hint = ", or name another `data_dir`"
     with explaining(data_dir, hint), workspace(data_dir) as work:
 
         def read(place: Source | Iterable[Source] | None) -> Text:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.runs.forms import Exported, check_format
 from attnlm.runs.gguf.export import export_to_gguf
@@ -36,6 +37,10 @@ def export(
     if not str(path):
         raise UsageError("the name of what to write can't be empty", "name a new folder or file")
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(opened.path)):
+        raise AttnlmError(
+            f"{path} lies in the run's own folder", "name a folder or file outside of it"
+        )
     if to == "hf":
         return export_to_hf(opened, Path(path), checkpoint=checkpoint)
     return export_to_gguf(

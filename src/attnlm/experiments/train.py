@@ -230,7 +230,7 @@ def _begin(
     elif config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = replace(config, training=replace(config.training, eval_tokens=affordable))
-    with explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
+    with explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir, parent=parent
         )
@@ -283,7 +283,7 @@ def _resume(
     if step == evaluated_step == config.training.steps:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)
-    with explaining(run.path, f"free some space, then: {again}"):
+    with explaining(run.path, f", then: {again}"):
         run.keep_until(evaluated_step)
         if changed:
             run.save_config()

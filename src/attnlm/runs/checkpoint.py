@@ -202,7 +202,7 @@ def _read_file(
             _add_to(digest, name, tensors[name])
     if numbers and file.metadata.get("digest") != digest.hexdigest():
         raise ValueError("another digest")
-    facts = json.loads(described)
+    facts = files.json_value(described)
     if not isinstance(facts, dict):
         raise ValueError("no facts")
     return facts, tensors

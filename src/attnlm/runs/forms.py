@@ -1,4 +1,4 @@
-"""What a model of ours is in another tool, and what each family of models there can't express.
+"""What a model of ours is in another tool, and what each family of models there can express.
 
 A form fits by the parts of a model, whatever its name. Where it has a bias, or positions, that the
 model lacks, zeros stand for them, which changes no logit.
@@ -6,8 +6,8 @@ model lacks, zeros stand for them, which changes no logit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +19,9 @@ FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0")}
 """The formats that runs are exported to, and the types of number that each offers, first the
 default."""
 
-Misfits = dict[str, bool]
-"""What a model may have that a form can't express, and whether this one has it."""
+Expressible = Mapping[str, Container[object] | None]
+"""The values that a form can express, for each field of Architecture; None stands for all values.
+A field that is missing here can't be expressed."""
 
 
 class Stored(NamedTuple):
@@ -42,13 +43,25 @@ class Form:
     """A kind of model of another tool, and what it takes for one of ours to fit."""
 
     name: str
-    misfits: Callable[[Architecture], Misfits]
+    expressible: Callable[[Architecture], Expressible]
     stored: Callable[[Architecture], Iterator[Stored]]
     """all tensors, in order; the LM head only where it is not the token embedding"""
 
     def reasons(self, a: Architecture) -> list[str]:
-        """Why the model does not fit; nothing where it does."""
-        return [reason for reason, holds in {**_misfits(a), **self.misfits(a)}.items() if holds]
+        """Return the parts of the model that this form can't express."""
+        expressible = self.expressible(a)
+        values = {field.name: getattr(a, field.name) for field in fields(a)}
+        return [
+            _in_words(name, value)
+            for name, value in values.items()
+            if (allowed := expressible.get(name, ())) is not None and value not in allowed
+        ]
+
+
+def _in_words(name: str, value: object) -> str:
+    if value in (False, None, "none"):
+        return f"no `{name}`"
+    return f"`{name}`" if value is True else f"`{name}` {value}"
 
 
 AnyForm = TypeVar("AnyForm", bound=Form)
@@ -100,45 +113,45 @@ def form_for(a: Architecture, forms: Sequence[AnyForm], run: str, kind: str) -> 
     return closest
 
 
-def _misfits(a: Architecture) -> Misfits:
-    """What no form has."""
+def gpt2_expressible(a: Architecture) -> Expressible:
+    """Return what the family of GPT-2 can express."""
     return {
-        f"`attention` {a.attention}": a.attention != "softmax",
-        "no `projection`": a.attention == "softmax" and not a.projection,
-        "no `residual`": not a.residual,
-        "no `mlp`": a.mlp == "none",
-        "no `norm`": a.norm == "none",
-        "a `head_bias`": a.head_bias,
+        **_COMMON,
+        "kv_heads": (None, a.heads),
+        "head_size": (None, (a.embed_dim or 0) / a.heads),
+        "wide_heads": (False,),
+        "query_key_norm": (False,),
+        "positions": ("learned", "none"),
+        "norm": ("layer",),
+        "mlp": ("gelu", "relu2"),
     }
 
 
-def gpt2_misfits(a: Architecture) -> Misfits:
-    """What the family of GPT-2 lacks."""
+def llama_expressible(a: Architecture) -> Expressible:
+    """Return what the family of Llama can express."""
     return {
-        "`positions` rotary": a.positions == "rotary",
-        "`norm` rms": a.norm == "rms",
-        "`mlp` swiglu": a.mlp == "swiglu",
-        "`query_key_norm`": a.query_key_norm,
-        "fewer `kv_heads` than `heads`": a.num_kv_heads != a.heads,
-        "a `head_size` that is not `embed_dim` / `heads`": a.heads * a.head_dim != a.embed_dim,
+        **_COMMON,
+        "query_key_norm": (False,),
+        "positions": ("rotary",),
+        "norm": ("rms",),
+        "mlp": ("swiglu",),
     }
 
 
-def llama_misfits(a: Architecture) -> Misfits:
-    """What the family of Llama lacks."""
-    return {
-        f"`positions` {a.positions}": a.positions != "rotary",
-        "`norm` layer": a.norm == "layer",
-        f"`mlp` {a.mlp}": a.mlp in ("gelu", "relu2"),
-        "`query_key_norm`": a.query_key_norm,
-    }
+def qwen3_expressible(a: Architecture) -> Expressible:
+    """Return what the family of Qwen3 can express."""
+    return {**llama_expressible(a), "query_key_norm": (True,), "bias": (False,)}
 
 
-def qwen3_misfits(a: Architecture) -> Misfits:
-    """What the family of Qwen3 lacks, or must have."""
-    return {
-        **llama_misfits(a),
-        "`query_key_norm`": False,
-        "no `query_key_norm`": not a.query_key_norm,
-        "a `bias` in the MLP": a.bias,
-    }
+_ALL_VALUES = (
+    *("model", "embed_dim", "layers", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
+    *("qkv_bias", "rotary_base", "rotary_factor", "rotary_context", "norm_epsilon", "mlp_width"),
+    *("bias", "tie_embeddings", "dropout"),
+)
+_COMMON: Expressible = {
+    **dict.fromkeys(_ALL_VALUES),
+    "attention": ("softmax",),
+    "projection": (True,),
+    "residual": (True,),
+    "head_bias": (False,),
+}

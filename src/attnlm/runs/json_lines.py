@@ -84,7 +84,7 @@ class Journal:
 
     def _record(self, line: bytes) -> Record:
         try:
-            record = json.loads(line.decode())
+            record = files.json_value(line.decode())
             checksum = record.pop("crc32", None)
             if checksum is None:
                 intact = record.keys() <= self.keys_without_checksum

@@ -71,7 +71,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
     """
     entry = removable(run, checkpoint_dir)
     parent = entry.path.parent
-    with explaining(entry.path, "check the permissions of the folder"):
+    with explaining(entry.path):
         if entry.link is not None:
             entry.path.unlink()
             _rename_latest(parent, entry.name)

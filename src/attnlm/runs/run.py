@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -334,4 +334,4 @@ def damaged(path: Path) -> AttnlmError:
 
 def is_number(value: Any) -> bool:
     """Whether a JSON value is a finite number."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) in (int, float) and math.isfinite(value)

@@ -45,9 +45,15 @@ def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _most(weights: Numbers, shown: list[str]) -> list[list[tuple[str, float]]]:
-    """For each layer and head the token that the last one looks at most, and its share."""
+    """For each layer and head the token that the last one looks at most, and its share.
+
+    The share is in steps of 1/255, as in the packed maps: it is then rounded to the same percent.
+    """
     places_LH = weights[..., -1, :].argmax(-1) if weights.size else np.empty((0, 0), int)
     return [
-        [(shown[s], float(weights[layer, head, -1, s])) for head, s in enumerate(places)]
+        [
+            (shown[s], round(255 * float(weights[layer, head, -1, s])) / 255)
+            for head, s in enumerate(places)
+        ]
         for layer, places in enumerate(places_LH.tolist())
     ]

@@ -45,6 +45,7 @@ class LogListener:
         self._tools: dict[str, Tool] = {}
         self._run: Run | None = None
         self._step = self._next_point = 0
+        self._rated = -1  # the last step whose learning rate was reported
         self._drawn = 0
         self._is_finished = False
 
@@ -77,6 +78,7 @@ class LogListener:
             self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
             return
         self._run, self._step, self._next_point = run, event.first_step, 0
+        self._rated = -1
         self._drawn = _changed(run.path / "curve.png")
         for name in names:
 
@@ -98,11 +100,14 @@ class LogListener:
         if event.gradient_norm is not None:
             values["gradient_norm"] = event.gradient_norm
         self._each(lambda tool: tool.numbers(event.step, values))
+        self._rated = event.step
 
     def _evaluated(self, event: Evaluated, run: Run) -> None:
         record, snapshot = event.record, event.snapshot
         step = self._step = int(record["step"])
         measured = {name: record[key] for name, key in _MEASURED.items()}
+        if step == self._rated:
+            del measured["learning_rate"]  # reported with the step
         values = {name: value for name, value in measured.items() if value is not None}
         self._each(lambda tool: tool.numbers(step, values))
         if snapshot is not None:
@@ -158,7 +163,7 @@ def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str],
     tools = known["tools"] if names is None else list(dict.fromkeys(names))
     check_tools(tools)
     if tools != known["tools"]:
-        with files.explaining(folder, "free some space"):
+        with files.explaining(folder):
             files.write_json(path, {**known, "tools": tools})
     return tools, str(known["id"])
 

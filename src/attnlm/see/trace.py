@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
@@ -172,26 +172,32 @@ def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
     yield Step("mix", f"weights · {values}", "H T D", heads.mixed)
 
 
-def in_words(trace: Trace) -> Iterator[str]:
-    """Lines to read: of each step its shape, and the numbers of the last token in the first head.
+def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
+    """Yield lines to read: each step's shape, and the numbers of the last token in one head.
 
-    Maps of few tokens are shown whole.
+    Maps of few tokens are shown whole. Heads count from 1. Raises UsageError for a head that the
+    model does not have.
     """
+    heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
+    if not 1 <= head <= heads:
+        raise UsageError(f"`head` can't be {head}", f"{trace.run} has heads 1 to {heads}")
+    of = f"head {head} of {heads}, " if heads > 1 else ""
     shown = [visible(token) for token in trace.tokens]
     for number, step in enumerate(trace.steps, 1):
         shape = " × ".join(map(str, step.values.shape))
         yield f"{number}. {step.name}  ({step.axes.replace(' ', ', ')}) = {shape}"
         yield f"   {step.formula}"
-        values = step.values[0] if step.axes.startswith("H") else step.values
-        head = "head 1, " if step.axes.startswith("H") and step.values.size(0) > 1 else ""
+        values, which = step.values, ""
+        if step.axes.startswith("H"):  # several heads may share their keys and values
+            values, which = values[(head - 1) * values.size(0) // heads], of
         if step.axes == "T":
             numbers = zip(shown[-_FEW:], values[-_FEW:].tolist(), strict=True)
             yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
         elif step.axes == "H T T" and len(shown) <= _FEW:
             for token, row in zip(shown, values, strict=True):
-                yield f"   {head}{token}: {_numbers(row)}"
+                yield f"   {which}{token}: {_numbers(row)}"
         else:
-            yield f"   {head}{shown[-1]}: {_numbers(values[-1])}"
+            yield f"   {which}{shown[-1]}: {_numbers(values[-1])}"
     yield from next_in_words(trace.likeliest)
 
 

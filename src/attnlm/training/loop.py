@@ -13,6 +13,7 @@ from torch import Tensor
 from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
+from attnlm.base.files import remedy
 from attnlm.base.signals import Interrupted, Interruption
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
@@ -104,7 +105,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
         again = "train it again" if state.saved_step is None else resume_command(run.path)
         raise AttnlmError(
             f"can't write {error.filename or run.path}: {error.strerror}",
-            f"free some space, then: {again}; {left()}",
+            f"{remedy(error)}, then: {again}; {left()}",
         ) from error
 
 

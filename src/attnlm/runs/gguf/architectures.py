@@ -8,13 +8,13 @@ from typing import Any
 
 from attnlm.model.architecture import Architecture
 from attnlm.runs.forms import (
+    Expressible,
     Form,
-    Misfits,
     Stored,
     form_for,
-    gpt2_misfits,
-    llama_misfits,
-    qwen3_misfits,
+    gpt2_expressible,
+    llama_expressible,
+    qwen3_expressible,
 )
 
 
@@ -31,20 +31,16 @@ def architecture_for(a: Architecture, run: str) -> GgufArchitecture:
     return form_for(a, ARCHITECTURES, run, "architecture of llama.cpp")
 
 
-def _gpt2_misfits(a: Architecture) -> Misfits:
-    return {**gpt2_misfits(a), "`mlp` relu2": a.mlp == "relu2"}
+def _gpt2_expressible(a: Architecture) -> Expressible:
+    return {**gpt2_expressible(a), "mlp": ("gelu",)}
 
 
-def _llama_misfits(a: Architecture) -> Misfits:
-    return {**llama_misfits(a), **_scaled(a)}
+def _llama_expressible(a: Architecture) -> Expressible:
+    return {**llama_expressible(a), "rotary_factor": (None,)}
 
 
-def _qwen3_misfits(a: Architecture) -> Misfits:
-    return {**qwen3_misfits(a), **_scaled(a)}
-
-
-def _scaled(a: Architecture) -> Misfits:
-    return {"scaled rotary positions (`rotary_factor`)": a.rotary_factor is not None}
+def _qwen3_expressible(a: Architecture) -> Expressible:
+    return {**qwen3_expressible(a), "rotary_factor": (None,)}
 
 
 def _sizes(a: Architecture) -> dict[str, Any]:
@@ -135,7 +131,7 @@ def _head(a: Architecture) -> Iterator[Stored]:
 
 
 ARCHITECTURES = (
-    GgufArchitecture("qwen3", _qwen3_misfits, _qwen3_stored, _llama_metadata),
-    GgufArchitecture("llama", _llama_misfits, _llama_stored, _llama_metadata),
-    GgufArchitecture("gpt2", _gpt2_misfits, _gpt2_stored, _gpt2_metadata),
+    GgufArchitecture("qwen3", _qwen3_expressible, _qwen3_stored, _llama_metadata),
+    GgufArchitecture("llama", _llama_expressible, _llama_stored, _llama_metadata),
+    GgufArchitecture("gpt2", _gpt2_expressible, _gpt2_stored, _gpt2_metadata),
 )

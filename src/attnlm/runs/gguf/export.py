@@ -56,7 +56,7 @@ def export_to_gguf(
     tokens = _below("tokenizer.ggml", vocabulary(run.tokenizer))
     metadata = {**_metadata(form, run, chosen, type), **tokens}
     _, weights = load_weights(run, chosen.path)
-    with files.explaining(path, "free some space, or name another file"):
+    with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         _write(path, form.name, metadata, StoredTensors(form, run.config.model, weights), type)
     for text in _limits(run, form):

@@ -36,7 +36,7 @@ def export_to_hf(run: Run, folder: Path, *, checkpoint: str = "auto") -> Exporte
         "README.md": model_card(run, chosen, stock.name).encode(),
     }
     _, weights = load_weights(run, chosen.path)
-    with files.explaining(folder, "free some space, or name another folder"):
+    with files.explaining(folder, ", or name another folder"):
         _write(folder, content, StoredTensors(stock, run.config.model, weights))
     return Exported(folder, stock.name, chosen.which)
 

@@ -59,5 +59,5 @@ def import_adapter(
         write_adapter(run, adapter.tensors)
         return run
 
-    with files.explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
+    with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
         return put_new(run, parent.tokenizer, name, checkpoint_dir, fill)

@@ -80,7 +80,7 @@ def import_run(
             return run
 
         checkpoint_dir = Path(checkpoint_dir)
-        with files.explaining(checkpoint_dir, "free some space, or name another `checkpoint_dir`"):
+        with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
 
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlm.model.architecture import Architecture
-from attnlm.runs.forms import Form, Stored, form_for, gpt2_misfits, llama_misfits, qwen3_misfits
+from attnlm.runs.forms import (
+    Form,
+    Stored,
+    form_for,
+    gpt2_expressible,
+    llama_expressible,
+    qwen3_expressible,
+)
 
 LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """within the original context: frequencies below the first are divided, those above the second are
@@ -139,7 +146,7 @@ def _head(a: Architecture) -> Iterator[Stored]:
 
 
 STOCK_CLASSES = (
-    StockClass("Qwen3ForCausalLM", qwen3_misfits, _llama_stored, "qwen3", _qwen3_config),
-    StockClass("LlamaForCausalLM", llama_misfits, _llama_stored, "llama", _llama_config),
-    StockClass("GPT2LMHeadModel", gpt2_misfits, _gpt2_stored, "gpt2", _gpt2_config),
+    StockClass("Qwen3ForCausalLM", qwen3_expressible, _llama_stored, "qwen3", _qwen3_config),
+    StockClass("LlamaForCausalLM", llama_expressible, _llama_stored, "llama", _llama_config),
+    StockClass("GPT2LMHeadModel", gpt2_expressible, _gpt2_stored, "gpt2", _gpt2_config),
 )
