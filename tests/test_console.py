@@ -25,11 +25,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Makes stderr a terminal of 40 columns."""
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
+    """Makes stderr a terminal of so many columns."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return stream
