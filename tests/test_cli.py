@@ -89,6 +89,12 @@ def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
     assert facts["floor"] is None and 0 < facts["bigram_loss"] < 3.3
 
 
+def test_a_quiet_preparation_prints_its_result_only(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    quiet = attnlm("prepare", "text.txt", "--quiet", cwd=tmp_path)
+    assert (quiet.stdout, quiet.stderr) == ("data/text-char\n", "")
+
+
 def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
     done = attnlm("train", *QUICK, cwd=project)
     run = done.stdout.strip()

@@ -72,6 +72,15 @@ def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
     ]
 
 
+def test_long_lines_wrap_at_words_but_not_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch)
+    console.say("notes of more than forty characters wrap here")
+    console.say_next("attnlm train --resume checkpoints/transformer-001")
+    first, second, command = shown.getvalue().splitlines()
+    assert (first, second) == ("notes of more than forty characters wrap", "here")
+    assert command.endswith("--resume checkpoints/transformer-001")
+
+
 def test_lines_that_follow_each_other_too_fast_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
