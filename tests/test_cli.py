@@ -48,6 +48,9 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     trained = attnlm("train", "--model", rung, *QUICK, "--json", cwd=project)
     facts = json.loads(trained.stdout)
     assert trained.stdout.count("\n") == 1
+    higher = RUNGS[RUNGS.index(rung) + 1 :]
+    best = "attnlm train --recipe best --budget 2m"
+    assert (f"attnlm train --model {higher[0]}" if higher else best) in trained.stderr
     assert facts["model"] == rung and facts["steps"] == 6
     assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
 
