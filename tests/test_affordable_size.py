@@ -208,13 +208,13 @@ def test_each_size_is_tried_with_all_threads(
         torch.set_num_threads(before)
 
 
-def test_the_next_command_of_a_one_layer_model_is_a_transformer(
+def test_the_next_command_of_a_rung_is_the_rung_above_it(
     dataset: Dataset, tmp_path: Path
 ) -> None:
     flags = ["--steps", "3", "--block-size", "8", "--device", "cpu"]
     done = command("train", dataset.path, *flags, cwd=tmp_path)
     *_, sample, better = [line for line in done.stderr.splitlines() if line.startswith("next")]
     assert "attnlm sample" in sample
-    assert f"attnlm train {dataset.path} --recipe best --budget 2m" in better
+    assert f"attnlm train {dataset.path} --model wide-head" in better
     done = command("train", dataset.path, *flags, "--recipe", "r2-bigram", cwd=tmp_path)
-    assert "--recipe best" not in done.stderr
+    assert "--model" not in done.stderr

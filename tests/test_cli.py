@@ -49,6 +49,9 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     trained = attnlm("train", "--model", rung, *QUICK, "--json", cwd=project)
     facts = json.loads(trained.stdout)
     assert trained.stdout.count("\n") == 1
+    higher = RUNGS[RUNGS.index(rung) + 1 :]
+    best = "attnlm train --recipe best --budget 2m"
+    assert (f"attnlm train --model {higher[0]}" if higher else best) in trained.stderr
     assert facts["model"] == rung and facts["steps"] == 6
     assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
 
@@ -88,6 +91,12 @@ def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
     facts = json.loads(attnlm("prepare", "text.txt", "--json", cwd=project).stdout)
     assert facts["characters"] == len(TEXT) and facts["val_tokens"] == VAL
     assert facts["floor"] is None and 0 < facts["bigram_loss"] < 3.3
+
+
+def test_a_quiet_preparation_prints_its_result_only(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    quiet = attnlm("prepare", "text.txt", "--quiet", cwd=tmp_path)
+    assert (quiet.stdout, quiet.stderr) == ("data/text-char\n", "")
 
 
 def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:

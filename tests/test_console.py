@@ -25,11 +25,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Makes stderr a terminal of 40 columns."""
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
+    """Makes stderr a terminal of so many columns."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return stream
@@ -70,6 +70,15 @@ def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
         r"step      0  2.5000  ⏎ROMEO:⏎\x1b[2Jfox…",
         "step      9  2.5000  word word word wor…",
     ]
+
+
+def test_long_lines_wrap_at_words_but_not_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch)
+    console.say("notes of more than forty characters wrap here")
+    console.say_next("attnlm train --resume checkpoints/transformer-001")
+    first, second, command = shown.getvalue().splitlines()
+    assert (first, second) == ("notes of more than forty characters wrap", "here")
+    assert command.endswith("--resume checkpoints/transformer-001")
 
 
 def test_lines_that_follow_each_other_too_fast_are_left_out(

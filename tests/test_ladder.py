@@ -17,6 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
+from attnlm.cli.ladder import _say_table, _say_texts
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.ladder import LadderStarted, climb
 from attnlm.model.architecture import RUNGS
@@ -29,6 +30,7 @@ from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
 from tests.clock import Clock
 from tests.models import FRUITS
+from tests.test_console import terminal
 
 SMALL: dict[str, Any] = {
     "rungs": ("bigram", "single-head"),
@@ -115,6 +117,40 @@ def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
     assert said["multi-head"].endswith("As good as single-head after these steps.")
     every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
     assert len(dict(explained(every))) == len(RUNGS)
+
+
+def variants(climbed: Ladder, *models: str) -> Ladder:
+    """A ladder of variants, which are the first rung by other names."""
+    return replace(climbed, rungs=tuple(replace(climbed.rungs[0], model=m) for m in models))
+
+
+VARIANTS = ("transformer", "transformer:positions=none", "transformer:mlp=gelu:norm=layer")
+
+
+def test_variants_of_one_model_are_named_by_what_they_change(climbed: Ladder) -> None:
+    labels = ["transformer", "…positions=none", "…mlp=gelu:norm=layer"]
+    assert list(variants(climbed, *VARIANTS).labels.values()) == labels
+    of_two = variants(climbed, *VARIANTS, "gpt2:positions=none").labels
+    assert all(label == model for model, label in of_two.items())
+    page = Page(write_ladder(variants(climbed, *VARIANTS)).read_text(encoding="utf-8"))
+    assert "What each variant changes" in page.shown and "adds" not in page.shown
+    assert "What each rung adds" in write_ladder(climbed).read_text(encoding="utf-8")
+
+
+def test_long_names_fit_a_terminal(climbed: Ladder, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch, 80)
+    _say_table(variants(climbed, *VARIANTS, "transformer:query_key_norm=false"))
+    told = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).partition("baselines")[0]
+    assert max(map(len, told.splitlines())) <= 80
+    for label in ("…positions=none ", "…mlp=gelu:norm=layer ", "…query_key_norm=false "):
+        assert label in told
+
+
+def test_a_text_is_shown_with_signs_for_its_lines(
+    climbed: Ladder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _say_texts(replace(climbed, rungs=(replace(climbed.rungs[0], text="one\ntwo"),)))
+    assert capsys.readouterr().err.splitlines()[1] == "1 one⏎two"
 
 
 def test_no_gain_is_less_than_nothing(climbed: Ladder) -> None:
@@ -331,7 +367,7 @@ def test_the_page_in_a_real_browser(
     scheme: str, browser: Any, climbed: Ladder, tmp_path: Path
 ) -> None:
     page = tmp_path / "index.html"
-    page.write_bytes(write_ladder(climbed).read_bytes())
+    page.write_bytes(write_ladder(variants(climbed, *VARIANTS, "gpt2:norm=rms")).read_bytes())
     check_fits(browser, page, "ladder", scheme)
     assert page.stat().st_size < 3_000_000
     with opened(browser, page, viewport=PHONE) as view:
@@ -346,7 +382,11 @@ def test_the_page_in_a_real_browser(
             view.wait_for_timeout(50)
         assert view.evaluate(moved)
         for picture in view.locator("svg").all():
-            assert picture.bounding_box()["width"] <= PHONE["width"]
+            end = picture.bounding_box()["x"] + picture.bounding_box()["width"]
+            assert end <= PHONE["width"]
+            for text in picture.locator("text").all():
+                box = text.bounding_box()
+                assert box["x"] + box["width"] <= end
 
 
 def test_a_text_is_no_markup(climbed: Ladder) -> None:

@@ -7,6 +7,7 @@ import inspect
 import pydoc
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -284,3 +285,28 @@ def test_runs_data_sets_and_events_are_shown_in_a_line(trained: Path, tmp_path: 
     for event in events:
         assert type(event) is getattr(attnlm, type(event).__name__)
         assert "\n" not in repr(event) and len(repr(event)) < 300
+
+
+def test_a_listener_reads_fields_and_stops_a_training_that_is_saved(
+    dataset: attnlm.Dataset, tmp_path: Path
+) -> None:
+    found: list[attnlm.Evaluated] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, attnlm.Evaluated):
+            found.append(event)
+            if event.step == 4:
+                signal.raise_signal(signal.SIGINT)
+
+    about: dict[str, Any] = {"model": "bigram", "block_size": 8, "threads": 1}
+    with pytest.raises(KeyboardInterrupt):
+        attnlm.train(
+            dataset, name="stopped", steps=8, eval_every=2, on_event=listen,
+            checkpoint_dir=tmp_path, **about,
+        )  # fmt: skip
+    run = attnlm.open_run("stopped", checkpoint_dir=tmp_path)
+    assert run.checkpoint("last").step == 4
+    for event, record in zip(found, run.metrics(), strict=True):
+        assert {name: getattr(event, name) for name in record} == record == event.record
+    with pytest.raises(AttributeError, match="no 'loss'"):
+        _ = found[0].loss

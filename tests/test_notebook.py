@@ -212,6 +212,8 @@ def test_its_saved_outputs_are_those_of_its_code() -> None:
     kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
     assert kinds == {"stream", "display_data", "execute_result"}  # no error
     assert all(o.get("name") != "stderr" for cell in CODE for o in cell["outputs"])
+    shown = json.dumps([cell["outputs"] for cell in CODE])
+    assert not re.search(r"seconds|tokens/s| ms\b", shown), "timings differ each time"
     assert NOTEBOOK.stat().st_size < 500_000
 
 

@@ -119,16 +119,29 @@ def test_a_picture_is_the_same_each_time(trained: Path) -> None:
         assert picture(attention, kind) == picture(attention, kind)
 
 
+def test_of_a_longer_text_the_last_tokens_are_taken_and_told(trained: Path) -> None:
+    run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
+    notes: list[object] = []
+    fitting = TEXT * 40
+    fitting = fitting[-run.config.model.block_size :]
+    attention = attend(run, TEXT * 40, on_event=notes.append)
+    assert "".join(attention.tokens) == fitting
+    np.testing.assert_array_equal(attention.weights, attend(run, fitting).weights)
+    (note,) = notes
+    assert f"the last {run.config.model.block_size}" in str(note)
+
+
 def test_what_is_refused(trained: Path) -> None:
     for arguments, code, says, hints in [
         (["the", "--run", "bigram"], 1, "no attention", "single-head"),
         (["", "--run", "average"], 2, "empty", "at least one"),
-        (["x" * 17, "--run", "average"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "average"], 1, "lacks 'Ü'", ""),
         (["the", "-o", "map.pdf"], 2, "map.pdf", ".html, .png"),
         (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "create it"),
     ]:
         fails("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
+    long = "trace", "x" * 17, "--run", "average"
+    fails(*long, cwd=trained, code=1, says="17 tokens", hints="at most 16")
     fails("attend", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
 
 

@@ -48,8 +48,8 @@ def result_in_colour(lines: Callable[[int], Iterable[Text]]) -> None:
 
 
 def say(text: str) -> None:
-    """A line for the person at the keyboard."""
-    print(one_line(text), file=sys.stderr, flush=True)  # noqa: T201
+    """A line for the person at the keyboard; on a terminal it wraps at words."""
+    say_styled("", "", text)
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
@@ -59,15 +59,18 @@ def say_facts(facts: Mapping[str, str]) -> None:
         say_styled(f"{label:<{width}}", "cyan", f"  {value}")
 
 
-def say_styled(text: str, style: str, rest: str = "") -> None:
-    """`text` in a style, `rest` plain; on anything but a terminal all plain."""
+def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False) -> None:
+    """`text` in a style, `rest` plain; on anything but a terminal all plain.
+
+    `unbroken`: the terminal wraps it, so that it can be copied as one line.
+    """
     if not sys.stderr.isatty():
-        say(text + rest)
+        print(one_line(text + rest), file=sys.stderr, flush=True)  # noqa: T201
         return
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=unbroken)
     console.print(Text.assemble((one_line(text), style), one_line(rest)))
 
 
@@ -82,7 +85,8 @@ def say_aside(text: str) -> None:
 
 def say_next(command: str, about: str = "") -> None:
     """What to type after this."""
-    say_styled("next", "bold green", f"  {command}" + (f"  # {about}" if about else ""))
+    words = f"  {command}" + (f"  # {about}" if about else "")
+    say_styled("next", "bold green", words, unbroken=True)
 
 
 def fail(message: str, hint: str) -> None:

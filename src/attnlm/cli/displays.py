@@ -61,14 +61,14 @@ def parts_in_words(model: Architecture) -> str:
 class PreparationDisplay:
     """Listens to `prepare`: notes as lines; progress as bars, or a line now and then elsewhere."""
 
-    def __init__(self) -> None:
-        self._bar = ProgressBar()
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet, self._bar = quiet, ProgressBar()
 
     def __call__(self, event: object) -> None:
         if isinstance(event, Note):
             self.close()
             say(with_flags(event.text))
-        elif isinstance(event, Progress):
+        elif isinstance(event, Progress) and not self._quiet:
             self._bar(event)
 
     def close(self) -> None:

@@ -131,7 +131,7 @@ def ladder(
 def _say_texts(climbed: Ladder) -> None:
     for rung in climbed.rungs:
         console.say_styled(f"── {rung.model}", "cyan")
-        console.say(f"{climbed.plan.prompt}{rung.text}")
+        console.say(f"{climbed.plan.prompt}{rung.text}".replace("\n", "⏎"))
     console.say("")
 
 
@@ -140,7 +140,7 @@ def _say_table(climbed: Ladder) -> None:
         ("rung", "validation loss", "gain", "bits per byte", "parameters", "seconds"),
         [
             (
-                rung.model,
+                climbed.labels[rung.model],
                 f"{rung.best['val_loss']:.4f}",
                 "–" if gain is None else f"{gain:+z.4f}",
                 f"{rung.best['bits_per_byte']:.3f}",

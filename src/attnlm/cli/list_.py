@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from attnlm.data.list_datasets import DatasetEntry
     from attnlm.runs.list_runs import RunEntry
 
-KINDS = ("runs", "datasets", "recipes")
+_YOURS = ("runs", "datasets")
+KINDS = (*_YOURS, "recipes")
 
 
 def list_(
@@ -32,7 +33,7 @@ def list_(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help=f"{'|'.join(KINDS)}; default: all of them",
+            help=f"{'|'.join(KINDS)}; default: runs and datasets",
             autocompletion=completion.choices(*KINDS),
         ),
     ] = None,
@@ -40,15 +41,14 @@ def list_(
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
 ) -> None:
-    """List runs and data sets, the newest first, and recipes."""
+    """List runs and data sets, the newest first, or recipes."""
     if kind is not None and kind not in KINDS:
         hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
         raise UsageError(f"KIND can't be {kind!r}", hint)
     notes: list[object] = []
     found = {
         one: _found(one, checkpoint_dir, data_dir, notes.append)
-        for one in KINDS
-        if kind in (one, None)
+        for one in (_YOURS if kind is None else (kind,))
     }
     if json:
         console.result_json(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,11 @@ from attnlm.base.commands import command_for
 from attnlm.base.readable import byte_size
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay, reference_losses
-from attnlm.cli.options import DataDir, JsonOption
+from attnlm.cli.options import DataDir, JsonOption, QuietOption
 from attnlm.config.settings import resolve
+
+if TYPE_CHECKING:
+    from attnlm.data.dataset import Dataset
 
 
 def prepare(
@@ -63,11 +66,12 @@ def prepare(
         bool, typer.Option("--force", help="replace another data set of the same name")
     ] = False,
     json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Get a text, choose a tokenizer, encode the text."""
     from attnlm.data.prepare import prepare as run_prepare
 
-    display = PreparationDisplay()
+    display = PreparationDisplay(quiet)
     with contextlib.closing(display), _telling_what_is_kept(data_dir):
         dataset = run_prepare(
             source or None,
@@ -83,21 +87,8 @@ def prepare(
             force=force,
             on_event=display,
         )
-    console.say_facts(
-        {
-            "data": f"{dataset.name}, from {dataset.source}",
-            "text": f"{dataset.characters:,} characters"
-            + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
-            "tokens": f"{dataset.train_tokens + dataset.val_tokens:,} of {dataset.vocab_size:,} "
-            f"ids ({dataset.tokenizer.name})",
-            "split": f"{dataset.train_tokens:,} to train on, {dataset.val_tokens:,} to validate",
-            "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
-        }
-    )
-    flags = []
-    if dataset.largest_block_size < resolve({}).model.block_size:
-        flags = ["--block-size", str(dataset.largest_block_size)]
-    console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
+    if not quiet:
+        _say(dataset)
     if json:
         console.result_json(
             {
@@ -113,6 +104,24 @@ def prepare(
         )
     else:
         console.result(str(dataset.path))
+
+
+def _say(dataset: Dataset) -> None:
+    console.say_facts(
+        {
+            "data": f"{dataset.name}, from {dataset.source}",
+            "text": f"{dataset.characters:,} characters"
+            + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
+            "tokens": f"{dataset.train_tokens + dataset.val_tokens:,} of {dataset.vocab_size:,} "
+            f"ids ({dataset.tokenizer.name})",
+            "split": f"{dataset.train_tokens:,} to train on, {dataset.val_tokens:,} to validate",
+            "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
+        }
+    )
+    flags = []
+    if dataset.largest_block_size < resolve({}).model.block_size:
+        flags = ["--block-size", str(dataset.largest_block_size)]
+    console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
 
 
 @contextlib.contextmanager

@@ -57,7 +57,8 @@ def attend(
     from attnlm.see import attend as see
 
     chosen = opened.checkpoint(checkpoint)
-    attention = see.attend(opened, text, checkpoint=chosen.which)
+    display = PreparationDisplay()
+    attention = see.attend(opened, text, checkpoint=chosen.which, on_event=display)
     layers, heads, length, _ = attention.weights.shape
     console.say(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "

@@ -33,8 +33,12 @@ def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.table import Table
 
         drawn = Table(*header, box=SIMPLE)
-        for column in drawn.columns[1:]:
+        drawn.columns[0].overflow = "fold"
+        for column, title, *cells in zip(
+            drawn.columns[1:], header[1:], *(r[1:] for r in rows), strict=True
+        ):
             column.justify = "right"
+            column.width = max(map(len, [*title.split(), *cells]))  # the names get the rest
         for row in rows:
             drawn.add_row(*row)
         Console(stderr=True, highlight=False).print(drawn)

@@ -37,7 +37,7 @@ from attnlm.config.new_training import resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import Config, resolve, setting_names
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import RUNGS, Architecture
 
 if TYPE_CHECKING:
     from attnlm.runs.run import Run
@@ -153,13 +153,17 @@ def train(
             raise
     if is_main():
         _report(run, json, quiet)
-        if not (recipe or resume or start_from or run.config.model.mlp != "none"):
-            words = [*([] if dataset is None else [dataset]), "--recipe", "best", "--budget", "2m"]
+        model = run.config.model.model
+        if model in RUNGS and not (recipe or resume or start_from):
+            words, about = ["--recipe", "best", "--budget", "2m"], _BEST
+            if higher := RUNGS[RUNGS.index(model) + 1 :]:
+                words, about = ["--model", higher[0]], "the next rung of the ladder"
+            words = [*([] if dataset is None else [dataset]), *words]
             words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
-            console.say_next(
-                shlex.join(["attnlm", "train", *words]),
-                "a transformer, as large as the text and two minutes allow",
-            )
+            console.say_next(shlex.join(["attnlm", "train", *words]), about)
+
+
+_BEST = "a transformer, as large as the text and two minutes allow"
 
 
 def _check(

@@ -83,7 +83,8 @@ def train(
     steps fit is planned again as it goes.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and
-    SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised.
+    SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised. So
+    `on_event` can stop a training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
     began = clock.began()
     log = [log] if isinstance(log, str) else log

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
-from attnlm.see.text import ids_within_context, token_texts
+from attnlm.see.text import ids_of, token_texts
 
 Numbers = NDArray[np.float32]
 
@@ -95,6 +96,7 @@ def attend(
     *,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
 ) -> Attention:
     """What each head of a run (by default the one trained last) attends to in `text`.
 
@@ -103,16 +105,20 @@ def attend(
         attention.weights[0, 1]  # (T, T), of layer 1, head 2: each row adds up to 1
         attention.next_tokens(count=3)  # with their probabilities
 
-    `checkpoint` is auto, best or last; it is computed on the CPU. Raises AttnlmError when the text
-    does not fit the context or the vocabulary, when files are missing or damaged, for numbers that
-    are not finite, and for a bigram, which has no attention.
+    Of a text longer than the context the last tokens that fit are taken; a Note says so.
+    `checkpoint` is auto, best or last; it is computed on the CPU. Raises AttnlmError for characters
+    that the vocabulary lacks, when files are missing or damaged, for numbers that are not finite,
+    and for a bigram, which has no attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:
         raise no_attention()
-    ids = ids_within_context(run, text)
+    ids, most = ids_of(run, text), run.config.model.block_size
+    if len(ids) > most:
+        words = f"the text has {len(ids):,} tokens; {run.name} reads the last {most:,}, its context"
+        (on_event or ignore)(Note(words))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    return attention_of(run, model, ids)[0]
+    return attention_of(run, model, ids[-most:])[0]
 
 
 def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:

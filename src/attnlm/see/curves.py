@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 INK, QUIET = "#2b2f36", "#7d838d"
 # Apart for the colour-blind and in greyscale too; the training loss is dashed, with squares.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
-_PANEL = 4.9, 3.4  # inches
+# Inches: a panel, its numbers to the left, its names to the right, and a character of these.
+_PANEL = 4.9, 3.4
+_LEFT, _RIGHT, _GAP, _CHARACTER = 0.64, 1.72, 0.12, 0.08
 # Names of page.css, which has one colour for a light page and one for a dark.
 _IN_A_PAGE = {
     INK: "currentColor",
@@ -120,8 +122,9 @@ def draw_run(run: Run, path: Path) -> None:
 
 
 def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
-    figure, axes = _panel(7.2, 4.2, top=0.82)
-    draw_losses(axes, run_lines(records), references_of(run), "step")
+    lines, known = run_lines(records), references_of(run)
+    figure, (axes,) = _panels([(lines, known)], 7.2, 4.2, top=0.82)
+    draw_losses(axes, lines, known, "step")
     if run.evaluated_part:
         axes.set_ylabel(f"loss, nats per token; validation: {run.evaluated_part}")
     best = best_record(records)
@@ -216,8 +219,8 @@ def _start(group: Sequence[float], gap: float) -> float:
 def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
     """Curves over tokens, seconds and so on, by the x axis's label, side by side."""
     with drawing(**_STYLE):
-        figure, all_axes = _figure(5.6 * len(panels), 3.8, len(panels))
-        figure.subplots_adjust(left=0.05, right=0.865, top=0.96, bottom=0.13, wspace=0.66)
+        drawn = [(lines, known) for lines in panels.values()]
+        figure, all_axes = _panels(drawn, 5.6, 3.8, top=0.96)
         for axes, (x_label, lines) in zip(all_axes, panels.items(), strict=True):
             draw_losses(axes, lines, known, x_label)
         return _png(figure)
@@ -228,7 +231,7 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     file = io.StringIO()
     # Text stays text; the salt makes the same picture the same bytes.
     with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
-        figure, axes = _panel(*_PANEL, top=0.96)
+        figure, (axes,) = _panels([(lines, known)], *_PANEL, top=0.96)
         draw_losses(axes, lines, known, x_label)
         figure.patch.set_visible(False)
         axes.patch.set_visible(False)
@@ -243,28 +246,32 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
 
 
 def panel_sides() -> tuple[float, float]:
-    """Where the axes of `panel_svg` begin and end, as shares of its width."""
-    return _sides(_PANEL[0])
+    """Where the axes of `panel_svg` begin and end, as shares of its width, with short names."""
+    return _LEFT / _PANEL[0], 1 - _RIGHT / _PANEL[0]
 
 
-def _sides(width: float) -> tuple[float, float]:
-    inches = 0.64, 1.72  # for the numbers to the left, for the names to the right
-    return inches[0] / width, 1 - inches[1] / width
-
-
-def _panel(width: float, height: float, *, top: float) -> tuple[Figure, Axes]:
-    figure, (axes,) = _figure(width, height, 1)
-    left, right = _sides(width)
-    figure.subplots_adjust(left=left, right=right, top=top, bottom=0.5 / height)
-    return figure, axes
-
-
-def _figure(width: float, height: float, panels: int) -> tuple[Figure, list[Axes]]:
-    """Empty axes side by side; sizes in inches."""
+def _panels(
+    drawn: Sequence[tuple[Sequence[Line], Mapping[str, float]]],
+    width: float,
+    height: float,
+    *,
+    top: float,
+) -> tuple[Figure, list[Axes]]:
+    """Empty axes side by side; each is `width` inches wide, and wider for longer names."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
-    return figure, [figure.add_subplot(1, panels, 1 + number) for number in range(panels)]
+    names = [name for lines, known in drawn for name in (*(line.label for line in lines), *known)]
+    right = max(_RIGHT, _GAP + _CHARACTER * (len(" 1.234") + max(map(len, names), default=0)))
+    width, count = width + right - _RIGHT, len(drawn)
+    figure = Figure(figsize=(count * width, height))
+    figure.subplots_adjust(
+        left=_LEFT / (count * width),
+        right=1 - right / (count * width),
+        top=top,
+        bottom=0.5 / height,
+        wspace=(_LEFT + right) / (width - _LEFT - right),
+    )
+    return figure, [figure.add_subplot(1, count, 1 + number) for number in range(count)]
 
 
 _STYLE: dict[str, Any] = {

@@ -55,6 +55,14 @@ class Ladder:
         return "" if first.whole else first.run.evaluated_part
 
     @property
+    def labels(self) -> dict[str, str]:
+        """Short names of the rungs: `…positions=none` where all variants are of one model."""
+        models = [rung.model for rung in self.rungs]
+        changed = {model.partition(":")[0] for model in models if ":" in model}
+        shared = f"{changed.pop()}:" if len(changed) == 1 else ":"
+        return {m: f"…{m.removeprefix(shared)}" if m.startswith(shared) else m for m in models}
+
+    @property
     def gains(self) -> list[float | None]:
         """By how much each rung's loss is below the lowest of those before; None for the first."""
         losses = [float(rung.best["val_loss"]) for rung in self.rungs]

@@ -128,6 +128,7 @@ def write_ladder(ladder: Ladder) -> Path:
         ladder=ladder,
         rows=list(zip(ladder.rungs, ladder.gains, strict=True)),
         explained=explained(ladder),
+        what="variant changes" if any(":" in r.model for r in ladder.rungs) else "rung adds",
         pictures=pictures,
         colours=_colours(ladder),
         again=ladder_command(ladder.plan),
@@ -142,7 +143,7 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
     colours = _colours(ladder)
     return [
         Line(
-            rung.model,
+            ladder.labels[rung.model],
             [record[x] for record in rung.records],
             [record["val_loss"] for record in rung.records],
             colours[rung.model],

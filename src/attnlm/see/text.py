@@ -9,15 +9,23 @@ from attnlm.tokens.tokenizer import Tokenizer
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
+def ids_of(run: Run, text: str) -> list[int]:
+    """Return the ids of `text` as a model expects them, at least one.
+
+    Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
+    """
+    if not text:
+        raise UsageError("the text is empty", "give at least one character")
+    return run.tokenizer.encode_from_start(text)
+
+
 def ids_within_context(run: Run, text: str) -> list[int]:
     """The ids of `text` as a model expects them, at least one and at most block_size.
 
     Raises UsageError for an empty text, AttnlmError where it is too long or the vocabulary lacks
     one of its characters.
     """
-    if not text:
-        raise UsageError("the text is empty", "give at least one character")
-    ids = run.tokenizer.encode_from_start(text)
+    ids = ids_of(run, text)
     most = run.config.model.block_size
     if len(ids) > most:
         raise AttnlmError(

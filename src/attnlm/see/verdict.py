@@ -11,6 +11,7 @@ from attnlm.runs.run import Run
 # Nats per token. Smaller differences between evaluations are not worth a word.
 _NOTICEABLE = 0.01
 _NEAR_FLOOR = 0.05
+_FEW_TOKENS = 1000  # of validation, whose loss says little
 
 
 def best_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -36,8 +37,18 @@ def verdict(
     are in nats per token, where they are known.
     """
     best = min((float(record["val_loss"]) for record in records), default=math.inf)
-    above = bigram_loss is not None and best > bigram_loss + _NOTICEABLE
-    return _trend(records, floor) + ("; not as good as the counted bigram yet" if above else "")
+    words = [_trend(records, floor)]
+    if bigram_loss is not None and best > bigram_loss + _NOTICEABLE:
+        words.append("not as good as the counted bigram")
+    tokens = _tokens(records)
+    if tokens < _FEW_TOKENS:
+        words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
+    return "; ".join(words)
+
+
+def _tokens(records: Sequence[Mapping[str, Any]]) -> float:
+    """The number of tokens that the newest evaluation predicted; infinite if it is not known."""
+    return records[-1].get("evaluated_tokens") or math.inf if records else math.inf
 
 
 def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
@@ -45,11 +56,19 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
         return "too few evaluations to tell whether the loss still falls"
     losses = [float(record["val_loss"]) for record in records]
     best = min(range(len(losses)), key=losses.__getitem__)
-    if losses[-1] > losses[best] + _NOTICEABLE:
-        return (
-            f"overfitting since step {records[best]['step']}: the validation loss has risen by "
-            f"{losses[-1] - losses[best]:.3f}; the best checkpoint is kept"
-        )
+    risen = losses[-1] - losses[best]
+    # A token's loss changes by about 1 from one evaluation to another: their mean by 1/√tokens.
+    if risen > max(_NOTICEABLE, 2 / math.sqrt(_tokens(records))):
+        trained = [x for r in records[best:] if (x := r.get("train_loss")) is not None]
+        since = f"step {records[best]['step']}"
+        if trained and trained[-1] < trained[0] - _NOTICEABLE:
+            why = f"overfitting since {since}: the validation loss has risen by {risen:.3f}"
+        else:
+            why = (
+                f"the validation loss has risen by {risen:.3f} since {since} and the training "
+                "loss does not fall: a lower `learning_rate` may help"
+            )
+        return f"{why}; the best checkpoint is kept"
     if floor is not None and losses[best] < floor + _NEAR_FLOOR:
         return f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
     tail = max(1, len(losses) // 5)

@@ -68,11 +68,22 @@ class Replanned:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation was made and is on disk; `record` is its line of metrics.jsonl."""
+    """An evaluation was made and is on disk; `record` is its line of metrics.jsonl.
+
+    The fields of the record are attributes too: `step`, `tokens` trained on, `seconds` of the run,
+    `train_loss` since the last evaluation (None at step 0), `val_loss` and `bits_per_byte` over
+    `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
+    `improved`: the validation loss is the lowest so far. `snapshot` is a sample, with attention.
+    """
 
     record: dict[str, Any]
     improved: bool
     snapshot: Snapshot | None = field(default=None, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "record" or name not in self.record:
+            raise AttributeError(f"Evaluated has no {name!r}")
+        return self.record[name]
 
     def __str__(self) -> str:
         """`step    100  train 2.6485  validation 2.4236*  …`: with a star for the best so far."""
