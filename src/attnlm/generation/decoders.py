@@ -107,7 +107,7 @@ class PlainDecoder:
     def _forward(self, ids_BT: Ids, caches: list[LayerCache] | None) -> Array:
         ids = torch.from_numpy(np.ascontiguousarray(ids_BT)).to(self._device.torch)
         with torch.inference_mode(), self._device.autocast():
-            logits_BV = self._model(ids, caches)[:, -1]
+            logits_BV = self._model.next_logits(ids, caches)
         return _as_array(logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float())
 
 
