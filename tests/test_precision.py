@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlm.compute.device import Device
 from attnlm.generation.decoders import CachedDecoder, PlainDecoder
+from attnlm.model.linear import Linear
+from attnlm.model.ops.linear import joined_linear
 from tests.models import V, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
@@ -41,3 +43,12 @@ def test_a_prompt_has_the_logits_of_its_last_token_alone(
     np.testing.assert_allclose(found, model(ids_BT)[:, -1].detach(), rtol=1e-9, atol=1e-12)
     matmuls = [n for name, n, _ in seen.made if name in ("linear", "addmm", "mm", "embedding")]
     assert matmuls[-1] == 3 * V
+
+
+@pytest.mark.parametrize("adapted", [(0,), (0, 2), (0, 1, 2)])
+def test_maps_beside_adapters_keep_the_precision_of_autocast(adapted: tuple[int, ...]) -> None:
+    maps = [Linear(8, size).requires_grad_(False) for size in (4, 4, 2)]
+    for i in adapted:
+        maps[i].adapt(2, 0.5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert joined_linear(torch.randn(2, 3, 8), maps).dtype == torch.bfloat16
