@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import CachedDecoder, PlainDecoder
+from attnlm.generation.decoders import CachedDecoder, PlainDecoder, fastest_decoding
 from attnlm.model.linear import Linear
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
@@ -72,3 +72,20 @@ def test_gradients_of_a_bfloat16_head_are_summed_in_float32(
     for one, other in zip(found[1:], torch.autograd.grad(expected, exact)[1:], strict=True):
         assert one.dtype == torch.bfloat16
         assert (one.double() - other).norm() < 0.006 * other.norm()
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2:tie_embeddings=true"])
+def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
+    """The logits are those of autocast, bit for bit."""
+    model, device = small_model(name).float(), Device("cpu", "bfloat16", "tests")
+    ids_BT = some_ids(2, 6).numpy()
+    plain, decoder = PlainDecoder(model, device), fastest_decoding(model, device).new_decoder(2)
+    assert np.array_equal(decoder.logits(ids_BT[:, :5], 0), plain.logits(ids_BT[:, :5], 0))
+    with Operations() as seen:
+        found = decoder.logits(ids_BT, 5)
+    assert np.allclose(found, plain.logits(ids_BT, 0), rtol=0.05, atol=0.05)
+    width = model.architecture.embed_dim
+    assert width is not None
+    casts = [n for name, n, dtype in seen.made if name in ("_to_copy", "to") and n > 2 * 4 * width]
+    assert not casts
+    assert all(p.dtype == torch.float32 for p in model.parameters())
