@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import attnlm
+from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset
+from attnlm.experiments.settle import settle
 from attnlm.generation.decoders import CachedDecoder, PlainDecoder, fastest_decoding
 from attnlm.model.linear import Linear
 from attnlm.model.ops.linear import joined_linear
@@ -15,6 +26,13 @@ from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_en
 from tests.models import V, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text.txt").write_text("the cat sat on the mat.\n" * 99)
+    return attnlm.prepare(folder / "text.txt", data_dir=folder)
 
 
 class Operations(TorchDispatchMode):
@@ -89,3 +107,56 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
     casts = [n for name, n, dtype in seen.made if name in ("_to_copy", "to") and n > 2 * 4 * width]
     assert not casts
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("compiler", "settings", "expected"),
+    [
+        ("cc", {"steps": 10**9}, "on"),
+        ("cc", {"steps": 10}, "off"),
+        ("cc", {"budget": 3600.0}, "on"),
+        ("cc", {"budget": 60.0}, "off"),
+        ("", {"steps": 10**9}, "off"),
+        ("", {"budget": 3600.0}, "off"),
+    ],
+)
+def test_long_training_on_a_gpu_is_compiled_where_a_compiler_is_found(
+    compiler: str, settings: Settings, expected: str, monkeypatch: pytest.MonkeyPatch, data: Dataset
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    cuda = Device("cuda", "bfloat16", "tests")
+    settled = settle(resolve({"model": "transformer", **settings}), cuda, data)
+    assert settled.training.compile == expected
+
+
+def test_a_run_is_resumed_on_another_device(
+    monkeypatch: pytest.MonkeyPatch, data: Dataset, tmp_path: Path
+) -> None:
+    """What was chosen for the first device is chosen anew; all else stays."""
+    settings: dict[str, Any] = {
+        "embed_dim": 16,
+        "heads": 2,
+        "layers": 1,
+        "block_size": 8,
+        "seed": 1,
+    }
+    run = attnlm.train(
+        data, model="transformer", steps=2, device="cpu", checkpoint_dir=tmp_path, **settings
+    )
+    recorded = replace(
+        run.config.training,
+        **dict[str, Any](device="mps", compile="off", matmul="onednn", threads=3),
+    )
+    replace(run, config=replace(run.config, training=recorded)).save_config()
+    told: list[str] = []
+    resumed = attnlm.train(
+        resume=run.path, device="cpu", steps=4, on_event=lambda event: told.append(str(event))
+    )
+    found = resumed.config.training
+    kept = {name: getattr(found, name) for name in ("compile", "matmul", "threads")}
+    assert found == replace(recorded, device="cpu", steps=4, **kept)
+    assert (found.matmul, found.threads) != ("onednn", 3) and resumed.metrics()[-1]["step"] == 4
+    assert any("`threads` are chosen anew" in text for text in told)
