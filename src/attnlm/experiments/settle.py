@@ -166,14 +166,20 @@ def _has_compiler(*commands: str) -> bool:
 
 
 def within_memory(config: Config, dataset: TrainingData, device: Device) -> Config:
-    """With a `micro_batch_size`, where none was given and all at once would not fit."""
-    if config.training.micro_batch_size is not None:
+    """Return a configuration that fits: `micro_batch_size` is lowered if none was given.
+
+    Precision and compilation, which memory depends on, are settled first.
+    """
+    compiled = _settled_compile(config, device, dataset)
+    training = replace(config.training, dtype=device.dtype, compile=compiled)
+    config = replace(config, training=training)
+    if training.micro_batch_size is not None:
         return config
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     size = affordable_micro_batch(
         config, dataset.vocab_size, parameters, dataset.val_tokens, device
     )
-    return replace(config, training=replace(config.training, micro_batch_size=size))
+    return replace(config, training=replace(training, micro_batch_size=size))
 
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> int:

@@ -273,9 +273,9 @@ def _resume(
     device = choose_device(config.training.device, config.training.dtype)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
-    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
+    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     run = replace(run, config=config)
     fresh = not run.last.exists() and restarts() > 0  # it ended before it was saved
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
