@@ -208,9 +208,7 @@ def test_each_size_is_tried_with_all_threads(
         torch.set_num_threads(before)
 
 
-def test_the_next_command_of_a_rung_is_the_rung_above_it(
-    dataset: Dataset, tmp_path: Path
-) -> None:
+def test_the_next_command_of_a_rung_is_the_rung_above_it(dataset: Dataset, tmp_path: Path) -> None:
     flags = ["--steps", "3", "--block-size", "8", "--device", "cpu"]
     done = command("train", dataset.path, *flags, cwd=tmp_path)
     *_, sample, better = [line for line in done.stderr.splitlines() if line.startswith("next")]

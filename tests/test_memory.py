@@ -9,8 +9,10 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
+from attnlm.experiments import settle
 from attnlm.training import memory
 from attnlm.training.memory import (
     FACTOR,
@@ -114,3 +116,38 @@ def test_an_evaluation_is_part_of_the_estimate() -> None:
     assert long.total - long.evaluation == short.total - short.evaluation
     assert long.evaluation > 5 * long.activations > 30 * 2**20
     assert 0 < short.evaluation < long.evaluation / 5
+
+
+def test_a_compiled_step_holds_all_logits_at_once() -> None:
+    gpt2: Settings = {
+        "model": "gpt2",
+        "layers": 12,
+        "embed_dim": 768,
+        "heads": 12,
+        "block_size": 1024,
+    }
+    compiled, eager = (
+        estimate_memory(
+            resolve({**gpt2, "batch_size": 64, "compile": compile}),
+            *(50_257, 124 * 10**6, 10**6, "cuda"),
+        )
+        for compile in ("on", "off")
+    )
+    assert compiled.logits >= 4 * 64 * 1024 * 50_257 > 10 * eager.logits
+
+
+@pytest.mark.parametrize("micro", [None, 4])
+def test_precision_and_compilation_are_settled_before_memory_is_estimated(
+    micro: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU without bfloat16 computes in float32, and a long training run there is compiled."""
+    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
+    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+    monkeypatch.setattr(settle, "_is_long", lambda config, dataset: True)
+    monkeypatch.setattr(memory, "_memory_of", lambda device: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
+    given: Settings = {} if micro is None else {"micro_batch_size": micro}
+    config = resolve({"model": "transformer", "steps": 5, **given})
+    old = Device("cuda", "float32", "a GPU of 2018")
+    found = settle.within_memory(config, dataset, old).training
+    assert (found.dtype, found.compile, found.micro_batch_size) == ("float32", "on", micro)

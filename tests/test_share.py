@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import attnlm
 from attnlm.base.errors import UsageError
@@ -238,3 +240,28 @@ def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Da
             losses = [stepper.step(Interruption()).item() for _ in range(3)]
         found.append((losses, state.optimizer._weights[0].numpy().tobytes()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled_steps_recompute_activations(
+    dropout: float, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    about: dict[str, Any] = {"compile": "on", "layers": 2, "dropout": dropout, "threads": 1}
+    loss, found = first_gradient(config_of("transformer", **about, recompute=True), dataset)
+    expected_loss, expected = first_gradient(config_of("transformer", **about), dataset)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_every_training_run_of_a_process_is_compiled(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default PyTorch compiles a function for eight models, and then runs it uncompiled."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "on", "threads": 1}
+    for number in range(4):
+        first_gradient(config_of("transformer", **small, batch_size=1 + number), dataset)
+        assert counter.frame_count == 1 + number

@@ -30,6 +30,7 @@ from attnlm.training.step import Stepper, TrainingData
 
 # Floating-point operations: some minutes of a large GPU.
 _LONG = 1e17
+_LONG_BUDGET = 600.0  # seconds
 # Floating-point operations of a step that is too long for a trial: every thread is of use.
 _LARGE_STEP = 4e9
 # A second thread that saves less than this fraction of the time isn't worth what it costs on a busy
@@ -115,9 +116,12 @@ def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> Trai
 
 
 def _is_long(config: Config, dataset: TrainingData) -> bool:
-    """Whether compiling, of about a minute, can be made good on a GPU that has a compiler."""
-    if config.training.steps is None or importlib.util.find_spec("triton") is None:
+    """Return True if a GPU's code can be compiled, in about a minute, and that pays off."""
+    has_triton = importlib.util.find_spec("triton") is not None
+    if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
         return False
+    if config.training.steps is None:
+        return (config.training.budget or 0.0) >= _LONG_BUDGET
     return _work(config, dataset) * config.training.steps > _LONG
 
 
@@ -151,19 +155,26 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
         return int(fastest("threads", sizes, ways, about=about, worth=_WORTH))
 
 
-def _has_compiler() -> bool:
-    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++", "c++")))
+def _has_compiler(*commands: str) -> bool:
+    """Return True if one of these commands exists; by default those that compile C++."""
+    return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
 
 
 def within_memory(config: Config, dataset: TrainingData, device: Device) -> Config:
-    """With a `micro_batch_size`, where none was given and all at once would not fit."""
-    if config.training.micro_batch_size is not None:
+    """Return a configuration that fits: `micro_batch_size` is lowered if none was given.
+
+    Precision and compilation, which memory depends on, are settled first.
+    """
+    compiled = _settled_compile(config, device, dataset)
+    training = replace(config.training, dtype=device.dtype, compile=compiled)
+    config = replace(config, training=training)
+    if training.micro_batch_size is not None:
         return config
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     size = affordable_micro_batch(
         config, dataset.vocab_size, parameters, dataset.val_tokens, device
     )
-    return replace(config, training=replace(config.training, micro_batch_size=size))
+    return replace(config, training=replace(training, micro_batch_size=size))
 
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> int:

@@ -48,6 +48,7 @@ _ROUNDING = (
     *("device", "threads", "compile", "matmul", "attention_kernel"),
     *("processes", "micro_batch_size", "recompute"),
 )
+_OF_THE_DEVICE = ("dtype", "compile", "matmul", "attention_kernel", "threads")
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 
@@ -261,6 +262,13 @@ def _resume(
             f"{run.name} was imported: there is no training to resume", "train a new run"
         )
     recorded = run.config.settings()
+    if "device" in settings:
+        name = choose_device(str(settings["device"])).name
+        settings = {**settings, "device": name}
+        if name != recorded["device"]:
+            recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
+            chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
+            on_event(Note(f"{chosen} are chosen anew, since the run was trained on another device"))
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
@@ -269,11 +277,11 @@ def _resume(
     if total < planned:
         on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
     device = choose_device(config.training.device, config.training.dtype)
-    if "device" not in changed:
+    if "device" not in settings:
         device = replace(device, reason="recorded in the run")
-    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config = settle(config, device, dataset)
+    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
     run = replace(run, config=config)
     fresh = not run.last.exists() and restarts() > 0  # it ended before it was saved
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)

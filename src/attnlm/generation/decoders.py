@@ -6,6 +6,7 @@ window, T new ones among them, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlm.base.pieces import cores
 from attnlm.base.readable import quantity
@@ -62,6 +63,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     """The fastest exact way on a device."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     if (device.name, device.dtype) != ("cpu", "float32") or not is_single:
+        model = _cast(model, device)
         return Decoding(lambda _: CachedDecoder(model, device))
     if isinstance(model, Bigram):
         return Decoding(lambda _: BigramDecoder(model))
@@ -75,6 +77,19 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
 
     # Threads that divide samples among them do not wait for each other.
     return Decoding(new_decoder, 1 if native.is_large else cores())
+
+
+def _cast(model: LanguageModel, device: Device) -> LanguageModel:
+    """Return the model as autocast computes it: it would cast the weights for every token."""
+    if device.dtype != "bfloat16":
+        return model
+    model = copy.deepcopy(model).requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            # The embeddings, which a head may share, stay in float32.
+            for name, weight in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(weight.bfloat16(), requires_grad=False))
+    return model
 
 
 def _threads_for_a_token(native: NativeModel) -> int:
@@ -107,7 +122,7 @@ class PlainDecoder:
     def _forward(self, ids_BT: Ids, caches: list[LayerCache] | None) -> Array:
         ids = torch.from_numpy(np.ascontiguousarray(ids_BT)).to(self._device.torch)
         with torch.inference_mode(), self._device.autocast():
-            logits_BV = self._model(ids, caches)[:, -1]
+            logits_BV = self._model.next_logits(ids, caches)
         return _as_array(logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float())
 
 

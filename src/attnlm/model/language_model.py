@@ -46,6 +46,11 @@ class Bigram(nn.Module):
         logits: Tensor = self.table(tokens_BT)
         return logits
 
+    def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+        """(B, T) → (B, V), for the token after the last one."""
+        logits: Tensor = self(tokens_BT[:, -1])
+        return logits
+
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss, nats per token."""
         return cross_entropy(self(inputs_BT), targets_BT)
@@ -109,6 +114,10 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """(B, T) → (B, T, V). With caches, T counts the tokens that they do not hold yet."""
         return self.read_out(self._body(tokens_BT, caches, recorder))
+
+    def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+        """(B, T) → (B, V), for the token after the last one: no other logits are computed."""
+        return self.read_out(self._body(tokens_BT, caches, None)[:, -1])
 
     def read_out(self, x_BTC: Tensor) -> Tensor:
         """What norm and LM head make of a stream: (B, T, V)."""

@@ -14,18 +14,20 @@ from attnlm.model.dropout import generators
 
 
 def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
-    """The output of `module`, of whose computation nothing but the arguments is kept."""
-    computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, context_fn=_same_draws)
+    """Return the output of `module`; of its computation only the arguments are kept.
+
+    PyTorch restores its own random state for the repetition. The generators of windows are ours;
+    a compiled step, in which PyTorch allows no such context, has none.
+    """
+    more: Any = {"context_fn": _same_draws} if generators() else {}
+    computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)
     return computed
 
 
 def _same_draws() -> tuple[
     contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]
 ]:
-    """Around the computation, and around its repetition, which drops what was dropped before.
-
-    PyTorch does that for its own random state; the generators of windows are ours.
-    """
+    """Return contexts for the computation and for its repetition, which draws the same numbers."""
     ours, states = generators(), [generator.get_state() for generator in generators()]
 
     @contextlib.contextmanager

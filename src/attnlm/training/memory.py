@@ -87,6 +87,8 @@ class _Step:
 
     width: int
     compiled: bool
+    whole: bool
+    """torch.compile holds all logits at once."""
     one_layer: bool
     sharded: bool
     recompute: bool
@@ -148,6 +150,7 @@ def _form(config: Config, vocab_size: int, cut: Cut, device: str) -> _Step:
     return _Step(
         width=2 if half else _FLOAT,
         compiled=on_cpu and training.compile in ("auto", "parts") and has_parts(*sizes),
+        whole=training.compile == "on",
         one_layer=on_cpu
         and not training.is_sharded
         and training.lora is None
@@ -201,7 +204,7 @@ def _logits(a: Architecture, vocab_size: int, tokens: int, device: str, form: _S
     logits = tokens * vocab_size
     if form.one_layer:
         return logits
-    if a.embed_dim is None or logits <= LOGITS_AT_ONCE[device]:
+    if a.embed_dim is None or form.whole or logits <= LOGITS_AT_ONCE[device]:
         return 3 * logits
     # The gradients of what the head reads, and of its weights, are made on the way forward.
     rows = tokens + (vocab_size if form.lora is None else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -82,10 +83,7 @@ class Share:
         self._form = None
         if training.compile != "on" and not training.is_sharded and training.lora is None:
             self._form = one_layer_form(self._model, self._windows, state.device, self._kernels)
-        self._loss = _loss
-        if training.compile == "on":
-            use_own_compiler_cache()
-            self._loss = torch.compile(_loss)
+        self._loss = _compiled_anew() if training.compile == "on" else _loss
         self._generators: list[torch.Generator] = []
         self._draws = bool(config.model.dropout)
         if self._draws and state.device.name == "cpu" and training.compile != "on":
@@ -117,6 +115,17 @@ class Share:
             torch.manual_seed(seeds[0])
         for generator, seed in zip(self._generators, seeds, strict=False):
             generator.manual_seed(seed)
+
+
+def _compiled_anew() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
+    """Return the loss, to be compiled at the first step.
+
+    PyTorch compiles one function for a few models only, and then runs it uncompiled. What it
+    compiled for earlier training runs of this process is forgotten here.
+    """
+    use_own_compiler_cache()
+    torch._dynamo.reset()
+    return torch.compile(_loss)
 
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

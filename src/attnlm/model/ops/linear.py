@@ -106,7 +106,7 @@ def _plain_adapted(
     if all(m.lora_down is None for m in maps):
         return out
     changes = [
-        x.new_zeros(()).expand(*x.shape[:-1], len(m.weight))
+        out.new_zeros(()).expand(*x.shape[:-1], len(m.weight))
         if m.lora_down is None
         else F.linear(F.linear(x, m.lora_down), m.lora_up) * m.lora_scale
         for m in maps
