@@ -272,7 +272,6 @@ def joined() -> Iterator[Processes]:
     if count == 1:
         yield ALONE
         return
-    _checked(_PORT, 1, 2**16 - 1)
     if WATCHED in os.environ:
         _end_with_launcher()
     import torch
@@ -286,7 +285,7 @@ def joined() -> Iterator[Processes]:
             "this program has a torch.distributed process group already",
             "train before `init_process_group`, or after `destroy_process_group`",
         )
-
+    _checked(_PORT, 1, 2**16 - 1)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device((_told(_LOCAL_RANK) or 0) % torch.cuda.device_count())
