@@ -128,7 +128,13 @@ def test_a_head_is_chosen_and_named(trained: Path) -> None:
 
 
 def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: Path) -> None:
-    settings = {"model": "llama", "heads": 4, "kv_heads": 2, "embed_dim": 16, "layers": 1}
+    settings: dict[str, Any] = {
+        "model": "llama",
+        "heads": 4,
+        "kv_heads": 2,
+        "embed_dim": 16,
+        "layers": 1,
+    }
     data = trained / open_run("multi-head", checkpoint_dir=trained / "checkpoints").dataset["path"]
     run = train(data, steps=1, checkpoint_dir=tmp_path, seed=1, block_size=9, **settings)
     traced = trace(run, TEXT)
