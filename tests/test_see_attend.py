@@ -17,6 +17,7 @@ import torch
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
+from attnlm.see import drawing
 from attnlm.see.attend import attend
 from attnlm.see.blocks import in_colour
 from attnlm.see.picture import picture
@@ -150,3 +151,38 @@ def test_what_is_refused(trained: Path) -> None:
 )
 def test_what_cannot_be_seen_is_shown(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+def test_a_picture_takes_an_installed_font_that_has_the_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    nobody_has, one_has = "\U00100001", "\U00100002"
+    families, missing = drawing.fonts_for("the" + nobody_has)
+    assert missing == nobody_has and drawing.fonts_for("the") == (families, "")
+    real = drawing._characters
+    monkeypatch.setattr(
+        drawing,
+        "_characters",
+        lambda path: real(path) | {ord(one_has)} if "cmr10" in path else real(path),
+    )
+    assert drawing.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
+
+
+def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    odd, real = "猫", drawing._characters
+    monkeypatch.setattr(drawing, "_characters", lambda path: real(path) - {ord(odd)})
+    (tmp_path / "text.txt").write_text(f"the {odd} " * 200, encoding="utf-8")
+    attnlm("prepare", "text.txt", cwd=tmp_path)
+    sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")
+    attnlm("train", *sizes, "--name", "odd", cwd=tmp_path)
+    said = attnlm("attend", f"the {odd}", "odd", "-o", "a.png", cwd=tmp_path).stderr
+    assert f"no installed font has {odd}, drawn as boxes" in said
+    said = attnlm("attend", "the", "odd", "-o", "b.png", cwd=tmp_path).stderr
+    assert "boxes" not in said
+    said = attnlm("attend", f"the {odd}", "odd", "-o", "a.svg", cwd=tmp_path).stderr
+    assert "boxes" not in said
+    assert f">{odd}</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")

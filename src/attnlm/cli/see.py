@@ -67,6 +67,8 @@ def attend(
     facts = attention.facts() if json else None
     if output is not None and drawn is not None:
         files.write_bytes(output, drawn(attention))
+        if output.suffix.lower() == ".png":
+            _say_what_is_not_drawn(attention)
     if facts is not None:
         console.result_json(facts | ({"output": str(output)} if output else {}))
     elif output is not None:
@@ -89,6 +91,16 @@ def _drawing(output: Path) -> Callable[[Attention], bytes]:
     from attnlm.see.picture import picture
 
     return lambda attention: picture(attention, kind)
+
+
+def _say_what_is_not_drawn(attention: Attention) -> None:
+    from attnlm.see.picture import undrawn
+
+    if missing := undrawn(attention):
+        console.say(
+            f"no installed font has {missing[:20]}, drawn as boxes: install one, such as Noto Sans "
+            "CJK, or write an .svg or .html"
+        )
 
 
 def _check_output(output: Path, *kinds: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -39,8 +40,43 @@ def drawing(**style: object) -> Iterator[None]:
         ) from error
     ours: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
     for name in _THE_USERS:
-        del ours[name]
+        if name not in style:
+            del ours[name]
     with mpl.rc_context(ours), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
+
+
+def fonts_for(text: str) -> tuple[list[str], str]:
+    """Return the font families that draw a text, and the characters that no installed font has.
+
+    The user's own family comes first, then the fonts that have most of what is still missing.
+    """
+    with drawing():
+        import matplotlib as mpl
+        from matplotlib import font_manager
+
+        families = list(mpl.rcParams["font.family"])
+        usual = font_manager.FontProperties(family=families)
+        missing = {ord(c) for c in text} - _characters(font_manager.findfont(usual))
+        while missing:
+            installed = font_manager.fontManager.ttflist
+            found = {font.name: missing & _characters(font.fname) for font in installed}
+            found = {name: has for name, has in found.items() if not name.startswith("Last Resort")}
+            best = max(found, key=lambda name: len(found[name]))
+            if not found[best]:
+                break
+            families.append(best)
+            missing -= found[best]
+    return families, "".join(map(chr, sorted(missing)))
+
+
+@functools.cache
+def _characters(path: str) -> frozenset[int]:
+    from matplotlib import font_manager
+
+    try:
+        return frozenset(font_manager.get_font(path).get_charmap())
+    except (OSError, RuntimeError):  # a damaged file
+        return frozenset()

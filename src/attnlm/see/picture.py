@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from attnlm.see.attend import Attention
-from attnlm.see.drawing import drawing
+from attnlm.see.drawing import drawing, fonts_for
 from attnlm.see.text import visible
 
 _MOST_LABELS = 48  # characters on an axis that can still be read
@@ -16,8 +16,9 @@ def picture(attention: Attention, format: str) -> bytes:
     """A PNG or an SVG file (`format` is png or svg), the same bytes for the same attention."""
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
-    # Text as outlines: an SVG must look the same where the font is not there.
-    with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "path"}):
+    families, _ = fonts_for(_shown(attention))
+    style = {"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}
+    with drawing(**style):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
@@ -45,6 +46,15 @@ def picture(attention: Attention, format: str) -> bytes:
         unchanging = {"Date": None} if format == "svg" else None
         figure.savefig(file, format=format, metadata=unchanging, facecolor="white")
     return file.getvalue()
+
+
+def undrawn(attention: Attention) -> str:
+    """Return the characters that no installed font has: a PNG shows boxes in their places."""
+    return fonts_for(_shown(attention))[1]
+
+
+def _shown(attention: Attention) -> str:
+    return "".join(map(visible, attention.tokens))
 
 
 def _label(axis: object, tokens: list[str]) -> None:
