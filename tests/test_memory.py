@@ -13,6 +13,7 @@ from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.experiments import settle
+from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.training import memory
 from attnlm.training.memory import (
     FACTOR,
@@ -151,3 +152,16 @@ def test_precision_and_compilation_are_settled_before_memory_is_estimated(
     old = Device("cuda", "float32", "a GPU of 2018")
     found = settle.within_memory(config, dataset, old).training
     assert (found.dtype, found.compile, found.micro_batch_size) == ("float32", "on", micro)
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "measured"), [("gpt2", 256, 688), ("transformer", 128, 405)]
+)
+def test_large_vocabularies_are_estimated_from_above(model: str, width: int, measured: int) -> None:
+    """The peaks of one thread's training steps with GPT-2's vocabulary, in MB."""
+    sizes: Settings = {"layers": 4, "embed_dim": width, "heads": 4, "block_size": 256}
+    more: Settings = {"batch_size": 4, "tie_embeddings": True, "optimizer": "adamw", "threads": 1}
+    config = resolve({"model": model, **sizes, **more})
+    parameters = count_parameters(model_skeleton(config.model, 50_257))
+    estimate = estimate_memory(config, 50_257, parameters, 1024, "cpu").total / 1e6
+    assert measured < estimate < 1.2 * measured

@@ -94,7 +94,7 @@ def test_gradients_of_a_bfloat16_head_are_summed_in_float32(
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2:tie_embeddings=true"])
 def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
-    """The logits are those of autocast, bit for bit."""
+    """Compare with autocast, bit for bit."""
     model, device = small_model(name).float(), Device("cpu", "bfloat16", "tests")
     ids_BT = some_ids(2, 6).numpy()
     plain, decoder = PlainDecoder(model, device), fastest_decoding(model, device).new_decoder(2)
@@ -135,7 +135,7 @@ def test_long_training_on_a_gpu_is_compiled_where_a_compiler_is_found(
 def test_a_run_is_resumed_on_another_device(
     monkeypatch: pytest.MonkeyPatch, data: Dataset, tmp_path: Path
 ) -> None:
-    """What was chosen for the first device is chosen anew; all else stays."""
+    """Settings that depend on the device are chosen again; the others are kept."""
     settings: dict[str, Any] = {
         "embed_dim": 16,
         "heads": 2,
