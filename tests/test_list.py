@@ -56,7 +56,7 @@ def listed(project: Path, *arguments: str) -> Any:
 
 def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
     facts = listed(project)
-    assert list(facts) == ["runs", "datasets"]
+    assert list(facts) == ["runs", "datasets", "recipes"]
     second, first = facts["runs"]
     assert (second["name"], second["parent"]) == ("second", "first")
     assert second["is_latest"] and not first["is_latest"] and first["parent"] is None
@@ -68,6 +68,7 @@ def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
     (dataset,) = facts["datasets"]
     assert dataset["train_tokens"] == attnlm.open_dataset(project / dataset["path"]).train_tokens
     recipes = listed(project, "recipes")["recipes"]
+    assert facts["recipes"] == recipes
     assert [entry["name"] for entry in recipes] == recipe_names()
     done = command("list", cwd=project)
     for text in ("second*", "fruits-char", "just now"):

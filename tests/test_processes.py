@@ -513,8 +513,9 @@ def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch)
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    launched = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, str(value))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(attnlm.AttnlmError, match="process group already"), joined():

@@ -495,7 +495,7 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
         ("best_step", 13),
         ("best_loss", math.nan),
         ("stale", -1),
-        ("loss_sum", -1e308),
+        ("loss_sum", -math.inf),
         ("loss_sum", math.nan),
         ("seconds", math.nan),
         ("seconds", -1.0),

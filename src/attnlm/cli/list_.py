@@ -48,7 +48,7 @@ def list_(
     notes: list[object] = []
     found = {
         one: _found(one, checkpoint_dir, data_dir, notes.append)
-        for one in (_YOURS if kind is None else (kind,))
+        for one in ((KINDS if json else _YOURS) if kind is None else (kind,))
     }
     if json:
         console.result_json(
