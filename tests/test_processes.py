@@ -131,7 +131,7 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
     for one, other in zip(timeless(alone.path)[:2], timeless(whole), strict=False):
         assert one["step"] == other["step"] and one["tokens"] == other["tokens"]
         for loss in ("train_loss", "val_loss"):
-            assert one[loss] == pytest.approx(other[loss], rel=1e-4)
+            assert one[loss] == pytest.approx(other[loss], abs=3e-4)
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
     with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 started"):
         attnlm.train(resume=whole, steps=600, data_dir=project / "data")
