@@ -60,7 +60,8 @@ def test_the_loss_after_50_steps_is_as_it_was(model: str, dataset: Dataset, tmp_
         threads=1,
         compile="off",
     )
-    assert run.metrics()[-1]["val_loss"] == pytest.approx(LOSSES[model], abs=1e-3)
+    # Written with four places; with AVX-512 and with SSE alone they differed by less than 1e-6.
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(LOSSES[model], abs=2e-4)
 
 
 def test_adamw_trains_gpt2_better_at_its_own_default_rate_than_at_muons(
