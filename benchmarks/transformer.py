@@ -48,7 +48,7 @@ def transformer(dataset: Dataset, text: Path) -> list[Row]:
         return [Row("transformer: step", "", "nanoGPT: NANOGPT is not set", "–")]
     peak = peak_of_products(os.cpu_count() or 1)
     rows = []
-    for shape in SHAPES:
+    for shape in (SHAPES[int(number)] for number in os.environ.get("SHAPES", "0123")):
         data = dataset
         if shape.vocab_size > 65:
             if "TIKTOKEN_CACHE_DIR" not in os.environ:
@@ -77,8 +77,8 @@ def transformer(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _command(model: str, shape: Shape, dataset: Dataset, steps: int) -> list[str]:
-    """Return the command that trains a shape, with one evaluation after the last step."""
-    count = str(max(10, steps))
+    """Return the command that trains a shape; the speed that it reports is of the last `steps`."""
+    count = max(10, steps)
     flags = {
         "model": model,
         "layers": shape.layers,
