@@ -89,7 +89,7 @@ def _command(model: str, shape: Shape, dataset: Dataset, steps: int) -> list[str
         "optimizer": "adamw",
         "gradient-clip": 1.0,
         "seed": 1,
-        "steps": count,
+        "steps": 2 * count,
         "eval-every": count,
         "eval-tokens": shape.tokens,
         "checkpoint-dir": dataset.path.parent / "checkpoints",
