@@ -207,7 +207,7 @@ def _logits(a: Architecture, vocab_size: int, tokens: int, device: str, form: _S
     if a.embed_dim is None or form.whole or logits <= LOGITS_AT_ONCE[device]:
         return 3 * logits
     # The gradients of what the head reads, and of its weights, are made on the way forward.
-    # Autograd and matmuls hold two more copies of the latter: measured with 50,257 ids.
+    # Two more copies of the latter fit the peaks measured with 50,257 ids; their cause is unknown.
     rows = tokens + (3 * vocab_size if form.lora is None else 0)
     return _logits_at_once(vocab_size, device, form) + rows * a.body_dim
 
