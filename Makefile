@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types, tests and short trials"
-	@echo "make processors the numerical tests as on other processors: AVX2, SSE, ARM64"
+	@echo "make processors the numerical tests as on other processors, NAMES=\"AVX2 SSE …\" or all"
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
 	@echo "make emulator   install an ARM64 compiler and emulator for it; needs apt-get and root"
 	@echo "make test-slow  the tests that take minutes"
@@ -59,7 +59,7 @@ browser:
 		{ echo "install Chromium from your system's packages, as chromium" >&2; exit 1; }
 
 processors: $(READY)
-	$(BIN)/python -m tests.processors
+	$(BIN)/python -m tests.processors $(NAMES)
 
 # `make processors` skips ARM64 without it.
 emulator:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +34,7 @@ _Result = TypeVar("_Result")
 _PATIENCE, _AT_FIRST, _FOR_MAIN, _TIMES = 20.0, 300.0, 1800.0, 10.0  # seconds, seconds, seconds, –
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _ANSWER = 5.0  # seconds, from the one who keeps the store
+_LOOK = 0.5  # seconds, after which a waiting process looks for signals
 # Between two blocks of a sharded model all take about as long. A GPU's collectives are begun long
 # before the GPU comes to them, so that the time of a whole step counts.
 _WITHIN_A_STEP = {"cpu": 20.0}
@@ -161,7 +162,7 @@ class Processes:
             if after in self._longest:
                 work.wait(patience)
             else:  # it may take minutes
-                _in_thread(lambda: work.wait(patience)).result()
+                _result(_in_thread(lambda: work.wait(patience)))
         except RuntimeError as error:
             raise _meaning(error) from error
         before, self._since = self._since, time.monotonic()
@@ -189,6 +190,13 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def _result(future: Future[_Result]) -> _Result:
+    """Wait for a result, and answer signals: one that arrives just before a wait doesn't end it."""
+    while not wait([future], timeout=_LOOK).done:
+        pass
+    return future.result()
 
 
 @contextlib.contextmanager
@@ -304,7 +312,7 @@ def joined() -> Iterator[Processes]:
         return lasting
 
     try:
-        lasting = _in_thread(meet).result()
+        lasting = _result(_in_thread(meet))
     except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
