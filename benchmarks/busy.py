@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from attnlm.base.settings import Settings
-from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
@@ -87,9 +86,8 @@ def _others(count: int) -> Iterator[None]:
 
 
 def _speed(stepper: Stepper) -> float:
-    interruption = Interruption()
     began, made = time.perf_counter(), 0
     while made < 1 or time.perf_counter() - began < SECONDS:
-        stepper.step(interruption)
+        stepper.step()
         made += 1
     return made / (time.perf_counter() - began)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnlm.base.signals import Interruption
 from attnlm.compute.subnormals import flushing_subnormals
 from attnlm.data.dataset import Dataset
 from benchmarks.nanogpt import Shape
@@ -74,10 +73,9 @@ def _trained(
 
 def _speed(ours: Ours, steps: int) -> float:
     """Tokens per second."""
-    interruption = Interruption()
     began = time.perf_counter()
     for _ in range(steps):
-        ours.stepper.step(interruption)
+        ours.stepper.step()
     return steps * SHAPE.batch * SHAPE.context / (time.perf_counter() - began)
 
 

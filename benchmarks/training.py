@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 import attnlm as library
-from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
@@ -172,10 +171,9 @@ def stepper_of(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
 
 def speed(stepper: Stepper, count: int) -> float:
     """Steps per second of so many."""
-    interruption = Interruption()
     began = time.perf_counter()
     for _ in range(count):
-        stepper.step(interruption)
+        stepper.step()
     return count / (time.perf_counter() - began)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import attnlm as library
-from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
@@ -142,8 +141,7 @@ class Ours:
         self._tokens = shape.tokens
 
     def tokens_per_second(self, seconds: float = SECONDS) -> float:
-        interruption = Interruption()
-        return self._tokens * steps_per_second(lambda _: self.stepper.step(interruption), seconds)
+        return self._tokens * steps_per_second(lambda _: self.stepper.step(), seconds)
 
 
 def vocabulary(dataset: Dataset, text: Path) -> list[Row]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attnlm.base.signals import Interruption
+from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import Processes, joined
 from attnlm.config.settings import Config, resolve
@@ -52,7 +53,7 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
         update(*arguments)
 
     optimizer.step = step  # type: ignore[method-assign, assignment]
-    losses = [stepper.step(Interruption(deferred=True)).item() for _ in range(STEPS)]
+    losses = [stepper.step().item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,
         dataset.val[:100],  # fewer windows than there are processes at once
@@ -83,7 +84,7 @@ def sharded_numbers(name: str, dataset: Dataset, processes: Processes) -> dict[s
         update(*arguments)
 
     optimizer.step = step  # type: ignore[method-assign, assignment]
-    losses = [stepper.step(Interruption(deferred=True)).item() for _ in range(STEPS)]
+    losses = [stepper.step().item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,
         dataset.val[:100],
@@ -118,12 +119,35 @@ def failure(dataset: Dataset, processes: Processes) -> str:
     Share.__call__ = wrong  # type: ignore[method-assign, assignment]
     try:
         for _ in range(STEPS):
-            stepper.step(Interruption(deferred=True))
+            stepper.step()
     except StepNotFiniteError as error:
         return str(error)
     finally:
         Share.__call__ = computed  # type: ignore[method-assign]
     return "nothing"
+
+
+def stopped(dataset: Dataset, processes: Processes) -> list[int]:
+    """Return the signals that end an evaluation and a step when only the last process gets one."""
+    config, device = config_of("bigram", processes.count), choose_device("cpu")
+    state = initial_state(config, dataset.vocab_size, device)
+    found = []
+    for is_evaluation in (True, False):
+        stepper = Stepper(state, config, dataset, processes)
+        stepper.stop.raises = False
+        if processes.rank == processes.count - 1:
+            stepper.stop.signum = signal.SIGHUP
+        try:
+            stepper.stop.check()  # the others do not know it yet
+            if is_evaluation:
+                about: dict[str, Any] = {"bytes_per_token": 1.0, "processes": processes}
+                validation_loss(state.model, dataset.val, device, stop=stepper.stop, **about)
+            else:
+                stepper.step()
+                stepper.stop.check()
+        except Interrupted as stop:
+            found.append(stop.signum)
+    return found
 
 
 def compute(rank: int, count: int, port: int, data: Path, out: Path) -> None:
@@ -139,5 +163,8 @@ def compute(rank: int, count: int, port: int, data: Path, out: Path) -> None:
         subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
         processes.add_up(subnormal, "numbers that are flushed to zero")
         told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
-        content = found, failure(dataset, processes), told, subnormal.tolist(), sharded
+        content = (
+            *(found, failure(dataset, processes), told, subnormal.tolist()),
+            *(stopped(dataset, processes), sharded),
+        )
         (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))

@@ -1,4 +1,4 @@
-"""Signals that arrive where an exception would be dropped, second ones, closed terminals."""
+"""Signals: raised before the first step, noted in training, second ones, closed terminals."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import attnlm
-from attnlm.base.signals import Interrupted, Interruption, signals
-from attnlm.training.events import Evaluated
+from attnlm.base.signals import Interrupted, StopSignal, signals
+from attnlm.model.language_model import LanguageModel
+from attnlm.runs.run import Run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 
@@ -32,41 +34,70 @@ def keep() -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("lose", [Dropping, keep])
-def test_a_signal_whose_exception_was_lost_still_stops_and_saves(
-    lose: Callable[[], object], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+def train(folder: Path, **settings: Any) -> Run:
+    """Train a small model with two windows at once, in 3 rounds of the validation split."""
+    if not (folder / "data").exists():
+        (folder / "text.txt").write_text("the cat sat on the mat.\n" * 99)
+        attnlm.prepare(folder / "text.txt", data_dir=folder / "data")
+    given: dict[str, Any] = {"model": "bigram", "name": "run", "steps": 10, "threads": 1}
+    return attnlm.train(
+        data_dir=folder / "data", checkpoint_dir=folder / "runs", **(given | settings)
+    )
 
+
+def test_a_signal_before_the_first_step_is_raised_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first step may compile for minutes; there is nothing to save, and nothing is left."""
     went_on = []
 
-    def listen(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == 5:
-            lose()
-            time.sleep(2)  # as it takes to compile
-            went_on.append(True)
+    def backward(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        went_on.append(True)
 
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
     with pytest.raises(Interrupted) as caught:
-        attnlm.train(
-            dataset.path,
-            model="bigram",
-            name="stopped",
-            steps=10,
-            eval_every=5,
-            checkpoint_dir=tmp_path,
-            on_event=listen,
-        )
-    assert caught.value.signum == signal.SIGTERM and not caught.value.at_once
-    assert not went_on
-    assert attnlm.open_run(tmp_path / "stopped").last.exists()
-    assert capfd.readouterr().err == ""
+        train(tmp_path, model="transformer", eval_every=10)
+    assert caught.value.signum == signal.SIGTERM
+    assert not went_on and not list((tmp_path / "runs").glob("run"))
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_signal_ends_an_evaluation_between_windows(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.training.validation.windows_at_once", lambda *_: 1)
+    original, windows = LanguageModel.loss, 0
+
+    def loss(self: LanguageModel, *arguments: Any) -> torch.Tensor:
+        nonlocal windows
+        if not torch.is_grad_enabled() and made[-1] == step:
+            windows += 1
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, *arguments)
+
+    made = [0]
+
+    def listen(event: object) -> None:
+        if isinstance(event, attnlm.Evaluated):
+            made.append(event.step + 5)
+
+    monkeypatch.setattr(LanguageModel, "loss", loss)
+    with pytest.raises(Interrupted):
+        train(tmp_path, model="transformer", embed_dim=16, eval_every=5, on_event=listen)
+    assert windows == 1
+    runs = tmp_path / "runs"
+    assert (
+        not runs.joinpath("run").exists()
+        if step == 0
+        else (attnlm.open_run("run", checkpoint_dir=runs).checkpoint("last").step == 5)
+    )
 
 
 COMMAND = """
 import os, signal, time
 from attnlm.cli import exits
-from attnlm.base.signals import Interrupted, Interruption
+from attnlm.base.signals import Interrupted, StopSignal
 from tests.test_interruption import Dropping, keep
 
 def dropped():
@@ -78,8 +109,9 @@ def kept():
     time.sleep(100)
 
 def twice():
-    interruption = Interruption()
-    with interruption.listen(), interruption.shield():
+    stop = StopSignal()
+    stop.raises = False
+    with stop.listening():
         try:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
@@ -134,7 +166,7 @@ def test_a_compiler_that_is_stopped_leaves_nothing_behind(
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("CC", str(compiler))
     done = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, timeout=50)
-    assert done.returncode == 128 + getattr(signal, f"SIG{signals[-1]}")
+    assert done.returncode == 128 + getattr(signal, f"SIG{signals[0]}")
     assert not done.stderr
     assert not list(temporary.iterdir())
     with pytest.raises(ProcessLookupError):
@@ -147,23 +179,22 @@ def test_a_compiler_that_is_stopped_leaves_nothing_behind(
 )
 def test_a_hangup_is_never_a_second_signal(came: str, answered: str) -> None:
     """A closed terminal sends several, and the end of a session SIGTERM and SIGHUP together."""
-    interruption = Interruption()
+    stop = StopSignal()
+    stop.raises = False
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
-        with pytest.raises(Interrupted) as caught, interruption.listen(), interruption.shield():
+        with pytest.raises(Interrupted) as caught, stop.listening():
             for name in came.split():
                 signal.raise_signal(getattr(signal, f"SIG{name}"))
     finally:
         signal.signal(signal.SIGHUP, before)
-    interruption.answered = True
     assert caught.value.signum == getattr(signal, f"SIG{answered}")
-    assert not caught.value.at_once
 
 
 def test_a_hangup_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interruption().listen():
+        with StopSignal().listening():
             assert signals() == (signal.SIGINT, signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

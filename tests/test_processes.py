@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,16 +22,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attnlm
 from attnlm.base.errors import SaidElsewhereError
+from attnlm.base.signals import Interrupted
 from attnlm.compute import processes as module
 from attnlm.compute import torchrun
+from attnlm.compute.device import choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, noticing_lost
 from attnlm.runs.open_run import open_run
+from attnlm.training.state import initial_state
+from attnlm.training.step import Stepper
 from tests.command import ATTNLM
 from tests.command import attnlm as attnlm_command
-from tests.processes import NAMES, SHARDED, compute, numbers, sharded_numbers
+from tests.processes import NAMES, SHARDED, compute, config_of, numbers, sharded_numbers
 from tests.tolerances import assert_near
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -81,14 +87,15 @@ def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Pa
     for process in running:
         process.join(60)
         assert process.exitcode == 0
-    (first, failure, told, flushed, sharded), *others = (
+    (first, failure, told, flushed, stopped, sharded), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(count)
     )
     assert failure == "loss is no longer a finite number: it happened between steps 1 and 2"
     assert told == {"a": [1, None, "ü"]}
     assert flushed == [0.0] * 8 or sys.platform != "linux"
+    assert stopped == [signal.SIGTERM] * 2 and others[-1][-2] == [signal.SIGHUP] * 2
     for name in NAMES:
-        for other, *rest, _ in others:
+        for other, *rest, _, _ in others:
             assert rest == [failure, told, flushed]
             assert other[name]["losses"] == first[name]["losses"]
             assert other[name]["validation"] == first[name]["validation"]
@@ -288,6 +295,26 @@ def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
     with pytest.raises(KeyboardInterrupt):
         Processes(1, 2)._wait(Work)
     going_on.set()
+
+
+def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> None:
+    """NCCL's wait with a timeout waits for the GPU: a later look would only be too late."""
+
+    class Two(Processes):
+        def add_up(self, tensor: torch.Tensor, after: str) -> None:
+            tensor.mul_(2)
+
+    opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
+    config, device = config_of("bigram", 2), choose_device("cpu")
+    state = initial_state(config, opened.vocab_size, device)
+    stepper = Stepper(state, config, opened, Two(0, 2))
+    state.device = replace(device, name="cuda")
+    stepper.step()
+    stepper.stop.signum = signal.SIGINT
+    stepper.stop.check()  # the other process does not know it yet
+    stepper.step()
+    with pytest.raises(Interrupted):
+        stepper.stop.check()
 
 
 def test_an_error_of_all_is_said_once(project: Path) -> None:

@@ -18,7 +18,6 @@ from torch._dynamo.testing import CompileCounter
 
 import attnlm
 from attnlm.base.errors import UsageError
-from attnlm.base.signals import Interruption
 from attnlm.compute.device import choose_device
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.config.settings import Config, resolve
@@ -58,7 +57,7 @@ def first_gradient(config: Config, dataset: Dataset) -> tuple[float, dict[str, T
     state.optimizer.step = keep  # type: ignore[method-assign, assignment]
     before = torch.get_num_threads()
     try:
-        loss = Stepper(state, config, dataset).step(Interruption()).item()
+        loss = Stepper(state, config, dataset).step().item()
     finally:
         torch.set_num_threads(before)
     return loss, found
@@ -237,7 +236,7 @@ def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Da
         state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
         stepper = Stepper(state, config, dataset)
         with threads_of_torch(3), occupied(stepper._pool) if busy else contextlib.nullcontext():
-            losses = [stepper.step(Interruption()).item() for _ in range(3)]
+            losses = [stepper.step().item() for _ in range(3)]
         found.append((losses, state.optimizer._weights[0].numpy().tobytes()))
     assert found[0] == found[1]
 

@@ -49,10 +49,10 @@ def _train(
 ) -> str | None:
     original = Stepper.step
 
-    def stepping(self: Stepper, interruption: Any) -> torch.Tensor:
+    def stepping(self: Stepper) -> torch.Tensor:
         if self.state.step + 1 == step and kind != "weights":
             self._shares[0] = _spoiled(self, kind, value, place)
-        loss = original(self, interruption)
+        loss = original(self)
         if self.state.step == step:
             if kind == "weights":
                 _spoil(self.state.optimizer._weights[0], value, place)

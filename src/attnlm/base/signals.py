@@ -1,32 +1,27 @@
-"""Ctrl-C, SIGTERM, SIGHUP: at once where nothing is half done, else as soon as it is done."""
+"""SIGINT, SIGTERM and SIGHUP: raised at once, or noted while a training run has steps to save."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
+Handler = Callable[[int, FrameType | None], object]
 
-at_second_signal: Callable[[int, FrameType | None], None] | None = None
-"""What a second signal does, rather than raise: the command line ends its process there and then.
+at_second_signal: Handler | None = None
+"""What a second signal to a training run calls: the command line ends the process.
 
-An exception takes its time where a compiler waits for its children.
+None: KeyboardInterrupt is raised, and nothing more is saved.
 """
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """What a closed terminal sends, several times over; Windows has none."""
 
-_SOON, _LATER = 0.02, 1.0  # seconds
-
 
 def signals() -> tuple[signal.Signals, ...]:
-    """Those that stop us. A hangup that is ignored, as `nohup` has it, stays so."""
+    """Return the signals that stop us. A hangup that is ignored, as under `nohup`, stays so."""
     both = (signal.SIGINT, signal.SIGTERM)
     if HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN:
         return both
@@ -34,145 +29,84 @@ def signals() -> tuple[signal.Signals, ...]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked us to stop; `signum` says how.
+    """Somebody asked us to stop; `signum` says how."""
 
-    `at_once`: they asked twice. What is in memory may be half changed then, and is not for saving.
-    """
-
-    def __init__(self, signum: int, *, at_once: bool = False) -> None:
+    def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum, self.at_once = signum, at_once
+        self.signum = signum
 
 
-@contextlib.contextmanager
-def when_lost(act: Callable[[int], object]) -> Iterator[None]:
-    """Calls `act` with the signal of an Interrupted that Python dropped, and says nothing of it.
+class StopSignal:
+    """The signal that asks a training run to stop.
 
-    It drops what is raised in callbacks of weak references and in `__del__`, which run at any
-    moment: imports and PyTorch's compiler are full of them.
+    While it `raises`, it raises Interrupted at once: before the first step, which may compile for
+    minutes, there is nothing to save. Later it is noted, and the run calls `check` where nothing is
+    half done. With several processes, `check` raises in all of them, after they `agree`.
     """
-    before = sys.unraisablehook
 
-    def hook(dropped: UnraisableHookArgs) -> None:
-        if isinstance(dropped.exc_value, Interrupted):
-            act(dropped.exc_value.signum)
+    def __init__(self, *, alone: bool = True) -> None:
+        self.signum: int | None = None
+        self.raises, self._is_agreed = True, alone
+
+    @property
+    def has_come(self) -> bool:
+        """Return True if this process was asked to stop."""
+        return self.signum is not None
+
+    def agree(self) -> None:
+        """Note that all processes know that one of them was asked to stop."""
+        self.signum, self._is_agreed = self.signum or signal.SIGTERM, True
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come and all processes know it."""
+        if self.signum is not None and self._is_agreed:
+            raise Interrupted(self.signum)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle signals meanwhile. Raise Interrupted for one that came too late for `check`."""
+        with _handling(self._handle):
+            yield
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        # A closed terminal sends several hangups, and a session that ends SIGTERM and SIGHUP.
+        is_second = self.signum is not None and HANGUP not in (signum, self.signum)
+        if not is_second:
+            self.signum = signum if self.signum in (None, HANGUP) else self.signum
+            if self.raises:
+                raise Interrupted(signum)
+        elif at_second_signal is not None:
+            at_second_signal(signum, frame)
         else:
-            before(dropped)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def held() -> Iterator[list[int]]:
-    """Yields the signals that come while it lasts; they are answered when it is over.
+    """Yield the list of signals that come meanwhile, and raise the first again at the end.
 
-    Also second ones, so it is for what ends soon after a signal. In a thread other than the main
-    one there are none.
+    A second one waits too, so this is for what ends soon after a signal.
     """
     came: list[int] = []
-    with contextlib.ExitStack() as afterwards:
-        if threading.current_thread() is threading.main_thread():
-            afterwards.callback(_raise_all, came)
-            for signum in signals():
-                before = signal.signal(signum, lambda number, _: came.append(number))
-                afterwards.callback(signal.signal, signum, before)
-        yield came
+    try:
+        with _handling(lambda signum, _: came.append(signum)):
+            yield came
+    finally:
+        if came:
+            signal.raise_signal(came[0])
 
 
-def _raise_all(signums: list[int]) -> None:
-    with contextlib.ExitStack() as each:  # whatever the first ones raise
-        for signum in reversed(signums):
-            each.callback(signal.raise_signal, signum)
-
-
-class Interruption:
-    """Raises Interrupted when a signal arrives, but never inside `shield`.
-
-    A second signal is not held back any more: whoever sends it wants to stop at once, and files
-    are replaced whole or not at all. Hangups do not count: a shell and the system each send some,
-    and a session that ends sends SIGTERM and SIGHUP together.
-
-    `deferred`: a first signal is only noted, as `pending`, until all processes that train together
-    `agree` to stop.
-    """
-
-    def __init__(self, *, deferred: bool = False) -> None:
-        self.pending: int | None = None
-        """The signal that has come and is not answered yet."""
-        self._deferred = self._shielded = deferred
-        self._agreed = self._is_others = False
-        self.answered = False
-        """Whether the exception has arrived: until then it may be lost on its way, and is raised
-        again."""
-
-    @contextlib.contextmanager
-    def listen(self) -> Iterator[None]:
-        """Takes over the signals while it lasts; in a thread other than the main one it can't."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {signum: signal.signal(signum, self._handle) for signum in signals()}
-        try:
-            with when_lost(lambda signum: self._send_again(signum, _SOON)):
-                yield
-        finally:
-            self.answered = True
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-    @contextlib.contextmanager
-    def shield(self) -> Iterator[None]:
-        """What is done inside is done whole."""
-        self._shielded = True
-        try:
-            yield
-        finally:
-            self._shielded = self._deferred
-        if self.pending is not None and not self._deferred:
-            raise Interrupted(self.pending)
-
-    def agree(self, signum: int) -> None:
-        """All processes stop by this signal, which has come to one of them at least."""
-        self._agreed, self._is_others = True, self.pending is None
-        self.pending = signum
-
-    def raise_agreed(self) -> None:
-        """Raises Interrupted where processes have agreed to stop."""
-        if self._agreed:
-            assert self.pending is not None
-            raise Interrupted(self.pending)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        again = self.pending is not None and not self._is_others
-        self._is_others = False
-        if again and HANGUP in (signum, self.pending):
-            self.pending = signum if self.pending == HANGUP else self.pending
-            return
-        self.pending = signum
-        if again and at_second_signal is not None:
-            at_second_signal(signum, frame)
-        if not again and not self._shielded:
-            self._send_again(signum, _LATER)  # if some `except:` keeps it for itself
-        if again or not self._shielded:
-            raise Interrupted(signum, at_once=again)
-
-    def _send_again(self, signum: int, seconds: float) -> None:
-        """Not at once, or it would arrive, and be lost, in the same place."""
-
-        def send() -> None:
-            if not self.answered:
-                self.pending = None
-                signal.raise_signal(signum)
-
-        later(seconds, send)
-
-
-def later(seconds: float, act: Callable[[], None]) -> None:
-    """Calls `act` in a thread that nobody waits for."""
-    timer = threading.Timer(seconds, act)
-    timer.daemon = True
-    timer.start()
+@contextlib.contextmanager
+def _handling(handler: Handler) -> Iterator[None]:
+    """Call `handler` for signals meanwhile; in a thread other than the main one it can't be."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.signal(signum, handler) for signum in signals()}
+    try:
+        yield
+    finally:
+        for signum, previous in before.items():
+            signal.signal(signum, previous)

@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
-from attnlm.base import signals as interruption
+from attnlm.base import signals
 from attnlm.base.errors import AttnlmError, SaidElsewhereError
 from attnlm.base.files import remedy
 from attnlm.base.signals import Interrupted
@@ -27,41 +27,61 @@ from attnlm.base.suggestions import answer, same, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 _PATIENCE = 2.0  # seconds from a signal to the end of the process
+_came: int | None = None
+"""The signal that was raised as Interrupted."""
 
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
-    """Runs `command` and ends the process."""
+    """Run `command` and end the process."""
+    # A training run notes a first signal by itself.
     _on_signals(_interrupt)
-    # What is being trained has handlers of its own for a while; a second signal is for this one.
-    interruption.at_second_signal = leave
+    signals.at_second_signal = leave
+    sys.unraisablehook = _dropped
     try:
-        with interruption.when_lost(leave):
-            code = run(command)
+        code = run(command)
         # All is done: Python would let a signal break off its own end.
         _on_signals(signal.SIG_IGN)
     except KeyboardInterrupt as error:  # after the command, or as its failure was being told
         code = _code_of(error)
-    if code > 128:
-        # At once, whatever still runs in a thread. All that was said is flushed, or its reader is
-        # not reading, and would be waited for.
-        os._exit(code)
-    if code and is_launched():
-        # Python's own end would wait for other processes, which may never answer.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+    # After a signal a thread may still run, and Python would wait for it. A launched process would
+    # wait for others, which may never answer. What was said is flushed, or has no reader.
+    if code > 128 or (code and is_launched()):
         os._exit(code)
     sys.exit(code)
 
 
 def leave(signum: int, frame: FrameType | None = None) -> None:
-    """Ends the process at once: whatever is on disk is whole at any moment."""
+    """End the process at once: whatever is on disk is complete at any moment."""
     os._exit(128 + signum)
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for signum in interruption.signals():
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Raise Interrupted; a second signal, or some patience, ends the process."""
+    global _came
+    _came = signum
+    _on_signals(leave)
+    if signals.HANGUP is not None:  # a closed terminal sends several
+        signal.signal(signals.HANGUP, signal.SIG_IGN)
+    # Some code keeps every exception for itself, as PyTorch's import does.
+    timer = threading.Timer(_PATIENCE, leave, [signum])
+    timer.daemon = True
+    timer.start()
+    raise Interrupted(signum)
+
+
+def _dropped(dropped: UnraisableHookArgs) -> None:
+    """Leave if Python drops an Interrupted, as in `__del__` and callbacks of weak references."""
+    if isinstance(dropped.exc_value, Interrupted):
+        leave(dropped.exc_value.signum)
+    sys.__unraisablehook__(dropped)
+
+
+def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
+    for signum in signals.signals():
         signal.signal(signum, handler)
 
 
@@ -101,21 +121,6 @@ def _outliving(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    global _answered
-    _answered = signum
-    _on_signals(leave)  # a second one
-    if interruption.HANGUP is not None:  # of which there are several
-        signal.signal(interruption.HANGUP, signal.SIG_IGN)
-    # Some code keeps every exception for itself, as PyTorch's beginning does.
-    interruption.later(_PATIENCE, lambda: leave(signum))
-    raise Interrupted(signum)
-
-
-_answered: int | None = None
-"""The signal that was raised as an exception while modules were loaded, or later."""
-
-
 def _code_of(error: KeyboardInterrupt) -> int:
     return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
 
@@ -138,9 +143,8 @@ def run(command: Callable[[], object]) -> int:
         # The reader has had enough. What is buffered goes nowhere, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
-        if _answered is not None and isinstance(error, ImportError):
-            # PyTorch kept the exception for itself, and what it was loading is half loaded.
-            return 128 + _answered
+        if _came is not None:  # PyTorch kept Interrupted for itself, and is half loaded
+            return 128 + _came
         return _explain(error)
     return 0
 

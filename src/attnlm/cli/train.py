@@ -142,7 +142,7 @@ def train(
             )
         except KeyboardInterrupt:
             display.close()
-            if display.run is not None:
+            if display.run is not None and display.run.last.exists():
                 console.say(
                     f"stopped; the last complete step{_saved_step(display.run)} is saved in "
                     f"{display.run.path}"

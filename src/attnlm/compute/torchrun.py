@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # After a signal; then they are killed.
-_SECONDS_TO_SAVE = 30
+_SECONDS_TO_SAVE = 120
 
 
 def run_processes(count: int, arguments: Sequence[str]) -> None:
@@ -65,9 +65,9 @@ def _meaning(failed: ChildFailedError) -> BaseException:
     # When one has failed the others are ended, by signals, or saw it and left it to us to say.
     if said := [code for code in codes if 0 <= code < 128 and code != LEFT_TO_LAUNCHER]:
         return SaidElsewhereError(said[0])
+    if stopped := [code for code in codes if code > 128]:  # by a signal, having saved
+        return Interrupted(min(stopped) - 128)
     rank, failure = min(failed.failures.items(), key=lambda found: int(found[1].exitcode))
-    if failure.exitcode > 128:  # stopped by a signal, having saved
-        return Interrupted(failure.exitcode - 128)
     if failure.exitcode >= 0:  # all ended because they lost each other, and left it to us
         return AttnlmError(
             "the connection between the processes of this training broke",

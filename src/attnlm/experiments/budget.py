@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.readable import duration
-from attnlm.base.signals import Interruption
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config, with_steps
 from attnlm.config.training import TrainingConfig
@@ -141,7 +140,7 @@ def _seconds_at_least(trial: Config, dataset: Dataset, device: Device) -> float:
 
 def _seconds_of_step(stepper: Stepper) -> float:
     began = time.perf_counter()
-    stepper.step(Interruption()).item()
+    stepper.step().item()
     return time.perf_counter() - began
 
 

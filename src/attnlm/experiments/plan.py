@@ -14,7 +14,6 @@ import torch
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import Setting, quoted
-from attnlm.base.signals import Interruption
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
@@ -211,12 +210,12 @@ def _step_seconds(stepper: Stepper) -> float:
     """The mean of ten steps, or of so many that they can be told."""
     for _ in range(_FIRST):
         began = time.perf_counter()
-        stepper.step(Interruption()).item()
+        stepper.step().item()
         once = time.perf_counter() - began
     count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
     count = int(stepper.processes.from_main(count))
     began = time.perf_counter()
     for _ in range(count):
-        loss = stepper.step(Interruption())
+        loss = stepper.step()
     loss.item()
     return (time.perf_counter() - began) / count

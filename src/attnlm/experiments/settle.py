@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import secrets
@@ -15,7 +14,6 @@ import torch
 from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
-from attnlm.base.signals import Interruption
 from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device, use_precision
 from attnlm.config.settings import Config, with_steps
@@ -148,7 +146,7 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
     def step_by(threads: int) -> Callable[[], object]:
         config = replace(trial, training=replace(trial.training, threads=threads))
         state = initial_state(config, dataset.vocab_size, device)
-        return functools.partial(Stepper(state, config, dataset).step, Interruption())
+        return Stepper(state, config, dataset).step
 
     with keeping_random_state(device):
         ways = {str(count): step_by(count) for count in (1, everything)}

@@ -158,9 +158,9 @@ def begin_run(
                 return _fitted(run, dataset, device, True, listener, deadline, processes)
         except FolderGoneError:
             raise  # another run may be at this path
-        except (AttnlmError, LostProcessError):
+        except (AttnlmError, LostProcessError, KeyboardInterrupt):
             with contextlib.suppress(AttnlmError):
-                if not run.metrics():  # it ended before there was anything to resume
+                if not run.last.exists():  # it ended before there was anything to resume
                     remove_run(run, checkpoint_dir=checkpoint_dir)
             raise
 

@@ -14,7 +14,7 @@ from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import remedy
-from attnlm.base.signals import Interrupted, Interruption
+from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
@@ -56,29 +56,26 @@ def fit(
     With a `deadline` the number of steps follows the clock, and the run is returned with the last
     one. `take_snapshot` is called at each evaluation. All processes stop by a signal to one of
     them; the main one writes. Raises AttnlmError when numbers are no longer finite or can't be
-    saved; LostProcessError; Interrupted, after saving, on a signal, and without saving on a second
-    one.
+    saved; LostProcessError; Interrupted on a signal, after saving if a step was made.
     """
-    interruption = Interruption(deferred=processes.count > 1)
     memory = estimate_memory(
         run.config, run.vocab_size, run.parameters, run.dataset["val_tokens"], state.device.name
     )
     on_event(Started(run, state.device, state.step, memory.total))
-    with keeping_random_state(state.device), interruption.listen():
+    with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes)
-        loop = _Loop(run, dataset, stepper, on_event, take_snapshot, interruption, deadline)
-        try:
-            with _explaining(run, state):
-                loop.steps_and_evaluations()
-        except Interrupted as stop:
-            interruption.answered = True
-            if stop.at_once:
+        with stepper.stop.listening():
+            loop = _Loop(run, dataset, stepper, on_event, take_snapshot, deadline)
+            try:
+                with _explaining(run, state):
+                    loop.steps_and_evaluations()
+            except Interrupted:
+                if not stepper.stop.raises:
+                    with _explaining(run, state):
+                        loop.save_stopped()
+                    if not processes.is_main:
+                        processes.wait_for_main()
                 raise
-            with _explaining(run, state):
-                loop.save_stopped()
-            if not processes.is_main:
-                processes.wait_for_main()
-            raise
     return loop.run
 
 
@@ -119,13 +116,11 @@ class _Loop:
         stepper: Stepper,
         on_event: OnEvent,
         take_snapshot: TakeSnapshot | None,
-        interruption: Interruption,
         deadline: Deadline | None,
     ) -> None:
         self.run, self._dataset, self._stepper = run, dataset, stepper
         self._deadline = deadline
-        self._on_event, self._interruption = on_event, interruption
-        self._take_snapshot = take_snapshot
+        self._on_event, self._take_snapshot = on_event, take_snapshot
         self._is_main = stepper.processes.is_main
         self._state, self._config = stepper.state, run.config.training
         kind = ShardedSaver if self._config.shard else Saver
@@ -159,6 +154,7 @@ class _Loop:
         if self._deadline is not None:
             self._deadline.begin(state.step)
         while True:
+            self._stepper.stop.check()
             if self._is_evaluation_due():
                 due_since = time.perf_counter()
                 evaluated = self._evaluate_and_save()
@@ -167,6 +163,7 @@ class _Loop:
                 self._restart_clock()
                 if self._deadline is not None:
                     self._deadline.evaluated(self._evaluation_seconds)
+                self._stepper.stop.check()
             config = self._config
             assert config.steps is not None
             out_of_patience = config.patience is not None and state.stale >= config.patience
@@ -185,7 +182,7 @@ class _Loop:
         began, optimizer = time.perf_counter(), self._state.optimizer
         soon = began + 2 * self._step_seconds >= self._report_due
         optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded
-        loss = self._stepper.step(self._interruption)
+        loss = self._stepper.step()
         self._step_seconds = time.perf_counter() - began
         return loss
 
@@ -195,11 +192,10 @@ class _Loop:
         training = deadline.planned_again(self._config, self._state.step)
         if training is None:
             return
-        with self._interruption.shield():
-            self.run = replace(self.run, config=replace(self.run.config, training=training))
-            self.run.save_config()
-            self._config = training
-            self._state.optimizer.follow(training)
+        self.run = replace(self.run, config=replace(self.run.config, training=training))
+        self.run.save_config()
+        self._config = training
+        self._state.optimizer.follow(training)
         self._on_event(Replanned(self.run, self._state.step))
 
     def _is_evaluation_due(self) -> bool:
@@ -254,7 +250,7 @@ class _Loop:
         return self._take_snapshot(state.step, model, device)
 
     def _evaluate_and_save(self) -> Evaluated:
-        """Evaluates, then writes metrics, ticker, best and last before a signal can interrupt."""
+        """Evaluate, then write metrics, ticker, best and last."""
         state, run = self._state, self.run
         check_unchanged(self._dataset.train)
         loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
@@ -270,6 +266,7 @@ class _Loop:
                 most=self._config.eval_tokens,
                 processes=self._stepper.processes,
                 is_sharded=self._config.is_sharded,
+                stop=self._stepper.stop,
             )
             if not math.isfinite(evaluation.loss):
                 raise StepNotFiniteError(
@@ -278,23 +275,22 @@ class _Loop:
             taken = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
-        with self._interruption.shield():
-            state.evaluated(evaluation.loss)
-            self._stepper.reset_loss_sum()
-            state.seconds = self.seconds()
-            record = {
-                "step": state.step,
-                "tokens": state.step * self._tokens_per_step,
-                "seconds": round(state.seconds, 3),
-                "train_loss": loss_sum / new_steps if new_steps else None,
-                "val_loss": evaluation.loss,
-                "evaluated_tokens": evaluation.tokens,
-                "bits_per_byte": evaluation.bits_per_byte,
-                "learning_rate": learning_rate(state.step, self._config),
-                "tokens_per_second": round(tokens_per_second),
-            }
-            if taken is not None:
-                run.append_evaluation(record, *taken)
-            if self._saver.is_writer:
-                self._saver.save(evaluation.loss if improved else None)
+        state.evaluated(evaluation.loss)
+        self._stepper.reset_loss_sum()
+        state.seconds = self.seconds()
+        record = {
+            "step": state.step,
+            "tokens": state.step * self._tokens_per_step,
+            "seconds": round(state.seconds, 3),
+            "train_loss": loss_sum / new_steps if new_steps else None,
+            "val_loss": evaluation.loss,
+            "evaluated_tokens": evaluation.tokens,
+            "bits_per_byte": evaluation.bits_per_byte,
+            "learning_rate": learning_rate(state.step, self._config),
+            "tokens_per_second": round(tokens_per_second),
+        }
+        if taken is not None:
+            run.append_evaluation(record, *taken)
+        if self._saver.is_writer:
+            self._saver.save(evaluation.loss if improved else None)
         return Evaluated(record, improved, taken and taken[0])

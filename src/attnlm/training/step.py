@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attnlm.base.signals import Interruption, signals
+from attnlm.base.signals import StopSignal
 from attnlm.compute.device import keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool
@@ -19,8 +19,6 @@ from attnlm.data.shards import Ids, Shards
 from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
-# On a GPU, which is far behind the processor.
-_STEPS_BETWEEN_LOOKS = 16
 _KINDS = ("loss", "gradient", "weights")
 _STEP = "a step"
 
@@ -73,6 +71,7 @@ class Stepper:
         processes: Processes = ALONE,
     ) -> None:
         self.state, self.config, self.processes = state, config.training, processes
+        self.stop = StopSignal(alone=processes.count == 1)
         threads = (config.training.threads or 1) if state.device.name == "cpu" else 1
         if state.device.name == "cpu":
             keep_freed_memory()
@@ -87,8 +86,8 @@ class Stepper:
         self._sound_step = state.step
         self._is_sharded = config.training.is_sharded
 
-    def step(self, interruption: Interruption) -> Tensor:
-        """Makes the next step and returns its loss, a tensor () still on the device."""
+    def step(self) -> Tensor:
+        """Make the next step and return its loss, a tensor () still on the device."""
         state = self.state
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
@@ -98,22 +97,21 @@ class Stepper:
             self._work = _STEP
         with noticing_lost():
             losses = [loss for group in range(self._cut.rounds) for loss in self._round(group)]
-        with interruption.shield():
-            state.optimizer.add_up([share.gradient for share in self._shares[1:]])
-            loss = torch.stack(losses).mean()
-            if self.processes.count > 1:
-                loss = self._add_up_processes(loss, interruption)
-            elif state.device.name == "cpu" and not math.isfinite(loss):
-                # On a GPU this would wait for the step: reports look there.
-                wrong = ["loss", *state.optimizer.not_finite()]
-                first = self._sound_step if len(wrong) > 1 else state.step
-                raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
-            state.optimizer.average(self._cut.pieces)
-            with noticing_lost():
-                state.optimizer.step(state.step, self._pool, self._cut.shares)
-            self._loss_sum += loss
-            state.step += 1
-        interruption.raise_agreed()
+        state.optimizer.add_up([share.gradient for share in self._shares[1:]])
+        loss = torch.stack(losses).mean()
+        if self.processes.count > 1:
+            loss = self._add_up_processes(loss)
+        elif state.device.name == "cpu" and not math.isfinite(loss):
+            # On a GPU this would wait for the step: reports look there.
+            wrong = ["loss", *state.optimizer.not_finite()]
+            first = self._sound_step if len(wrong) > 1 else state.step
+            raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
+        state.optimizer.average(self._cut.pieces)
+        with noticing_lost():
+            state.optimizer.step(state.step, self._pool, self._cut.shares)
+        self._loss_sum += loss
+        state.step += 1
+        self.stop.raises = False  # from now on there is something to save
         return loss
 
     def _round(self, number: int) -> list[Tensor]:
@@ -128,27 +126,23 @@ class Stepper:
             jobs.append(functools.partial(share, self.state.step, self._first + first, *windows))
         return compute_all(jobs, self._pool)
 
-    def _add_up_processes(self, loss: Tensor, interruption: Interruption) -> Tensor:
-        """Adds the gradients of all processes up; returns the mean of their losses.
+    def _add_up_processes(self, loss: Tensor) -> Tensor:
+        """Add up the gradients of all processes; return the mean of their losses.
 
-        What all have to agree on travels with them: whether the loss is finite, and signals.
-        Raises StepNotFiniteError, and LostProcessError where another process has ended.
+        What all have to agree on travels with them: whether the loss is finite, and whether a
+        signal has come. Raises StepNotFiniteError, and LostProcessError if a process has ended.
         """
         gradient, rest = self.state.optimizer.exchanged()
-        rest[0] = loss
-        for i, signum in enumerate(signals(), 1):
-            rest[i] = signum == interruption.pending
+        rest[0], rest[1] = loss, float(self.stop.has_come)
         self.processes.add_up(gradient, self._work)
         self._work = _STEP
-        # To read numbers of a GPU takes until it has done all before.
-        if self.state.device.name != "cuda" or self.state.step % _STEPS_BETWEEN_LOOKS == 0:
-            mean, *asked = (rest / self.processes.count).tolist()
-            if not math.isfinite(mean):
-                raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
-            self._sound_step = self.state.step
-            for signum, share in zip(signals(), asked, strict=False):
-                if share:
-                    interruption.agree(signum)
+        # NCCL's wait with a timeout has waited for the GPU, so that reading costs nothing more.
+        total, stopping = rest[:2].tolist()
+        if not math.isfinite(total):
+            raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
+        self._sound_step = self.state.step
+        if stopping:
+            self.stop.agree()
         return rest[0] / self.processes.count
 
     def check_loss(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
@@ -52,6 +53,7 @@ def validation_loss(
     most: int | None = None,
     processes: Processes = ALONE,
     is_sharded: bool = False,
+    stop: StopSignal | None = None,
 ) -> Evaluation:
     """Mean loss of predicting every token of a split but its first.
 
@@ -59,8 +61,9 @@ def validation_loss(
     there are no more whole ones than have so many tokens, spread evenly over the split. `kernels`
     are those of the training. Processes and threads share the windows out; how many there are
     changes nothing in the result. Raises AttnlmError when the split is too short for one window, or
-    has ids that the model lacks.
+    has ids that the model lacks, and Interrupted in all processes if `stop` comes to one of them.
     """
+    stop = stop or StopSignal()
     inputs, targets, rest = _windows(tokens, most, model)
     whole = len(inputs)
     at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
@@ -79,13 +82,17 @@ def validation_loss(
         with noticing_lost(), torch.no_grad():
             losses = _summed_losses(model, [*ours, *more], device, None, kernels)[: len(ours)]
     else:
-        losses = _by_threads(model, ours, device, at_once, kernels, threads)
+        losses = _by_threads(model, ours, device, at_once, kernels, threads, stop)
     model.train(training)
-    sums = torch.zeros(len(groups), dtype=torch.float64)
-    sums[processes.rank :: processes.count] = torch.tensor(losses, dtype=torch.float64)
+    sums = torch.zeros(len(groups) + 1, dtype=torch.float64)
+    sums[processes.rank : -1 : processes.count] = torch.tensor(losses, dtype=torch.float64)
+    sums[-1] = stop.has_come
     processes.add_up(sums, "an evaluation")
+    if sums[-1]:
+        stop.agree()
+        stop.check()
     # In the order of the text, so that it is the same sum however they were shared out.
-    total = sum(sums.tolist())
+    total = sum(sums[:-1].tolist())
     count = inputs.size + len(rest) - 1
     loss = total / count
     return Evaluation(loss, count, loss / math.log(2) / bytes_per_token)
@@ -115,13 +122,14 @@ def _by_threads(
     at_once: int,
     kernels: Kernels,
     threads: int,
+    stop: StopSignal,
 ) -> list[float]:
     threads = max(1, min(threads, len(groups), MOST_SHARES)) if device.name == "cpu" else 1
     sums = [0.0] * len(groups)
 
     def share(first: int) -> None:
         with torch.inference_mode():
-            found = _summed_losses(model, groups[first::threads], device, at_once, kernels)
+            found = _summed_losses(model, groups[first::threads], device, at_once, kernels, stop)
         sums[first::threads] = found
 
     with threads_of_torch(1), new_pool(threads) as pool:
@@ -135,14 +143,20 @@ def _summed_losses(
     device: Device,
     at_once: int | None,
     kernels: Kernels,
+    stop: StopSignal | None = None,
 ) -> list[float]:
-    """The summed loss of each group of windows; those of `at_once` may have a faster form."""
+    """The summed loss of each group of windows; those of `at_once` may have a faster form.
+
+    After `stop` has come, nothing more is computed: the result will not be used.
+    """
     form = None
     if at_once is not None and groups and len(groups[0][0]) == at_once:
         form = one_layer_form(model, at_once, device, kernels)
     sums = []
     with using(kernels), device.autocast():
         for inputs, targets in groups:
+            if stop is not None and stop.has_come:
+                return [0.0] * len(groups)
             inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
             computing = model if form is None or inputs.shape != groups[0][0].shape else form
             loss = computing.loss(inputs_BT, targets_BT)
