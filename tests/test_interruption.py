@@ -16,8 +16,8 @@ import torch
 
 import attnlm
 from attnlm.base.signals import Interrupted, StopSignal, signals
-from attnlm.model.language_model import LanguageModel
 from attnlm.runs.run import Run
+from attnlm.training import validation
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 
@@ -66,32 +66,26 @@ def test_a_signal_before_the_first_step_is_raised_at_once(
 def test_a_signal_ends_an_evaluation_between_windows(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.training.validation.windows_at_once", lambda *_: 1)
-    original, windows = LanguageModel.loss, 0
+    monkeypatch.setattr(validation, "windows_at_once", lambda *_: 1)
+    original, evaluated, loaded = validation._as_tensor, [0], []
 
-    def loss(self: LanguageModel, *arguments: Any) -> torch.Tensor:
-        nonlocal windows
-        if not torch.is_grad_enabled() and made[-1] == step:
-            windows += 1
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, *arguments)
-
-    made = [0]
+    def as_tensor(ids: Any) -> torch.Tensor:
+        if evaluated[-1] == step:
+            loaded.append(ids)
+            if len(loaded) == 1:
+                signal.raise_signal(signal.SIGTERM)
+        return original(ids)
 
     def listen(event: object) -> None:
         if isinstance(event, attnlm.Evaluated):
-            made.append(event.step + 5)
+            evaluated.append(event.step + 5)
 
-    monkeypatch.setattr(LanguageModel, "loss", loss)
+    monkeypatch.setattr(validation, "_as_tensor", as_tensor)
     with pytest.raises(Interrupted):
-        train(tmp_path, model="transformer", embed_dim=16, eval_every=5, on_event=listen)
-    assert windows == 1
-    runs = tmp_path / "runs"
-    assert (
-        not runs.joinpath("run").exists()
-        if step == 0
-        else (attnlm.open_run("run", checkpoint_dir=runs).checkpoint("last").step == 5)
-    )
+        train(tmp_path, eval_every=5, on_event=listen)
+    assert len(loaded) == (1 if step == 0 else 2)  # inputs and targets of a window
+    path = tmp_path / "runs" / "run"
+    assert attnlm.open_run(path).checkpoint("last").step == 5 if step else not path.exists()
 
 
 COMMAND = """
