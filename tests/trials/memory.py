@@ -138,7 +138,7 @@ def _out_of_memory(data: Path, runs: Path) -> str | None:
             torch.empty(2**28)
         return original(self, *arguments)
 
-    Stepper.step = stepping  # type: ignore[assignment, method-assign]
+    Stepper.step = stepping  # type: ignore[method-assign]
     told: list[str] = []
     console.fail = lambda message, hint: told.extend((message, hint))
     code = exits.run(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings))

@@ -73,7 +73,7 @@ def _compare(
             signal.raise_signal(signal.SIGTERM)
         return loss
 
-    Stepper.step = stepping  # type: ignore[assignment, method-assign]
+    Stepper.step = stepping  # type: ignore[method-assign]
     try:
         attnlm.train(data, checkpoint_dir=parts, name="run", **settings)
         return "it was not stopped"

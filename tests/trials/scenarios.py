@@ -80,7 +80,7 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
             reached[:] = self.state.step.to_bytes(8, "little")
             return result
 
-        Stepper.step = stepping  # type: ignore[assignment, method-assign]
+        Stepper.step = stepping  # type: ignore[method-assign]
 
     def train(place: Path) -> None:
         follow()
