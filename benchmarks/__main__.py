@@ -1,7 +1,7 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
 Parts: steps, losses, best, process, quality, shakespeare, transformer, growth, vocabulary,
-subnormals, lora, busy, processes, sharding, plan, shards, sample, speaking, prepare, pages.
+subnormals, lora, busy, processes, sharding, plan, sample, speaking, prepare, pages.
 ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
 nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. PROCESSOR=AVX2 limits both sides
 to the instructions of an older processor, one of `make processors`. Run it on a quiet machine.
@@ -32,7 +32,6 @@ from benchmarks import (
     preparation,
     processes,
     sampling,
-    shards,
     speaking,
     subnormals,
     training,
@@ -56,7 +55,6 @@ PARTS = {
     "processes": processes.processes,
     "sharding": processes.sharding,
     "plan": plan.plan,
-    "shards": shards.shards,
     "sample": sampling.sample,
     "speaking": speaking.speaking,
     "prepare": preparation.prepare,

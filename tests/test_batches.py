@@ -1,10 +1,15 @@
+"""Batches are a function of seed and step, by the names that `import attnlm` offers."""
+
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from attnlm.base.errors import AttnlmError
-from attnlm.data.batches import Batches
+import attnlm
+from attnlm import AttnlmError, Batches, UsageError
 
 
 def numbered(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
@@ -99,3 +104,44 @@ def test_the_order_of_an_epoch_depends_on_the_seed_whatever_its_phase() -> None:
         for seed in (1, 2)
     )
     assert one != other
+
+
+def test_ids_and_batches_of_a_prepared_data_set(tmp_path: Path) -> None:
+    """What docs/library.md says of a training loop of one's own, by public names alone."""
+    text = "The cat sat on the mat.\n" * 40
+    (tmp_path / "cats.txt").write_text(text)
+    attnlm.prepare(tmp_path / "cats.txt", data_dir=tmp_path)
+    dataset = attnlm.open_dataset("cats-char", data_dir=tmp_path)
+    for ids, length in ((dataset.train, 864), (dataset.val, 96)):
+        assert isinstance(ids, np.memmap) and ids.dtype == np.uint16
+        assert ids.shape == (length,) and not ids.flags.writeable
+    assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == text
+    batches = attnlm.Batches(dataset.train, block_size=8, batch_size=3, seed=1)
+    inputs, targets = batches(5)
+    assert inputs.shape == targets.shape == (3, 8)
+    assert inputs.dtype == targets.dtype == np.int64
+    for window, target in zip(inputs, targets, strict=True):
+        assert dataset.tokenizer.decode([*window, target[-1]]) in text
+        assert np.array_equal(window[1:], target[:-1])
+    val = attnlm.Batches(dataset.val, block_size=95, batch_size=1, seed=1, stride=1)
+    assert np.array_equal(val(0)[1][0], dataset.val[1:])
+
+
+def test_a_file_that_is_written_to_ends_the_batches(tmp_path: Path) -> None:
+    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 4000)
+    dataset = attnlm.prepare(tmp_path / "cats.txt", data_dir=tmp_path)
+    batches = Batches(dataset.train, block_size=64, batch_size=64, seed=1)
+    batches(0)
+    (dataset.path / "train.bin").write_bytes(b"")
+    with pytest.raises(AttnlmError, match=r"train\.bin was written to while it was in use"):
+        batches(1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("block_size", 0), ("batch_size", 0), ("batch_size", 2.5), ("seed", None), ("stride", 0)],
+)
+def test_arguments_that_make_no_batches_are_refused(name: str, wrong: Any) -> None:
+    arguments: dict[str, Any] = {"block_size": 4, "batch_size": 2, "seed": 1, name: wrong}
+    with pytest.raises(UsageError, match=f"`{name}`"):
+        Batches(numbered(99), **arguments)

@@ -19,6 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.data import dataset
 from attnlm.data.batches import Batches
 from attnlm.data.dataset import id_dtype, open_dataset, sampled_hash
+from attnlm.data.list_datasets import list_datasets
 from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
@@ -114,7 +115,7 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2},
+        {"format": 3},
         {"name": "../../x"},
         {"name": 5},
         {"name": "x" * 10_000},
@@ -222,20 +223,26 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
 def test_every_value_of_meta_is_needed(folder: Path) -> None:
     path = folder / "meta.json"
     whole = files.read_json(path)
-    for key in whole.keys() - {"sources", "newlines", "column", "documents", "tokenizer_from"}:
+    for key in whole:
         files.write_json(path, {k: value for k, value in whole.items() if k != key})
         with pytest.raises(AttnlmError, match=r"meta\.json"):
             open_dataset(folder)
 
 
-def test_what_earlier_versions_wrote_still_opens(folder: Path) -> None:
-    path = folder / "meta.json"
-    meta = files.read_json(path)
-    del meta["sources"], meta["newlines"], meta["column"], meta["documents"]
-    files.write_json(path, meta)
-    opened = open_dataset(folder)
-    assert (opened.sources, opened.newlines) == ((meta["source"],), "keep")
-    assert (opened.column, opened.documents) == ("text", 0)
+def test_shards_of_version_1_0_are_refused_and_replaced_with_force(tmp_path: Path) -> None:
+    folder = shutil.copytree(Path(__file__).parent / "older/datasets/shards", tmp_path / "shards")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 20)
+    arguments: dict[str, Any] = {"name": "shards", "data_dir": tmp_path}
+    with pytest.raises(AttnlmError, match="shards is stored in shards, which") as caught:
+        open_dataset(folder)
+    assert "`force`" in caught.value.hint
+    with pytest.raises(AttnlmError, match="shards is stored in shards, which") as caught:
+        prepare(tmp_path / "text.txt", **arguments)
+    assert "`force`" in caught.value.hint
+    (entry,) = list_datasets(tmp_path)
+    assert "stored in shards" in (entry.problem or "")
+    made = prepare(tmp_path / "text.txt", force=True, **arguments)
+    assert (made.train_tokens, len(made.train)) == (810, 810)
 
 
 @pytest.mark.parametrize("wrong", [{"sources": "cats"}, {"sources": [1]}, {"newlines": "dos"}])

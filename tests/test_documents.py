@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.data.bins import encode_documents, safe_documents
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.data.documents import encode_documents, safe_documents
 from attnlm.data.prepare import prepare
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import compressed, documents, records

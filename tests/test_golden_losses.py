@@ -14,7 +14,6 @@ import pytest
 import attnlm
 from attnlm.data.dataset import Dataset
 from attnlm.text import tales
-from attnlm.text.tales_grammar import RULES
 
 LOSSES = {
     "bigram": 2.5748,
@@ -34,7 +33,7 @@ LOSSES = {
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The first 20,000 characters of tales."""
     folder = tmp_path_factory.mktemp("data")
-    grammar = tales.parse_grammar(RULES)
+    grammar = tales.parse_grammar(tales.RULES)
     choose = tales.weighted_choice(tales.random_words(tales.SEED))
     told = [tales.tell(grammar, "story", choose).text for _ in range(100)]
     (folder / "tales.txt").write_text(tales.STORY_END.join(told)[:20_000])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attnlm.base.errors import AttnlmError
-from attnlm.data.documents import encode_documents
+from attnlm.data.bins import encode_documents
 from attnlm.text.documents import Piece
 from attnlm.tokens import byte_characters
 from attnlm.tokens.read_tokenizer_json import read_tokenizer

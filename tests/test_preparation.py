@@ -625,6 +625,32 @@ def test_what_a_killed_prepare_leaves_is_cleared_by_the_next(source: Path, data:
     assert entries(data) == {"cats-char", "latest"}
 
 
+STOPPED = """
+import os, sys
+from attnlm.data import bins
+encode = bins._encode
+def stop(*given):
+    os.kill(os.getpid(), int(sys.argv.pop()))
+    return encode(*given)
+bins._encode = stop
+from attnlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no signal to one process")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_leaves_nothing_of_its_own(
+    signum: signal.Signals, source: Path, data: Path
+) -> None:
+    before = content(prepare(source, val_fraction=0.5, data_dir=data).path)
+    words = [*("prepare", str(source), "--data-dir", str(data), "--force"), str(int(signum))]
+    done = subprocess.run([sys.executable, "-c", STOPPED, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signum, "", "")
+    assert entries(data) == {"cats-char", "latest"}
+    assert content(data / "cats-char") == before
+
+
 # --- What it needs --------------------------------------------------------------------------------
 
 IMPORTED = """

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, islice
+from typing import NamedTuple
 
 import pytest
 
 from attnlm.text import tales
-from attnlm.text.tales import Choice, Grammar, Part, Repeat, Tales
-from attnlm.text.tales_grammar import RULES
+from attnlm.text.tales import PART, Grammar, Tales
 
-GRAMMAR = tales.parse_grammar(RULES)
+GRAMMAR = tales.parse_grammar(tales.RULES)
 
 SMALL = tales.parse_grammar(
     {
@@ -25,6 +25,37 @@ SMALL = tales.parse_grammar(
         "end": "[She] found [it]. | <Thing> came back! | [Hero] wept.",
     }
 )
+
+
+class Choice(NamedTuple):
+    """`<rule>`: writes one of the rule's alternatives, and remembers it."""
+
+    rule: str
+    capital: bool
+
+
+class Repeat(NamedTuple):
+    """`[form]`: writes what was remembered under this name."""
+
+    form: str
+    capital: bool
+
+
+Part = str | Choice | Repeat
+
+
+def parts_of(text: str) -> list[Part]:
+    """Return what an alternative writes, piece by piece."""
+    parts: list[Part] = []
+    start = 0
+    for found in [*PART.finditer(text), None]:
+        if literal := text[start : found.start() if found else len(text)]:
+            parts.append(literal)
+        if found:
+            kind, name = (Choice, found[1]) if found[1] else (Repeat, found[2])
+            parts.append(kind(name.lower(), capital=name[0].isupper()))
+            start = found.end()
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +145,7 @@ def test_every_rule_of_the_grammar_is_used() -> None:
         part.rule
         for rule in GRAMMAR.values()
         for alternative in rule.alternatives
-        for part in alternative.parts
+        for part in parts_of(alternative.text)
         if isinstance(part, Choice)
     }
     assert GRAMMAR.keys() - used == {"story"}
@@ -181,7 +212,7 @@ def openings(grammar: Grammar, parts: Sequence[Part]) -> set[str]:
             found = {
                 opening
                 for alternative in grammar[name].alternatives
-                for opening in openings(grammar, alternative.parts)
+                for opening in openings(grammar, parts_of(alternative.text))
             }
         case Repeat(form, capital):
             found = set()
@@ -200,7 +231,7 @@ def only_alternatives_written_out(grammar: Grammar, parts: Sequence[Part]) -> li
     """The parts without a choice that is none, at the start."""
     match parts:
         case [Choice(name, False), *rest] if len(grammar[name].alternatives) == 1:
-            inner = grammar[name].alternatives[0].parts
+            inner = parts_of(grammar[name].alternatives[0].text)
             return only_alternatives_written_out(grammar, [*inner, *rest])
     return list(parts)
 
@@ -242,7 +273,7 @@ def confusable(grammar: Grammar) -> list[tuple[str, int, int]]:
         for name, rule in grammar.items()
         for i, j in combinations(range(len(rule.alternatives)), 2)
         if not differ_before_either_ends(
-            grammar, rule.alternatives[i].parts, rule.alternatives[j].parts
+            grammar, parts_of(rule.alternatives[i].text), parts_of(rule.alternatives[j].text)
         )
     ]
 
@@ -269,7 +300,7 @@ def read_rule(name: str, text: str, start: int, memory: dict[str, str]) -> Itera
     rule = GRAMMAR[name]
     for alternative in rule.alternatives:
         nats = -math.log(alternative.weight / sum(rule.weights))
-        for end, known, more in read_parts(alternative.parts, text, start, memory):
+        for end, known, more in read_parts(parts_of(alternative.text), text, start, memory):
             forms = zip(rule.forms, (text[start:end], *alternative.other_forms), strict=True)
             yield end, known | dict(forms), nats + more
 
@@ -317,7 +348,7 @@ def entropy(grammar: Grammar, name: str) -> float:
     expected = 0.0
     for alternative in rule.alternatives:
         p = alternative.weight / sum(rule.weights)
-        inside = [part.rule for part in alternative.parts if isinstance(part, Choice)]
+        inside = [part.rule for part in parts_of(alternative.text) if isinstance(part, Choice)]
         expected += p * (-math.log(p) + sum(entropy(grammar, name) for name in inside))
     return expected
 

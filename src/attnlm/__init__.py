@@ -7,7 +7,8 @@
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
     export        a Run → a folder or file that other tools load
     import_run    a folder that Hugging Face's tools wrote → a Run
-    open_dataset  a Dataset that was prepared before, by name or path
+    open_dataset  a Dataset that was prepared before, by name or path: its `train` and `val` are ids
+    Batches       inputs and targets for a training loop of your own, by (seed, step)
     open_run      a Run that was trained before, by name or path
     list_runs     the runs in a folder; `list_datasets` and `list_recipes` do the same for those
     diff_runs     what two Runs have differently
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from attnlm.base.errors import AttnlmError, UsageError
     from attnlm.base.events import Note, Progress
     from attnlm.config.recipes import RecipeEntry, list_recipes
+    from attnlm.data.batches import Batches
     from attnlm.data.dataset import Dataset, open_dataset
     from attnlm.data.list_datasets import DatasetEntry, list_datasets
     from attnlm.data.prepare import prepare
@@ -75,6 +77,7 @@ __version__ = "1.0.0"
 _HOMES = {
     "Attention": "see.attend",
     "AttnlmError": "base.errors",
+    "Batches": "data.batches",
     "Dataset": "data.dataset",
     "DatasetEntry": "data.list_datasets",
     "Evaluated": "training.events",
@@ -114,6 +117,7 @@ _HOMES = {
 __all__ = [
     "Attention",
     "AttnlmError",
+    "Batches",
     "Dataset",
     "DatasetEntry",
     "Evaluated",

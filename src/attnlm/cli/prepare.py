@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnlm.base.commands import command_for
-from attnlm.base.readable import byte_size
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay, reference_losses
 from attnlm.cli.options import DataDir, JsonOption, QuietOption
@@ -72,7 +70,7 @@ def prepare(
     from attnlm.data.prepare import prepare as run_prepare
 
     display = PreparationDisplay(quiet)
-    with contextlib.closing(display), _telling_what_is_kept(data_dir):
+    with contextlib.closing(display):
         dataset = run_prepare(
             source or None,
             tokenizer=tokenizer,
@@ -122,23 +120,3 @@ def _say(dataset: Dataset) -> None:
     if dataset.largest_block_size < resolve({}).model.block_size:
         flags = ["--block-size", str(dataset.largest_block_size)]
     console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
-
-
-@contextlib.contextmanager
-def _telling_what_is_kept(data_dir: Path) -> Iterator[None]:
-    """Says after Ctrl-C what the same command will go on from."""
-    from attnlm.data.unfinished import kept_folders
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        with contextlib.suppress(OSError):  # nobody may be listening any more
-            kept = kept_folders(data_dir)
-            for folder, size in kept.items():
-                console.say(
-                    f"stopped; {folder} keeps {byte_size(size)}: "
-                    "prepare the same again to go on with it, or delete the folder"
-                )
-            if not kept:
-                console.say("stopped; nothing is kept")
-        raise

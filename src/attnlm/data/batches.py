@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.data.dataset import ids_at
-from attnlm.data.shards import Ids, Shards
+from attnlm.base.settings import check_value
+from attnlm.config.training import TrainingConfig
+from attnlm.data.dataset import Ids, ids_at
+from attnlm.model.architecture import Architecture
 
 # The windows of several steps are looked up at once: NumPy's cost per call is spread.
 _MOST_STEPS_AT_ONCE = 128
@@ -21,37 +23,53 @@ _TOKENS_AT_ONCE = 2**16
 
 
 class Batches:
-    """Training windows of block_size tokens and, one token further on, their targets.
+    """Batches of a split as a function of the step: the same arguments give the same batches.
 
-    With `stride`, each epoch is a pass over windows that start `stride` tokens apart, in a new
-    order and from a new phase below `stride`. Without, starts are drawn uniformly. `rows` are those
-    of each batch that are wanted here; the other processes take the others.
-    Raises AttnlmError when the text is too short for one window, and where it has ids that are
-    not below `vocab_size`: of a large file not all were looked at when it was opened.
+        dataset = attnlm.open_dataset("tales-char")
+        batches = attnlm.Batches(dataset.train, block_size=64, batch_size=12, seed=1)
+        inputs, targets = batches(0)  # of step 0
+
+    Both arrays are of int64 and of shape (batch_size, block_size): windows of `tokens`, and the
+    same windows one token further on. No call depends on an earlier one, so steps can be asked for
+    in any order.
+
+    Without `stride`, windows start at random places, uniformly. With it, each epoch is a pass over
+    windows that start `stride` tokens apart, in a new order and from a new place below `stride`;
+    `stride` equal to `block_size` is what `train` does by default. `rows` selects rows of each
+    batch: processes that share a batch take different ones.
+
+    The arrays are views of a cache: copy them before you write to them. Raises UsageError for
+    invalid arguments, AttnlmError if `tokens` is too short for one window, and at a call if the
+    file of the ids was written to since it was opened, or an id is not below `vocab_size`.
     """
 
     def __init__(
         self,
-        tokens: Ids | Shards,
+        tokens: Ids,
         *,
         block_size: int,
         batch_size: int,
-        stride: int | None,
         seed: int,
+        stride: int | None = None,
         vocab_size: int = 2**32,
         rows: slice = slice(None),
     ) -> None:
+        check_value(Architecture, "block_size", block_size)
+        check_value(TrainingConfig, "batch_size", batch_size)
+        check_value(TrainingConfig, "seed", seed)
+        if stride is not None:
+            check_value(TrainingConfig, "stride", stride)
         check_length(len(tokens), block_size, "training")
         self.tokens, self.block_size, self.batch_size = tokens, block_size, batch_size
         self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
-        self._rows = range(batch_size)[rows]
+        self._rows = np.arange(batch_size)[rows]
         self._possible = len(tokens) - block_size
         at_once = _TOKENS_AT_ONCE // (len(self._rows) * block_size)
         self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
         self._block = functools.lru_cache(maxsize=2)(self._windows_of_block)
 
     def __call__(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and targets of a step, each (rows, block_size)."""
+        """Return inputs and targets of a step, each of int64 and shape (rows, block_size)."""
         block, place = divmod(step, self._steps_at_once)
         count = len(self._rows)
         windows = self._block(block)[place * count : (place + 1) * count]
@@ -59,14 +77,14 @@ class Batches:
 
     def _windows_of_block(self, block: int) -> NDArray[np.int64]:
         steps = np.arange(block * self._steps_at_once, (block + 1) * self._steps_at_once)
-        numbers = steps[:, None] * self.batch_size + np.array(self._rows)
+        numbers = steps[:, None] * self.batch_size + self._rows
         starts = self.starts(numbers.ravel().astype(np.uint64))
         places = starts[:, None] + np.arange(self.block_size + 1)
         windows = ids_at(self.tokens, places, self.vocab_size, "train.bin")
         return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Where windows number 0, 1, … of the training begin; step s has the next batch_size."""
+        """Return where windows begin, by number: step s has those from s · batch_size on."""
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
@@ -80,7 +98,7 @@ class Batches:
 def check_length(
     length: int, block_size: int, split: str, hint: str = "prepare a longer text"
 ) -> None:
-    """Refuses a split without room for one window and its targets."""
+    """Raise AttnlmError for a split without room for one window and its targets."""
     if length < block_size + 1:
         raise AttnlmError(
             f"the {split} split has {length} tokens, and a window of block_size {block_size} "
@@ -90,7 +108,7 @@ def check_length(
 
 
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
-    """A seed for what is drawn (dropout) in each of `count` windows of a step, from `first` on."""
+    """Return a seed for the dropout of each of `count` windows of a step, from `first` on."""
     windows = np.arange(first, first + count, dtype=np.uint64)
     hashed = _hash(seed, (np.uint64(step) << np.uint64(24)) + windows)
     return [int(h) for h in hashed >> np.uint64(1)]
@@ -99,7 +117,7 @@ def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
 def _shuffled(
     seed: int, epoch: NDArray[np.uint64], place: NDArray[np.uint64], count: int
 ) -> NDArray[np.uint64]:
-    """Where each place of 0 … count − 1 goes in its epoch's order: a permutation without a table.
+    """Permute each place of 0 … count − 1 for its epoch, without a table of the whole order.
 
     A Feistel network permutes the next power of four; what falls outside `count` goes through it
     again until it falls inside ("cycle walking": Black and Rogaway, 2002).
@@ -121,12 +139,12 @@ def _shuffled(
 
 
 def _hash(seed: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random bits for each (seed, counter)."""
+    """Return 64 random bits for each (seed, counter)."""
     return _mix(_mix(counter + _GOLDEN) ^ _mix(np.array([seed], np.uint64) + _GOLDEN))
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): bijective, mixes all bits."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), which mixes all bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

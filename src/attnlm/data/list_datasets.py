@@ -1,4 +1,4 @@
-"""What lies in the folder of the data sets. Nothing here needs torch."""
+"""The list of all data sets in a folder. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 from attnlm.base.entries import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.readable import quantity
-from attnlm.data.dataset import open_bins, read_meta
-from attnlm.data.unfinished import kept_folders
+from attnlm.data.dataset import open_bin, read_meta
 
-_META = "meta.json"
 # A folder with one of these is, or was, a data set.
-_OF_A_DATASET = (_META, "train.bin", "val.bin")
+_OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
 _FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bigram_loss", "floor")
 
 
@@ -49,45 +46,33 @@ class DatasetEntry:
 def list_datasets(
     data_dir: str | Path = "data", *, on_event: OnEvent | None = None
 ) -> list[DatasetEntry]:
-    """The data sets in a folder, the newest first; the damaged ones too, with the reason.
+    """Return the data sets in a folder, newest first; the damaged ones too, with the reason.
 
         large = [entry.name for entry in attnlm.list_datasets() if entry.bytes > 10**9]
 
-    Hashes are not checked. Notes name the folders that are left out since they are none, and what
-    is kept of preparations that were stopped. Raises AttnlmError where `data_dir` can't be read.
+    Hashes are not checked. A Note names the folders that are left out because they are not data
+    sets. Raises AttnlmError if `data_dir` can't be read.
     """
-    parent = Path(data_dir)
-    entries, others = newest_first(parent, _entry)
-    if on_event is not None:
-        if others:
-            on_event(Note(f"skipped (not a data set): {', '.join(others)}"))
-        for folder, size in kept_folders(parent).items():
-            on_event(
-                Note(
-                    f"{folder} keeps {quantity(size, 'B')} of a preparation that was stopped: "
-                    "prepare the same again to go on with it, or delete the folder"
-                )
-            )
+    entries, others = newest_first(Path(data_dir), _entry)
+    if others and on_event is not None:
+        on_event(Note(f"skipped (not a data set): {', '.join(others)}"))
     return entries
 
 
 def _entry(path: Path) -> DatasetEntry | None:
-    """The data set in the folder `path`, or damaged; None where it is none."""
+    """Return the data set in the folder `path`, be it damaged; None if it is no data set."""
     link = link_target(path)
     found = DatasetEntry(name=path.name, path=path, link=link)
     if problem := problem_of(path):
         return replace(found, problem=problem)
     if not any(os.path.lexists(path / name) for name in _OF_A_DATASET):
         return None
-    found = replace(
-        found,
-        bytes=0 if link is not None else folder_size(path),
-        modified=modified(path / _META),
-    )
+    size = 0 if link is not None else folder_size(path)
+    found = replace(found, bytes=size, modified=modified(path / "meta.json"))
     try:
-        meta = read_meta(path / _META)
+        meta = read_meta(path)
         for split in ("train", "val"):
-            open_bins(path, split, meta)
+            open_bin(path, split, meta)
     except AttnlmError as error:
         return replace(found, problem=error.message)
     except OSError as error:

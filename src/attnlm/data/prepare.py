@@ -1,33 +1,32 @@
-"""A text becomes a data set: read twice in a stream, encoded, and put in place whole."""
+"""From a text to a data set: the text is read twice in a stream, and the folder appears whole."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from attnlm.base.commands import KINDS
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, write_json
-from attnlm.base.folders import delete_folder, exchange, workspace
+from attnlm.base.folders import exchange, workspace
 from attnlm.base.names import check_name, is_safe_name, write_latest
-from attnlm.base.readable import byte_size
 from attnlm.config.settings import resolve
-from attnlm.data import bins
+from attnlm.data.bins import bigram_loss, write_bins
 from attnlm.data.dataset import (
     FORMAT,
-    LONGEST_TEXT,
-    SHARDED_FORMAT,
     Dataset,
+    Facts,
     id_dtype,
     open_dataset,
     open_trusted,
     sampled_hash,
 )
-from attnlm.data.splits import Split, Text, TextChangedError, read_text
-from attnlm.data.unfinished import DamagedLogError, Log, kept_folder, kept_folders
+from attnlm.data.splits import Split, Text, read_text
 from attnlm.text.corpus import NEWLINES, Source, get_corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
@@ -49,45 +48,42 @@ def prepare(
     force: bool = False,
     on_event: OnEvent | None = None,
 ) -> Dataset:
-    """Encodes a text as the data set `name` in `data_dir`, and makes it the latest.
+    """Encode a text as the data set `name` in `data_dir`, and make it the latest.
 
         dataset = attnlm.prepare("my-novel.txt", tokenizer="bpe:512")
 
+    `source` is one or several of these: a file, a folder, a pattern, a URL, "hf:NAME",
+    "tinyshakespeare", "tales", or "-" for stdin. Several are joined in their order. The default is
+    Tiny Shakespeare, or `tales` if that is not available. `column` holds the text of records.
+
     `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is taken: the text's
-    ids then mean what theirs do.
+    ids then mean what theirs do. Records, and each of several files, are documents: the end-of-text
+    id follows them if the tokenizer has one.
 
-    `source`, one or several, is what `corpus.get_corpus` takes. The last `val_fraction` of its
-    characters are the validation split; or, with `val_file`, the whole of that text. Line endings
-    are kept, or CR LF and CR become LF with `newlines` "unix". `column` holds the text of records.
+    The last `val_fraction` of the characters are the validation split; or, with `val_file`, the
+    whole of that text. Line endings are kept, or CR LF and CR become LF with `newlines` "unix".
+
     A data set with the same content is unchanged, one with other content is replaced only with
-    `force`.
-
-    Records, and each of several files, are documents: the end-of-text id follows them where the
-    tokenizer has one. A text over 1 GiB is encoded to shards of that size; what a process that was
-    stopped has written of them stays, and the same call goes on from there.
+    `force`. Until a new data set is complete nothing of it is at its place; a preparation that is
+    stopped leaves nothing behind.
 
     Raises UsageError for invalid arguments, AttnlmError for a text that can't be found, downloaded,
     read, split or encoded, and for files that can't be written. Existing files are then unchanged.
     """
     on_event = on_event or ignore
+    data_dir = Path(data_dir)
     spec = canonical_spec(str(tokenizer))
-    try:
-        bpe_size(spec)  # for its error
-        taken = None
-    except UsageError:
-        if isinstance(tokenizer, str) and not Path(tokenizer).exists():
-            tokenizer = _named(tokenizer, Path(data_dir))
-        if (taken := _taken(Path(tokenizer))) is None:
-            raise
+    origin = _origin(tokenizer, data_dir)
+    taken = None if origin is None else _taken(origin)
     if newlines not in NEWLINES:
         raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
         raise UsageError(f"`val_fraction` can't be {val_fraction}", "it must be between 0 and 1")
+    if val_file is not None and not os.fspath(val_file):
+        raise UsageError("`val_file` can't be empty", "name a file, or leave it out")
     if name is not None:
         check_name(name)
-    data_dir = Path(data_dir)
-    hint = ", or name another `data_dir`"
-    with explaining(data_dir, hint), workspace(data_dir) as work:
+    with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
 
         def read(place: Source | Iterable[Source] | None) -> Text:
             corpus = get_corpus(
@@ -102,33 +98,25 @@ def prepare(
             )
             return read_text(corpus, on_event)
 
-        if val_file is not None and not os.fspath(val_file):
-            raise UsageError("`val_file` can't be empty", "name a file, or leave it out")
         if val_file is None:
             split = Split(read(source), float(val_fraction), None)
         else:
             split = Split(read(source), None, read(Path(val_file)))
-        named = Path(tokenizer).absolute().name
-        kind = spec.replace(":", "") if taken is None else safe_name(named)
+        kind = spec.replace(":", "") if origin is None else safe_name(origin.name)
         name = name or f"{split.text.corpus.name}-{kind}"
-        target, wanted = data_dir / name, taken or spec
-        if _is_prepared(target, wanted, split, force):
+        target = data_dir / name
+        is_prepared = functools.partial(_is_prepared, target, taken or spec, split, force)
+        if is_prepared():
             text_hash = f"{split.text.sha256[:12]}…"
             on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
         else:
             if taken is not None:
-                for text in filter(None, (split.text, split.val_text)):
-                    taken.encode(text.distinct)  # for its error
-            chosen = taken or _tokenizer(spec, split, work, offline, on_event)
-            origin = None if taken is None else Path(tokenizer).absolute()
-            if split.utf8_bytes > bins.SHARD_BYTES:
-                _build_large(data_dir, work, name, split, chosen, origin, on_event)
-            else:
-                (work / "new").mkdir()
-                _build(work / "new", name, split, chosen, origin, on_event)
-            _install(work / "new", target, lambda: _is_prepared(target, wanted, split, force))
+                taken.encode("".join(text.distinct for text in split.texts))  # for its error
+            chosen = taken or _made(spec, split, work, offline, on_event)
+            (work / "new").mkdir()
+            _build(work / "new", name, split, chosen, origin, on_event)
+            _install(work / "new", target, is_prepared)
         write_latest(data_dir, name)
-        _tell_kept(data_dir, on_event)
         dataset = open_trusted(target)
     most, usual = dataset.largest_block_size, resolve({}).model.block_size
     if most < usual:
@@ -141,86 +129,43 @@ def prepare(
     return dataset
 
 
-# --- The text, and where it is split --------------------------------------------------------------
+# --- The tokenizer --------------------------------------------------------------------------------
 
 
-def _named(tokenizer: str, data_dir: Path) -> str | Path:
-    """The folder of the run or data set of that name, where there is one; the spec otherwise."""
-    places = Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer
-    is_name = is_safe_name(tokenizer)
-    return next((p for p in places if is_name and (p / "tokenizer.json").is_file()), tokenizer)
+def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
+    """Return the folder of the run or data set whose tokenizer is to be taken; None for a spec."""
+    try:
+        bpe_size(canonical_spec(str(tokenizer)))
+    except UsageError:
+        places = [Path(tokenizer)]
+        if is_safe_name(str(tokenizer)):
+            places += [Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer]
+        for place in places:
+            if (place / "tokenizer.json").is_file():
+                return place.absolute()
+        raise
+    return None
 
 
-def _taken(folder: Path) -> Tokenizer | None:
-    """The tokenizer of the run or data set in a folder; None where there is none."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    tokenizer = load(path)
-    tokenizer.dataset = folder.absolute().name
+def _taken(folder: Path) -> Tokenizer:
+    tokenizer = load(folder / "tokenizer.json")
+    tokenizer.dataset = folder.name
     return tokenizer
 
 
-def _tokenizer(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
-    """The tokenizer of that spec: of the whole text for char, of the training split for bpe:N."""
+def _made(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
+    """Return the tokenizer of a spec: char for the whole text, bpe:N for the training split."""
     size = bpe_size(spec)
     if size is not None:
         return bpe.train(spec, size, split.train_sample(), on_event)
     if spec == "char":
-        texts = filter(None, (split.text, split.val_text))
-        return CharTokenizer("".join(sorted(set().union(*(text.distinct for text in texts)))))
+        return CharTokenizer("".join(sorted(set().union(*(text.distinct for text in split.texts)))))
     if spec == "byte":
         return ByteTokenizer()
     return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
 
 
-def _build_large(
-    data_dir: Path,
-    work: Path,
-    name: str,
-    split: Split,
-    tokenizer: Tokenizer,
-    origin: Path | None,
-    on_event: OnEvent,
-) -> None:
-    """Makes the folder `work`/new a data set of shards, some of which may be there from before."""
-    texts = [text for text in (split.text, split.val_text) if text]
-    facts = {
-        "texts": [text.sha256 for text in texts],
-        "train_characters": split.train_characters,
-        "tokenizer": tokenizer.to_json(),
-        "shard_bytes": bins.SHARD_BYTES,
-        # A text that was changed and changed back may have been encoded in between.
-        "files": [text.corpus.stamps(work) for text in texts],
-    }
-    with kept_folder(data_dir, facts) as folder:
-        log = Log(folder)
-        log.take_over(
-            bins.shard_tokens(tokenizer.vocab_size),
-            id_dtype(tokenizer.vocab_size).itemsize,
-            {
-                "train": split.train_characters,
-                "val": split.characters - split.train_characters,
-            },
-        )
-        if there := sum(map(len, log.shards.values())):
-            on_event(Note(f"continuing after {there} shards that an earlier `prepare` wrote"))
-        try:
-            _build(folder, name, split, tokenizer, origin, on_event, log)
-        except (TextChangedError, DamagedLogError):
-            delete_folder(folder)
-            raise
-        log.finish(work / "new")
-
-
-def _tell_kept(data_dir: Path, on_event: OnEvent) -> None:
-    for folder, size in kept_folders(data_dir).items():
-        on_event(
-            Note(
-                f"{folder} has {byte_size(size)} of a preparation that was stopped: "
-                "prepare the same again to go on with it, or delete the folder"
-            )
-        )
+# --- The folder -----------------------------------------------------------------------------------
 
 
 def _build(
@@ -230,57 +175,51 @@ def _build(
     tokenizer: Tokenizer,
     origin: Path | None,
     on_event: OnEvent,
-    log: Log | None = None,
 ) -> None:
-    """Makes `folder` a whole data set, with meta.json as its last file."""
-    made = bins.write_bins(folder, split, tokenizer, on_event, log)
+    """Make `folder` a data set, with meta.json as its last file."""
+    bins = write_bins(folder, split, tokenizer, on_event)
     save(tokenizer, folder / "tokenizer.json")
-    text, val_text, val_tokens = split.text, split.val_text, made["val"].tokens
+    text, val_text, val_tokens = split.text, split.val_text, bins["val"].tokens
     floor_nats = None
     if text.corpus.floor_nats and not val_text:
         floor_nats = text.corpus.floor_nats.get(split.train_characters)
-    meta = {
-        "format": SHARDED_FORMAT if log else FORMAT,
-        "name": name,
-        "source": text.corpus.source[:LONGEST_TEXT],
-        "sources": text.corpus.sources,
-        "source_sha256": text.sha256,
-        "val_source": val_text.corpus.source[:LONGEST_TEXT] if val_text else None,
-        "val_source_sha256": val_text.sha256 if val_text else None,
-        "encoding": text.corpus.encoding,
-        "newlines": text.corpus.newlines,
-        "column": text.corpus.column,
-        "documents": text.documents + (val_text.documents if val_text else 0),
-        "val_fraction": split.val_fraction,
-        "characters": split.characters,
-        "train_characters": split.train_characters,
-        "val_characters": split.characters - split.train_characters,
-        "val_bytes": made["val"].utf8_bytes,
-        "tokenizer": tokenizer.name,
-        "tokenizer_from": None if origin is None else str(origin),
-        "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": id_dtype(tokenizer.vocab_size).name,
-        "bigram_loss": bins.bigram_loss(made["train"], made["val"]),
-        "floor": None if floor_nats is None else floor_nats / val_tokens,
-    }
-    for key, written in made.items():
-        meta[f"{key}_tokens"] = written.tokens
-        meta[f"{key}_sha256"] = written.sha256
-        meta[f"{key}_sampled_sha256"] = sampled_hash(*written.paths)
-        if log:
-            meta[f"{key}_shards"] = list(written.hashes)
-            meta["shard_tokens"] = bins.shard_tokens(tokenizer.vocab_size)
+    facts = Facts(
+        name=name,
+        source=text.corpus.source,
+        sources=text.corpus.sources,
+        source_sha256=text.sha256,
+        val_source=val_text.corpus.source if val_text else None,
+        val_source_sha256=val_text.sha256 if val_text else None,
+        encoding=text.corpus.encoding,
+        newlines=text.corpus.newlines,
+        column=text.corpus.column,
+        documents=sum(text.documents for text in split.texts),
+        val_fraction=split.val_fraction,
+        characters=split.characters,
+        train_characters=split.train_characters,
+        val_characters=split.characters - split.train_characters,
+        train_tokens=bins["train"].tokens,
+        val_tokens=val_tokens,
+        val_bytes=bins["val"].utf8_bytes,
+        train_sha256=bins["train"].sha256,
+        val_sha256=bins["val"].sha256,
+        train_sampled_sha256=sampled_hash(bins["train"].path),
+        val_sampled_sha256=sampled_hash(bins["val"].path),
+        tokenizer_from=None if origin is None else str(origin),
+        tokenizer_sha256=file_hash(folder / "tokenizer.json"),
+        vocab_size=tokenizer.vocab_size,
+        dtype=id_dtype(tokenizer.vocab_size).name,
+        bigram_loss=bigram_loss(bins["train"], bins["val"]),
+        floor=None if floor_nats is None else floor_nats / val_tokens,
+    )
+    meta = {"format": FORMAT, "tokenizer": tokenizer.name, **asdict(facts)}
     write_json(folder / "meta.json", meta)
 
 
-# --- Where the folder goes ------------------------------------------------------------------------
-
-
 def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
-    """Whether what is at `target` can stay; False means that it may be replaced, or is nothing.
+    """Return True if the data set at `target` can stay, False if nothing is there to keep.
 
-    Raises AttnlmError when it is something else, and without `force` also when it is a data set
+    Raises AttnlmError for anything but a data set there, and without `force` also for a data set
     that is damaged or has other content.
     """
     if not os.path.lexists(target):
@@ -309,7 +248,7 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
 
 
 def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Moves the folder `new` to `target`, unless `is_prepared` what is there by then."""
+    """Move the folder `new` to `target`, unless `is_prepared` what is there by then."""
     while True:
         try:
             if not os.path.lexists(target):
@@ -318,6 +257,6 @@ def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
                 exchange(new, target)
             return
         except OSError as error:
-            # Somebody else put theirs there in this moment, or took it away: look at that.
+            # Another process put its folder there in this moment, or took it away: look again.
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
                 raise

@@ -20,19 +20,12 @@ from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.pieces import map_ahead
 from attnlm.text.corpus import Corpus
 from attnlm.text.documents import Piece
-from attnlm.tokens.tokenizer import (
-    code_points,
-    encoded,
-)
+from attnlm.tokens.tokenizer import code_points, encoded
 
 # UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
 _END = b"\xff"  # of a document, in what is hashed: no UTF-8 has it
-
-
-class TextChangedError(AttnlmError):
-    """A text is not the same any more."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Text:
     documents: int
 
     def pieces(self) -> Iterator[Piece]:
-        """The text again. Raises TextChangedError at its end when it is not the same any more."""
+        """Yield the text again. Raises AttnlmError at its end if it differs from the first time."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
             digest.update(_marked(piece, encoded(piece.text, "utf-8")))
@@ -59,9 +52,9 @@ class Text:
         if digest.hexdigest() != self.sha256:
             raise self.changed()
 
-    def changed(self) -> TextChangedError:
-        """What to raise where it is not the same any more."""
-        return TextChangedError(
+    def changed(self) -> AttnlmError:
+        """Return the error for a text that differs from the first time."""
+        return AttnlmError(
             f"{self.corpus.shown} changed while it was read",
             "try again when nothing writes to it",
         )
@@ -83,11 +76,11 @@ class Split:
 
     @property
     def characters(self) -> int:
-        return self.text.characters + (self.val_text.characters if self.val_text else 0)
+        return sum(text.characters for text in self.texts)
 
     @property
-    def utf8_bytes(self) -> int:
-        return self.text.utf8_bytes + (self.val_text.utf8_bytes if self.val_text else 0)
+    def texts(self) -> list[Text]:
+        return [self.text, *([self.val_text] if self.val_text else [])]
 
     def text_of(self, key: str) -> Text:
         """What a split, "train" or "val", is of."""
@@ -97,7 +90,7 @@ class Split:
         """Both splits, each piece with the name of its split."""
         left = self.train_characters
         for piece in self.text.pieces():
-            before, after = cut(piece, left)
+            before, after = _cut(piece, left)
             if before.text:
                 yield "train", before
             if after.text:
@@ -120,7 +113,7 @@ class Split:
         return blocks
 
 
-def cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
+def _cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
     """The first `at` characters of a piece, and the others. One of the two may be empty."""
     if at >= len(piece.text):
         return piece, Piece("")

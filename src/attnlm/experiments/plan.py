@@ -20,8 +20,7 @@ from attnlm.compute.processes import Processes, joined
 from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import Config, resolve, with_steps
 from attnlm.config.training import TrainingConfig
-from attnlm.data.dataset import Dataset, id_dtype, open_dataset
-from attnlm.data.shards import Ids
+from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import check_fits, settle, within_memory
 from attnlm.model.inspection import count_parameters, model_skeleton

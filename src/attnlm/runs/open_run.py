@@ -13,7 +13,7 @@ from attnlm.base.entries import problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder, is_folder
 from attnlm.config.settings import resolve
-from attnlm.data.dataset import Dataset, is_count, open_dataset
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.run import FORMAT, Run, damaged, is_number
 
 
@@ -64,6 +64,11 @@ def open_run(
         raise damaged(path / "config.json")
     facts = {key: content[key] for key in _CONTENT if key != "config"}
     return Run(path, config, **facts)
+
+
+def is_count(value: object) -> bool:
+    """Whether a JSON value is a plausible number of things."""
+    return type(value) is int and 0 < value < 2**48
 
 
 def _is_loss(value: object) -> bool:

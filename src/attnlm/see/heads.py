@@ -16,7 +16,6 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.data.dataset import ids_at
-from attnlm.data.shards import Shards
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
@@ -108,7 +107,7 @@ def study_heads(
     windows: int = 64,
     ablate: bool = False,
     text: Path | None = None,
-    tokens: NDArray[Any] | Shards | None = None,
+    tokens: NDArray[Any] | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
@@ -178,7 +177,7 @@ def study_heads(
     )
 
 
-def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any] | Shards:
+def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any]:
     if text is not None:
         try:
             pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])

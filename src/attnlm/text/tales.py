@@ -4,31 +4,31 @@ Every choice the grammar makes has a known probability, and every text has one d
 probability of the text is the product of the probabilities of its choices. Its negative logarithm
 is the loss of the generator itself: a floor below which a model goes only by luck.
 
-One derivation, because a choice is written where it is made, and what the alternatives of a rule
-write always differs at some character before either ends. Whoever reads the text from left to
-right, knowing the grammar, can name each choice. The tests check this of every pair of
-alternatives.
+A text has one derivation because a choice is written where it is made, and what two alternatives
+of a rule write always differs at some character before either ends (so "tea" and "teapot" could
+not be two of them). A reader who knows the grammar can name each choice from left to right. The
+tests check this for every pair of alternatives.
 """
+
+from __future__ import annotations
 
 import hashlib
 import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, count
 from typing import NamedTuple
-
-from attnlm.text.tales_grammar import RULES
 
 SEED = "attnlm tales 6"
 MINIMUM_CHARACTERS = 1_000_000
 SHA256 = "e8fd317621cd324db2042fdc4a94b6308621679ad2f9e160ad375f98c1113555"
 STORY_END = "\n\n"
+PART = re.compile(r"<(\w+)>|\[(\w+)\]")
+"""A choice by the rule of this name, or a form that was remembered under this name."""
 
 
-@dataclass(frozen=True)
-class Tales:
+class Tales(NamedTuple):
     """The corpus: its text, and the floor at each place where a story starts.
 
     `floor_nats` maps the character offset of a story's first character to −ln p of all the text
@@ -46,39 +46,15 @@ class Story(NamedTuple):
     nats: float
 
 
-# --- The grammar: see `tales_grammar` for the notation -------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice:
-    """`<rule>`: writes one of the rule's alternatives, and remembers it."""
-
-    rule: str
-    capital: bool
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """`[form]`: writes what the latest choice remembered under this name."""
-
-    form: str
-    capital: bool
-
-
-Part = str | Choice | Repeat
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """One thing a rule can write, how often (weight / total), and its other forms."""
+class Alternative(NamedTuple):
+    """A text with parts to fill in, its weight among the alternatives, and its other forms."""
 
     weight: int
-    parts: tuple[Part, ...]
+    text: str
     other_forms: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A choice between alternatives; `forms` names what is remembered, the written text first."""
 
     forms: tuple[str, ...]
@@ -86,7 +62,7 @@ class Rule:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """The alternatives' weights, in their order."""
+        """The weights of the alternatives, in their order."""
         return tuple(alternative.weight for alternative in self.alternatives)
 
 
@@ -94,7 +70,7 @@ Grammar = Mapping[str, Rule]
 
 
 def parse_grammar(rules: Mapping[str, str]) -> Grammar:
-    """Reads the notation of `tales_grammar.RULES`; a rule is called by the first of its forms.
+    """Return the rules in the notation of `RULES`, each under the first of its forms.
 
     Raises ValueError for an alternative that is empty or does not have all forms of its rule.
     """
@@ -113,67 +89,36 @@ def _parse_alternative(source: str) -> Alternative:
     weighted = re.fullmatch(r"(?:(\d+) )?(.+)", lines, re.DOTALL)
     if weighted is None:
         raise ValueError("an alternative is empty")
-    written, *other_forms = weighted[2].split("/")
-    return Alternative(int(weighted[1] or 1), tuple(_parse_parts(written)), tuple(other_forms))
-
-
-def _parse_parts(text: str) -> Iterator[Part]:
-    for rule, form, literal in re.findall(r"<(\w+)>|\[(\w+)\]|([^<\[]+|.)", text):
-        if rule:
-            yield Choice(rule.lower(), capital=rule[0].isupper())
-        elif form:
-            yield Repeat(form.lower(), capital=form[0].isupper())
-        else:
-            yield literal
-
-
-# --- Writing -------------------------------------------------------------------------------------
-
-
-@dataclass
-class Writer:
-    """Writes one story; `choose` is given the weights of a rule and returns an index."""
-
-    grammar: Grammar
-    choose: Callable[[Sequence[int]], int]
-    memory: dict[str, str] = field(default_factory=dict)
-    nats: list[float] = field(default_factory=list)
-
-    def write(self, name: str) -> str:
-        """Writes one alternative of the rule, remembers its forms and counts its nats."""
-        rule = self.grammar[name]
-        weights = rule.weights
-        alternative = rule.alternatives[self.choose(weights)]
-        self.nats.append(math.log(sum(weights) / alternative.weight))
-        text = "".join(map(self._write_part, alternative.parts))
-        self.memory.update(zip(rule.forms, (text, *alternative.other_forms), strict=True))
-        return text
-
-    def _write_part(self, part: Part) -> str:
-        match part:
-            case Choice(rule, capital):
-                return _capitalised(self.write(rule), capital)
-            case Repeat(form, capital):
-                return _capitalised(self.memory[form], capital)
-            case _:
-                return part
-
-
-def _capitalised(text: str, capital: bool) -> str:
-    return text[0].upper() + text[1:] if capital else text
+    text, *other_forms = weighted[2].split("/")
+    return Alternative(int(weighted[1] or 1), text, tuple(other_forms))
 
 
 def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -> Story:
-    """Writes one story from the rule `start`, with nothing remembered from another."""
-    writer = Writer(grammar, choose)
-    return Story(writer.write(start), math.fsum(writer.nats))
+    """Write one story from the rule `start`.
 
+    `choose` is given the weights of a rule and returns the index of an alternative.
+    """
+    memory: dict[str, str] = {}
+    nats: list[float] = []
 
-# --- Random choices ------------------------------------------------------------------------------
+    def write(name: str) -> str:
+        rule = grammar[name]
+        alternative = rule.alternatives[choose(rule.weights)]
+        nats.append(math.log(sum(rule.weights) / alternative.weight))
+        text = PART.sub(write_part, alternative.text)
+        memory.update(zip(rule.forms, (text, *alternative.other_forms), strict=True))
+        return text
+
+    def write_part(part: re.Match[str]) -> str:
+        name = part[1] or part[2]
+        text = write(name.lower()) if part[1] else memory[name.lower()]
+        return text[0].upper() + text[1:] if name[0].isupper() else text
+
+    return Story(write(start), math.fsum(nats))
 
 
 def random_words(seed: str) -> Iterator[int]:
-    """Uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
+    """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
     A hash function's output is fixed by its standard; that of `random` is not.
     """
@@ -183,7 +128,7 @@ def random_words(seed: str) -> Iterator[int]:
 
 
 def weighted_choice(words: Iterator[int]) -> Callable[[Sequence[int]], int]:
-    """A `choose` that returns index i with probability weights[i] / sum(weights), exactly."""
+    """Return a `choose` that returns index i with probability weights[i] / sum(weights)."""
 
     def choose(weights: Sequence[int]) -> int:
         total = sum(weights)
@@ -195,11 +140,8 @@ def weighted_choice(words: Iterator[int]) -> Callable[[Sequence[int]], int]:
     return choose
 
 
-# --- The corpus ----------------------------------------------------------------------------------
-
-
 def generate() -> Tales:
-    """Generates the corpus: the same text on every machine, a little over 1,000,000 characters.
+    """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
     It ends at the first story after which nine tenths of the characters, rounded down, are whole
     stories, so that the default split falls between two.
@@ -218,3 +160,183 @@ def generate() -> Tales:
     assert hashlib.sha256(text.encode("ascii")).hexdigest() == SHA256
     floors = list(accumulate(reversed(nats_from.values())))
     return Tales(text, dict(zip(nats_from, reversed(floors), strict=True)))
+
+
+# --- The grammar ----------------------------------------------------------------------------------
+# A rule is a name and its alternatives, separated by `|`; a line break inside an alternative is one
+# of the story. A number before an alternative is its weight (else 1): it is chosen with probability
+# weight / sum of the rule's weights.
+#
+#     <rule>   chooses one of the rule's alternatives, writes it and remembers it
+#     [form]   writes what was remembered; <Rule> and [Form] write a capital first
+#
+# A rule with slashes in its name remembers several forms at once: <hero/she/her> may write
+# "Finn", and from then on [hero] is "Finn", [she] is "he" and [her] is "his".
+
+RULES = {
+    "story": """
+        4 <opening>
+        <loss>
+        <ending>
+      | 4 <opening>
+        <find>
+        <ending>
+      | 3 <opening>
+        <journey>
+        <ending>
+      | 3 <opening>
+        <birthday>
+        <ending>
+      | 3 <opening>
+        <night>
+        <ending>
+      | 2 <opening>
+        <riddle_game>
+        <ending>
+    """,
+    "opening": """
+        3 Once there was a <trait> <kind> named <hero>.
+      | 2 There once lived a <trait> <kind> whose name was <hero>.
+      | 2 Long ago a <trait> <kind> named <hero> lived <place>.
+      | 3 <hero> was a <trait> <kind> who lived <place>.
+      | 2 In a house <place> lived <hero>, a <trait> <kind>.
+    """,
+    "ending": """
+        2 And from that day on, [hero] and [helper] were friends.
+      | 2 Then [she] went home to [her] <supper> and [her] <colour> bed.
+      | 2 That night [hero] dreamed of <trifle> and of [helper].
+      | 2 "What a <trait> [kind] you are, [hero]," <said> [helper].
+      | 2 "What a <grand> day, [helper]," <said> [hero], and <waved>.
+    """,
+    # A thing is lost and found again.
+    "loss": """
+        <one_day> [she] lost [her] <colour> <thing>.
+        [She] looked <place>, but found only <trifle>.
+        "<have_you_seen> my [thing], <helper>?" <asked> [hero].
+        "<hint>, [hero]," <said> [helper].
+        <found>
+    """,
+    "have_you_seen": "3 Have you seen | 2 Who has hidden | Have you found",
+    "hint": "3 [It] [is] <place> | 2 Look <place> | 2 The rain left [them] <place>",
+    "found": """
+        3 [She] <went> there, and there [it] [was]!
+      | 2 And [place] [she] found [her] [thing].
+      | 2 "[This] [is] my [thing], [helper]!" <said> [hero], and <waved>.
+    """,
+    # A thing is found and brought back.
+    "find": """
+        <one_day> [she] found somebody's <colour> <thing> <place>.
+        "[Is] [this] your [thing], <helper>?" <asked> [hero].
+        "Alas, no, [hero]," <said> [helper]. "Ask the <owner>."
+        So [she] <went> to the [owner] with the [thing].
+        "<thanks>, [hero]!" <said> the [owner].
+    """,
+    "thanks": "3 Thank you | 2 Oh, my [thing] | 2 Take some <supper> | I had looked <place>",
+    # A wish is walked to.
+    "journey": """
+        <one_day> [she] set out to <wish>, with [her] <colour> <thing>.
+        "Where are you going, [hero]?" <asked> <helper>.
+        "To [wish], [helper]," <said> [hero]. "<invitation>."
+        So [hero] and [helper] <went> on, and <in_time> they [wished].
+    """,
+    "invitation": "3 Walk with me | 2 Take my [thing] | 2 Have some <supper> | It is not far",
+    # A present is made and given.
+    "birthday": """
+        <one_day> [she] met <helper> <place>.
+        "It is my birthday, [hero]!" <said> [helper].
+        "Then take my <colour> <thing>, [helper]," <said> [hero].
+        [Helper] <thanked> the [thing] and gave [hero] some <supper>.
+    """,
+    "thanked": "2 took | admired | loved | kissed | laughed at | danced with",
+    # Somebody is awake.
+    "night": """
+        Late one <gloom> night [she] heard a <noise> <place>.
+        "Who is there?" <asked> [hero].
+        "Only me, [hero]," <said> <helper>. "I am <pastime>."
+        "Why, [helper]?" <asked> [hero]. "<reason>, [hero]," <said> [helper].
+        So [hero] and [helper] [did] <until>.
+    """,
+    "reason": "3 I cannot sleep | 2 I have lost my <thing> | 2 It is so [gloom]",
+    "until": "2 until <dawn> | all night | with <trifle>",
+    # A riddle has to be answered.
+    "riddle_game": """
+        <one_day> [she] met <helper> <place>.
+        "<riddle>, [hero]?" <asked> [helper].
+        "Is it <trifle>, [helper]?" <asked> [hero]. "It is not, [hero]," <said> [helper].
+        "Then it is [answer]!" <said> [hero], and [helper] <nodded>.
+    """,
+    "riddle/answer": """
+        What wears a white hat and never feels cold/the mountain
+      | What runs past the mill and never grows tired/the stream
+      | What has a hundred leaves and no roots/a book
+      | What grows shorter the longer it shines/a candle
+      | What follows you all day and hides at night/my shadow
+      | What has an iron tongue and sings from a tower/the bell
+      | What knocks on the window and has no hands/the rain
+      | What stands on one leg and wears a red cap/a mushroom
+      | What climbs the hill and never moves/the path
+      | What has four legs and cannot walk/the table
+    """,
+    # Who. No two names begin with the same letter, and none with that of a sentence: one letter
+    # tells who is meant.
+    "hero/she/her": """
+        Ella/she/her | Rosa/she/her | Una/she/her | Zoe/she/her
+      | Finn/he/his | Gus/he/his | Pip/he/his | Victor/he/his
+    """,
+    "kind": "3 mouse | 2 rabbit | 2 hedgehog | fox | frog | lamb | kitten | mole | bear | duck",
+    "trait": """
+        4 little | 2 brave | 2 clever | curious | shy | merry | sleepy | gentle | hungry | proud
+    """,
+    "helper": "Badger | Crow | Dove | Jackdaw | King | Moon | Newt | Queen",
+    "owner": "2 baker | 2 miller | shepherd | fiddler | tailor | gardener",
+    # What.
+    "thing/it/is/was/this/them": """
+        button/it/is/was/this/it | drum/it/is/was/this/it | kite/it/is/was/this/it
+      | lantern/it/is/was/this/it | whistle/it/is/was/this/it | gloves/they/are/were/these/them
+      | marbles/they/are/were/these/them | pearls/they/are/were/these/them
+      | ribbons/they/are/were/these/them | shells/they/are/were/these/them
+    """,
+    "colour": "red | blue | green | yellow | silver | golden | striped | purple | white",
+    "trifle": "<number> <tiny> <small_thing>",
+    "tiny": "tiny | white | round | bright | lost | fine | old",
+    "number": "two | 2 three | five | 2 seven | nine | some",
+    "small_thing": "feathers | acorns | bees | crumbs | leaves | stars | ants | pebbles | apples",
+    "supper": "<flavour> <dish>",
+    "flavour": "plum | honey | apple | nut | cherry | pumpkin | barley | onion",
+    "dish": "soup | cake | bread | pie | jam | tea",
+    "noise": "knock | splash | sneeze | soft song | creak | cough | bump | whisper",
+    # Where and when.
+    "place": "<beside> the <old> <bridge>",
+    "beside": "3 under | 2 behind | beside | near | 2 by",
+    "old": "3 old | mossy | crooked | broken | quiet | empty | tall | 2 little",
+    "bridge": "2 bridge | 2 mill | well | oak | barn | gate | tower | garden wall | hay cart | inn",
+    "one_day": """
+        3 One <weather> <hour> | 2 On a <weather> <hour> | 2 One <hour>, when it was <weather>,
+    """,
+    "weather": "windy | rainy | snowy | misty | sunny | frosty | warm | cold | bright | stormy",
+    "grand": "2 grand | funny | long | lovely | strange | happy",
+    "gloom": "2 dark | windy | rainy | snowy | misty | frosty | cold | quiet",
+    "hour": "3 morning | 2 evening | afternoon | day",
+    "in_time": "2 at last | by evening | 2 before dark | by moonlight | at noon | before the rain",
+    "dawn": "2 dawn | the sun rose | the stars went out | it snowed",
+    # Did.
+    "said": "4 said | whispered | laughed | sighed | sang | cried",
+    "asked": "3 asked | whispered | called | wondered",
+    "went": "3 ran | 2 walked | skipped | hurried | marched | wandered | hopped | danced",
+    "waved": "2 waved | bowed | 2 smiled | went away | began to sing | fell asleep",
+    "nodded": "2 nodded | bowed | laughed | smiled",
+    "pastime/did": """
+        counting the stars/counted the stars | mending a net/mended the net
+      | learning to dance/danced | painting the gate/painted the gate
+      | waiting for snow/waited for snow | singing to the fish/sang to the fish
+      | sweeping the path/swept the path | knitting a sock/knitted the sock
+      | drawing a map/drew the map | telling a story/told stories
+    """,
+    "wish/wished": """
+        2 see the sea/saw the sea | hear the nightingale/heard the nightingale
+      | ring the great bell/rang the great bell | climb the white hill/climbed the white hill
+      | find the rainbow/found the rainbow | ask the king a question/asked the king a question
+      | catch a cloud/caught a cloud | touch the snow/touched the snow
+      | ride the ferry/rode the ferry
+    """,
+}

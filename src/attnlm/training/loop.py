@@ -17,8 +17,7 @@ from attnlm.base.files import remedy
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
-from attnlm.data.dataset import Dataset
-from attnlm.data.shards import check_unchanged
+from attnlm.data.dataset import Dataset, check_unchanged
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import folded
 from attnlm.runs.run import Run

@@ -15,7 +15,7 @@ from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
-from attnlm.data.shards import Ids, Shards
+from attnlm.data.dataset import Ids
 from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
@@ -27,7 +27,7 @@ class TrainingData(Protocol):
     """What steps need of a data set: its ids, and how many there are."""
 
     @property
-    def train(self) -> Ids | Shards: ...
+    def train(self) -> Ids: ...
 
     @property
     def vocab_size(self) -> int: ...

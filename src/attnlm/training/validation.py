@@ -16,8 +16,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
-from attnlm.data.dataset import ids_at
-from attnlm.data.shards import Ids, Shards
+from attnlm.data.dataset import Ids, ids_at
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, using
 from attnlm.training.memory import windows_at_once
@@ -44,7 +43,7 @@ class Evaluation:
 
 def validation_loss(
     model: LanguageModel,
-    tokens: Ids | Shards,
+    tokens: Ids,
     device: Device,
     *,
     bytes_per_token: float,
@@ -98,7 +97,7 @@ def validation_loss(
     return Evaluation(loss, count, loss / math.log(2) / bytes_per_token)
 
 
-def _windows(tokens: Ids | Shards, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
+def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
     """Inputs and targets, each (windows, block_size), and the ids after them, the first known."""
     length = model.architecture.block_size
     check_length(len(tokens), length, "validation")
