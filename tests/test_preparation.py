@@ -628,9 +628,9 @@ def test_what_a_killed_prepare_leaves_is_cleared_by_the_next(source: Path, data:
 STOPPED = """
 import os, sys
 from attnlm.data import bins
-encode = bins._encode
+encode, signum = bins._encode, int(sys.argv.pop())
 def stop(*given):
-    os.kill(os.getpid(), int(sys.argv.pop()))
+    os.kill(os.getpid(), signum)
     return encode(*given)
 bins._encode = stop
 from attnlm.__main__ import main
