@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
 from typing import Any, get_type_hints
@@ -24,9 +25,11 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    matches: str | None = None,
 ) -> Any:
-    """A field of a dataclass of settings."""
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    """A field of a dataclass of settings; `matches` is a regular expression for all of a text."""
+    limits: dict[str, Any] = {"at least": at_least, "above": above, "at most": at_most}
+    limits |= {"below": below, "of the form": matches}
     known = {words: limit for words, limit in limits.items() if limit is not None}
     return field(default=default, metadata={"help": help, "choices": choices, "limits": known})
 
@@ -56,9 +59,14 @@ def type_of(record: type, name: str) -> type:
 
 def check_value(record: type, name: str, value: object) -> None:
     """Raises UsageError unless a value has the type of a setting and keeps its limits."""
-    described = fields_of(record)[name]
-    _check_type(type_of(record, name), name, value)
-    choices = described.metadata["choices"]
+    check(type_of(record, name), fields_of(record)[name], value)
+
+
+def check(kind: type, described: Field[Any], value: object) -> None:
+    """Raise UsageError unless a value is of this type and keeps the limits of a field."""
+    name, limits = described.name, described.metadata.get("limits", {})
+    _check_type(kind, name, value, may_be_infinite=limits.get("at most") == math.inf)
+    choices = described.metadata.get("choices")
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
         raise UsageError(f"`{name}` can't be {quoted(value)}", hint)
@@ -67,19 +75,21 @@ def check_value(record: type, name: str, value: object) -> None:
         "above": lambda limit: value > limit,
         "at most": lambda limit: value <= limit,
         "below": lambda limit: value < limit,
+        "of the form": lambda limit: re.fullmatch(limit, value),
     }
-    for words, limit in described.metadata["limits"].items():
+    for words, limit in limits.items():
         if not holds[words](limit):
             raise UsageError(
                 f"`{name}` {quoted(value)} is out of range", f"it must be {words} {limit}"
             )
 
 
-def _check_type(kind: type, name: str, value: object) -> None:
+def _check_type(kind: type, name: str, value: object, may_be_infinite: bool) -> None:
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         # A whole number of a recipe may be too large for any float.
         fits = isinstance(value, int) or math.isfinite(value)
+        fits = fits or (may_be_infinite and value == math.inf)
     else:
         fits = type(value) is kind
     if not fits:

@@ -224,7 +224,6 @@ def _saved_step(run: Run) -> str:
 
 
 def _report(run: Run, json: bool, quiet: bool) -> None:
-    from attnlm.runs.references import references_of
     from attnlm.see.plain_curve import plain_curve
     from attnlm.see.verdict import best_record, verdict_of
 
@@ -235,7 +234,7 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
             f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
         )
     if sys.stderr.isatty() and not quiet:
-        for line in plain_curve(records, references_of(run)).splitlines():
+        for line in plain_curve(records, run.references()).splitlines():
             console.say(line)
     last, best = records[-1], best_record(records)
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlm.runs.list_runs import result_of
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 
@@ -66,7 +65,8 @@ def _data(run: Run) -> dict[str, Any]:
 
 
 def _result(run: Run) -> dict[str, Any]:
-    return {"parameters": run.parameters, **result_of(run)}
+    result = run.result()
+    return {"parameters": run.parameters, **({} if result is None else result.facts())}
 
 
 def _warnings(a: Run, b: Run) -> Iterator[str]:
@@ -74,10 +74,9 @@ def _warnings(a: Run, b: Run) -> Iterator[str]:
         yield "losses are per token, and the tokenizers differ: compare bits per byte"
     if a.dataset["val_sha256"] != b.dataset["val_sha256"]:
         yield "the losses are of different validation splits"
-    parts = [run.evaluated_part if not run.whole() else "" for run in (a, b)]
-    for run, part in zip((a, b), parts, strict=True):
-        if part:
-            yield f"the loss of {run.name} is of {part}"
+    for run in (a, b):
+        if (result := run.result()) is not None and result.part:
+            yield f"the loss of {run.name} is of {result.part}"
 
 
 def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

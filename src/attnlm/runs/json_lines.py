@@ -5,32 +5,31 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
+from attnlm.base.records import decoded
 
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Journal:
     """Records one to a line, each with a `step` above that of the one before."""
 
     path: Path
-    is_valid: Callable[[Record], bool]
-    """Whether these are the values of a record; it may raise what they raise that are not."""
+    record: type
+    """the dataclass that each line is checked by"""
     hint: str
     """What to do about a damaged file."""
     longest_line: int
     """In bytes."""
     largest: int
     """The whole file, in bytes."""
-    keys_without_checksum: frozenset[str] = frozenset()
-    """Those of an older version's lines, which have no checksum."""
 
     def records(self) -> list[Record]:
         """All of them, oldest first. A line cut short by a crash is left out.
@@ -85,16 +84,13 @@ class Journal:
     def _record(self, line: bytes) -> Record:
         try:
             record = files.json_value(line.decode())
-            checksum = record.pop("crc32", None)
-            if checksum is None:
-                intact = record.keys() <= self.keys_without_checksum
-            else:
-                intact = checksum == _checksum(record)
-            if intact and self.is_valid(record):
-                return dict(record)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
-        raise self.damaged()
+            intact = isinstance(record, dict) and record.pop("crc32", None) == _checksum(record)
+        except (ValueError, RecursionError):
+            intact = False
+        if not intact:
+            raise self.damaged()
+        decoded(self.record, record, self.path, self.hint)
+        return dict(record)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

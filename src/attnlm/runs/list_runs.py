@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from attnlm.base.entries import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.errors import AttnlmError
@@ -13,7 +12,6 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.locks import is_locked
 from attnlm.runs.ladder_plan import RECORD, read_plan, run_path
 from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
 
 # A folder with one of these is, or was, a run.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
@@ -115,6 +113,7 @@ def _ladder(found: RunEntry) -> RunEntry:
 def _run(found: RunEntry) -> RunEntry:
     # By its whole path: a name alone is looked for elsewhere.
     run = open_run(found.path.absolute())
+    result = run.result()
     return replace(
         found,
         model=run.config.model.model,
@@ -123,20 +122,6 @@ def _run(found: RunEntry) -> RunEntry:
         steps=None if run.imported_from else run.config.training.steps,
         parent=None if run.parent is None else run.parent["name"],
         imported_from=run.imported_from or None,
-        evaluated_part=None if run.whole() else run.evaluated_part or None,
-        **result_of(run),
+        evaluated_part=None if result is None else result.part or None,
+        **({} if result is None else result.facts()),
     )
-
-
-def result_of(run: Run) -> dict[str, Any]:
-    """What its evaluations say: step, val_loss, bits_per_byte, seconds; nothing without any."""
-    records = run.metrics()
-    if not records:
-        return {}
-    best = run.whole().get("best") or min(records, key=lambda record: record["val_loss"])
-    return {
-        "step": records[-1]["step"],
-        "val_loss": best["val_loss"],
-        "bits_per_byte": best["bits_per_byte"],
-        "seconds": records[-1]["seconds"],
-    }

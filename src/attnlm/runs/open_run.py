@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from attnlm.base import files
 from attnlm.base.commands import how_to_make
 from attnlm.base.entries import problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder, is_folder
+from attnlm.base.records import read_record
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.runs.run import FORMAT, Run, damaged, is_number
+from attnlm.runs.run import COPY_THE_RUN, FORMAT, Run, StoredRun, damaged
 
 
 def open_run(
@@ -46,77 +44,25 @@ def open_run(
         raise AttnlmError(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
-    known_later = {"stopped_after": 0.0, "parent": None, "imported_from": ""}
-    content = {**known_later, **files.read_json(path / "config.json")}
-    if content.get("format") != FORMAT:
-        raise AttnlmError(
-            f"{path / 'config.json'} was written by another version of attnlm", "use that version"
-        )
-    if not all(key in content and is_valid(content[key]) for key, is_valid in _CONTENT.items()):
-        raise damaged(path / "config.json")
+    stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
     try:
-        config = resolve({}, content["config"])
+        config = resolve({}, stored.config)
     except AttnlmError as error:
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
-    about = content["dataset"]
+    about = asdict(stored.dataset)
     trained_on = all(about[key] for key in ("train_tokens", "val_tokens", "val_bytes"))
-    if config.training.steps is None or not (trained_on or content["imported_from"]):
+    if config.training.steps is None or not (trained_on or stored.imported_from):
         raise damaged(path / "config.json")
-    facts = {key: content[key] for key in _CONTENT if key != "config"}
-    return Run(path, config, **facts)
-
-
-def is_count(value: object) -> bool:
-    """Whether a JSON value is a plausible number of things."""
-    return type(value) is int and 0 < value < 2**48
-
-
-def _is_loss(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isfinite(value))
-
-
-def _is_amount(value: object) -> bool:
-    """An imported run was trained on nothing here."""
-    return is_count(value) or (type(value) is int and value == 0)
-
-
-_DATASET_FACTS: dict[str, Callable[[Any], bool]] = {
-    "name": lambda value: isinstance(value, str),
-    "path": lambda value: isinstance(value, str) and "\0" not in value,
-    "train_sha256": lambda value: isinstance(value, str),
-    "val_sha256": lambda value: isinstance(value, str),
-    "train_tokens": _is_amount,
-    "val_tokens": _is_amount,
-    "val_bytes": _is_amount,
-    "bigram_loss": _is_loss,
-    "floor": _is_loss,
-}
-
-
-def _has(facts: Mapping[str, Callable[[Any], bool]], value: object) -> bool:
-    return isinstance(value, dict) and all(
-        key in value and is_valid(value[key]) for key, is_valid in facts.items()
+    return Run(
+        path,
+        config,
+        stored.vocab_size,
+        stored.parameters,
+        about,
+        stored.stopped_after,
+        None if stored.parent is None else asdict(stored.parent),
+        stored.imported_from,
     )
-
-
-_PARENT_FACTS: dict[str, Callable[[Any], bool]] = {
-    "name": lambda value: isinstance(value, str),
-    "path": _DATASET_FACTS["path"],
-    "checkpoint": lambda value: value in ("best", "last", "best.safetensors", "last.safetensors"),
-    "step": lambda value: type(value) is int and value >= 0,
-    "sha256": lambda value: isinstance(value, str),
-}
-
-
-_CONTENT: dict[str, Callable[[Any], bool]] = {
-    "config": lambda value: isinstance(value, dict),
-    "vocab_size": lambda value: is_count(value) and value <= 2**21,
-    "parameters": is_count,
-    "dataset": lambda value: _has(_DATASET_FACTS, value),
-    "stopped_after": lambda value: is_number(value) and value >= 0,
-    "parent": lambda value: value is None or _has(_PARENT_FACTS, value),
-    "imported_from": lambda value: isinstance(value, str),
-}
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:

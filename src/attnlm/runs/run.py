@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import remove_leftovers, trained_alone
+from attnlm.base.records import decoded, limited
 from attnlm.config.settings import Config
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.ticker import Snapshot, snapshot_of, snapshot_record, ticker_journal
@@ -24,8 +25,132 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
-_WHOLE, _BOTH = "whole.json", ("best", "last")
-WHOLE_KEYS = ("step", "val_loss", "bits_per_byte", "evaluated_tokens")
+COPY_THE_RUN = "copy the run's folder again from where it came"
+_WHOLE = "whole.json"
+_COUNT: Any = {"at_least": 0, "below": 2**48}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFacts:
+    """What config.json records of the data set; an imported run has none, only its name."""
+
+    name: str
+    path: str = limited(default="", matches=r"[^\0]*")
+    train_sha256: str = ""
+    val_sha256: str = ""
+    train_tokens: int = limited(default=0, **_COUNT)
+    val_tokens: int = limited(default=0, **_COUNT)
+    val_bytes: int = limited(default=0, **_COUNT)
+    bigram_loss: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """What config.json records of the run whose weights a run started from."""
+
+    name: str
+    path: str = limited(matches=r"[^\0]*")
+    checkpoint: str = limited(choices=("best", "last", "best.safetensors", "last.safetensors"))
+    step: int = limited(at_least=0)
+    sha256: str
+    base: str | None = None
+    """the digest of base.safetensors, for a run of adapters"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """The content of config.json."""
+
+    config: Mapping[str, Any]
+    vocab_size: int = limited(at_least=1, at_most=2**21)
+    parameters: int = limited(at_least=1, below=2**48)
+    dataset: DatasetFacts
+    stopped_after: float = limited(default=0.0, at_least=0)
+    parent: Parent | None = None
+    imported_from: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evaluation:
+    """A line of metrics.jsonl."""
+
+    step: int = limited(at_least=0)
+    tokens: int
+    seconds: float
+    train_loss: float | None
+    """None before the first step"""
+    val_loss: float
+    bits_per_byte: float
+    learning_rate: float
+    tokens_per_second: float
+    evaluated_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CheckpointFacts:
+    """What a checkpoint says of itself, and every one says."""
+
+    step: int = limited(at_least=0)
+    val_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A checkpoint's loss on the whole validation split."""
+
+    step: int = limited(at_least=0)
+    val_loss: float
+    bits_per_byte: float
+    evaluated_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Whole:
+    """The content of whole.json."""
+
+    best: Measured
+    last: Measured
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the evaluations of a run found."""
+
+    records: Sequence[Mapping[str, Any]]
+    """one per evaluation while it trained, oldest first"""
+    whole: Mapping[str, Mapping[str, Any]]
+    """the `best` and the `last` checkpoint on the whole validation split; empty if not measured"""
+    _evaluated_part: str
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The newest record."""
+        return self.records[-1]
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The record with the lowest validation loss."""
+        return min(self.records, key=lambda record: float(record["val_loss"]))
+
+    @property
+    def final(self) -> Mapping[str, Any]:
+        """The best checkpoint's step and losses: on the whole split if that was measured."""
+        return self.whole.get("best", self.best)
+
+    @property
+    def part(self) -> str:
+        """The part of the validation split that `final` is measured on; "" for all of it."""
+        return "" if self.whole else self._evaluated_part
+
+    def facts(self) -> dict[str, Any]:
+        """The step reached, the best losses and the seconds of training."""
+        return {
+            "step": self.last["step"],
+            "val_loss": self.final["val_loss"],
+            "bits_per_byte": self.final["bits_per_byte"],
+            "seconds": self.last["seconds"],
+        }
 
 
 @dataclass(frozen=True)
@@ -148,8 +273,7 @@ class Run:
 
         lora = self.config.training.adapters
         facts = load_facts(path, self.config.model, self.vocab_size, lora)
-        if type(facts.get("step")) is not int or type(facts.get("val_loss", 0.0)) is not float:
-            raise damaged(path)
+        decoded(_CheckpointFacts, facts, path, COPY_THE_RUN)
         return facts
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
@@ -208,7 +332,10 @@ class Run:
 
         Raises AttnlmError where the file is damaged. A line that is missing is not missed.
         """
-        return [snapshot_of(record, self.config.model) for record in self._ticker.records()]
+        try:
+            return [snapshot_of(record, self.config.model) for record in self._ticker.records()]
+        except ValueError:
+            raise self._ticker.damaged() from None
 
     def ticker_passage(self) -> list[str]:
         """The tokens that the ticker's maps are of; none in an older run."""
@@ -223,14 +350,24 @@ class Run:
         path = self.path / _WHOLE
         if not path.exists():
             return {}
-        content = files.read_json(path)
-        try:
-            intact = all(is_number(content[which][key]) for which in _BOTH for key in WHOLE_KEYS)
-        except (KeyError, TypeError):
-            intact = False
-        if not intact:
-            raise damaged(path)
-        return {which: content[which] for which in _BOTH}
+        return asdict(decoded(_Whole, files.read_json(path), path, COPY_THE_RUN))
+
+    def result(self) -> Result | None:
+        """What its evaluations found; None without any.
+
+        Raises AttnlmError where a file is damaged.
+        """
+        records = self.metrics()
+        return Result(records, self.whole(), self.evaluated_part) if records else None
+
+    def references(self) -> dict[str, float]:
+        """Losses to compare the run's with, in nats per token, by their labels, where known."""
+        known = {
+            "guessing, ln V": math.log(self.vocab_size),
+            "counted bigram": self.dataset["bigram_loss"],
+            "floor": self.dataset["floor"],
+        }
+        return {label: loss for label, loss in known.items() if loss is not None}
 
     def save_whole(self, measured: Mapping[str, Mapping[str, Any]]) -> None:
         """Writes what `whole` reads."""
@@ -260,18 +397,12 @@ class Run:
 
     @property
     def _metrics(self) -> Journal:
-        return Journal(
-            path=self.path / "metrics.jsonl",
-            is_valid=_is_evaluation,
-            hint="copy the run's folder again from where it came",
-            longest_line=2**12,
-            largest=2**28,
-            keys_without_checksum=_KEYS,
-        )
+        path = self.path / "metrics.jsonl"
+        return Journal(path, _Evaluation, COPY_THE_RUN, longest_line=2**12, largest=2**28)
 
     @property
     def _ticker(self) -> Journal:
-        return ticker_journal(self.path, self.config.model)
+        return ticker_journal(self.path)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -301,37 +432,5 @@ class Run:
         files.write_json(self.path / "config.json", content)
 
 
-_NUMBERS = (
-    *("step", "tokens", "seconds", "val_loss"),
-    *("bits_per_byte", "learning_rate", "tokens_per_second"),
-)
-_KEYS = frozenset({*_NUMBERS, "train_loss"})
-
-
-def _is_evaluation(record: dict[str, Any]) -> bool:
-    """Whether these are a line's values: finite numbers; no training loss before the first step."""
-    known = record["train_loss"] is None or is_number(record["train_loss"])
-    known = known and is_number(record.get("evaluated_tokens", 0))
-    return known and all(is_number(record[key]) for key in _NUMBERS)
-
-
-def about_nothing(name: str) -> dict[str, Any]:
-    """Of the data set of an imported run: there is none here."""
-    return {
-        **dict.fromkeys(("train_sha256", "val_sha256", "path"), ""),
-        **dict.fromkeys(("train_tokens", "val_tokens", "val_bytes"), 0),
-        **dict.fromkeys(("bigram_loss", "floor")),
-        "name": name,
-    }
-
-
 def damaged(path: Path) -> AttnlmError:
-    return AttnlmError(
-        f"{path} is damaged, or was not written by attnlm",
-        "copy the run's folder again from where it came",
-    )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number."""
-    return type(value) in (int, float) and math.isfinite(value)
+    return AttnlmError(f"{path} is damaged, or was not written by attnlm", COPY_THE_RUN)

@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from attnlm.runs.references import references_of
 from attnlm.runs.run import Run
 
 _LARGEST_PICTURE = 2**20  # bytes; ours have some 50,000
@@ -42,20 +41,18 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     )
     if run.started_from:
         yield "start", f"the weights of {run.started_from}"
-    records = run.metrics()
-    step = records[-1]["step"] if records else 0
+    result = run.result()
+    step = 0 if result is None else result.last["step"]
     batch = f"{training.batch_size} × {run.config.model.block_size} tokens"
     yield "steps", f"{step:,} of {training.steps:,}, each {batch}, seed {training.seed}"
-    if records:
-        best = min(records, key=lambda record: float(record["val_loss"]))
-        measured = run.whole().get("best", best)
-        part = "" if measured is not best or not run.evaluated_part else f", {run.evaluated_part}"
+    if result is not None:
+        final, part = result.final, f", {result.part}" if result.part else ""
         yield (
             "validation loss",
-            f"{measured['val_loss']:.4f} nats per token, {measured['bits_per_byte']:.3f} bits per "
-            f"byte, at step {measured['step']:,}{part}",
+            f"{final['val_loss']:.4f} nats per token, {final['bits_per_byte']:.3f} bits per "
+            f"byte, at step {final['step']:,}{part}",
         )
-    yield "baselines", ", ".join(f"{name} {loss:z.4f}" for name, loss in references_of(run).items())
+    yield "baselines", ", ".join(f"{name} {loss:z.4f}" for name, loss in run.references().items())
 
 
 def _picture(path: Path) -> str:

@@ -9,11 +9,11 @@ import base64
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.base.records import limited
 from attnlm.model.architecture import Architecture
 from attnlm.runs.json_lines import Journal, Record
 
@@ -33,22 +33,24 @@ class Snapshot:
     bigram; row t says how token t divides its attention over the tokens up to itself"""
 
 
-def ticker_journal(folder: Path, architecture: Architecture) -> Journal:
-    """The ticker of the run in `folder`."""
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """A line of ticker.jsonl."""
 
-    def is_valid(record: Record) -> bool:
-        snapshot_of(record, architecture)
-        passage = record.get("passage", [])
-        "".join(passage).encode()  # half of a surrogate pair is no text
-        return type(passage) is list
+    step: int = limited(at_least=0)
+    text: str
+    maps: str | None
+    passage: tuple[str, ...] = ()
+    """the tokens that the maps are of, in the first line"""
 
-    return Journal(
-        path=folder / "ticker.jsonl",
-        is_valid=is_valid,
-        hint="remove it: the run does not need it, and writes a new one",
-        longest_line=2**22,
-        largest=2**25,
-    )
+    def __post_init__(self) -> None:
+        "".join((self.text, *self.passage)).encode()  # half of a surrogate pair is no text
+
+
+def ticker_journal(folder: Path) -> Journal:
+    """Return the ticker of the run in `folder`."""
+    hint = "remove it: the run does not need it, and writes a new one"
+    return Journal(folder / "ticker.jsonl", _Line, hint, longest_line=2**22, largest=2**25)
 
 
 def snapshot_record(snapshot: Snapshot) -> Record:
@@ -58,16 +60,13 @@ def snapshot_record(snapshot: Snapshot) -> Record:
 
 
 def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
-    """The inverse. Raises what Journal.is_valid may where that is no snapshot of such a model."""
-    step, text, maps = record["step"], record["text"], record["maps"]
-    if type(step) is not int or step < 0:
-        raise ValueError("no step")
-    text.encode()
+    """The inverse. Raises ValueError where that is no snapshot of such a model."""
+    maps = record["maps"]
     if (maps is None) != (architecture.maps_per_layer == 0):
         raise ValueError("maps where there are no heads, or none where there are")
     if maps is not None:
         maps = _unpacked(maps, architecture.layers, architecture.maps_per_layer)
-    return Snapshot(step, text, maps)
+    return Snapshot(record["step"], record["text"], maps)
 
 
 def _packed(maps_LHTT: NDArray[np.float32]) -> str:
@@ -76,7 +75,7 @@ def _packed(maps_LHTT: NDArray[np.float32]) -> str:
     return base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
 
 
-def _unpacked(packed: Any, layers: int, heads: int) -> NDArray[np.float32]:
+def _unpacked(packed: str, layers: int, heads: int) -> NDArray[np.float32]:
     weights = np.frombuffer(base64.b64decode(packed, validate=True), np.uint8)
     count = len(weights) // (layers * heads)
     length = (math.isqrt(8 * count + 1) - 1) // 2

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
-from attnlm.runs.references import references_of
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
 from attnlm.see.verdict import best_record, verdict_of
@@ -122,7 +121,7 @@ def draw_run(run: Run, path: Path) -> None:
 
 
 def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
-    lines, known = run_lines(records), references_of(run)
+    lines, known = run_lines(records), run.references()
     figure, (axes,) = _panels([(lines, known)], 7.2, 4.2, top=0.82)
     draw_losses(axes, lines, known, "step")
     if run.evaluated_part:

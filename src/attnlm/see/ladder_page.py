@@ -8,7 +8,6 @@ from pathlib import Path
 import attnlm
 from attnlm.base import files
 from attnlm.model.architecture import MODELS
-from attnlm.runs.references import references_of
 from attnlm.see.curves import Line, panel_svg, panels_png
 from attnlm.see.ladder import Ladder, Rung
 from attnlm.see.page import render
@@ -118,7 +117,7 @@ def _colours(ladder: Ladder) -> dict[str, str]:
 
 def write_ladder(ladder: Ladder) -> Path:
     """Writes `curves.png` and `index.html` into the ladder's folder; returns the page's path."""
-    known = references_of(ladder.rungs[-1].run)
+    known = ladder.rungs[-1].run.references()
     panels = {x: _lines(ladder, x) for x in ("tokens", "seconds")}
     files.write_bytes(ladder.path / "curves.png", panels_png(panels, known))
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}

@@ -9,7 +9,6 @@ import numpy as np
 
 import attnlm
 from attnlm.base.readable import duration
-from attnlm.runs.references import references_of
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_sides, panel_svg, run_lines
@@ -91,7 +90,7 @@ def _facts(report: Report) -> dict[str, str]:
             for which, measured in run.whole().items()
         },
         "bits per byte": f"{best['bits_per_byte']:.3f}",
-        **{label: f"{loss:z.4f}" for label, loss in references_of(run).items()},
+        **{label: f"{loss:z.4f}" for label, loss in run.references().items()},
         "training": f"{last['step']:,} steps, {last['tokens']:,} tokens, "
         f"{duration(last['seconds'])} on {run.config.training.device}",
     }
@@ -112,7 +111,7 @@ def _curve(report: Report) -> str | None:
     """None where there are fewer than two evaluations."""
     if len(report.records) < 2:
         return None
-    return panel_svg(run_lines(report.records), references_of(report.run), "step")
+    return panel_svg(run_lines(report.records), report.run.references(), "step")
 
 
 def _by_layer(report: Report) -> list[list[HeadReport]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from attnlm.base import files
@@ -16,7 +17,7 @@ from attnlm.runs.hugging_face.read_adapter import read_adapter
 from attnlm.runs.hugging_face.stock_classes import stock_class_for
 from attnlm.runs.open_run import open_run
 from attnlm.runs.parent import keep_base, parent_record
-from attnlm.runs.run import Run, about_nothing
+from attnlm.runs.run import DatasetFacts, Run
 
 
 def is_adapter(source: Path) -> bool:
@@ -47,7 +48,7 @@ def import_adapter(
         config,
         parent.vocab_size,
         parent.parameters,
-        about_nothing(folder.absolute().name),
+        asdict(DatasetFacts(name=folder.absolute().name)),
         parent=parent_record(parent, "auto"),
         imported_from=str(folder.absolute()),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from attnlm.base import files
@@ -20,7 +20,7 @@ from attnlm.runs.hugging_face.hub import check_source, downloaded
 from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
-from attnlm.runs.run import Run, about_nothing
+from attnlm.runs.run import DatasetFacts, Run
 from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -71,7 +71,7 @@ def import_run(
     weights = Weights(folder, described, file)
     with weights:
         tokenizer = _tokenizer(folder, described.vocab_size)
-        about = about_nothing(origin.rpartition("/")[2].partition("@")[0])
+        about = asdict(DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]))
         run = Run(Path(), described.config, described.vocab_size, weights.parameters, about)
         run = replace(run, imported_from=origin)
 

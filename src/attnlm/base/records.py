@@ -1,0 +1,91 @@
+"""Records: dataclasses that JSON files hold. Each value is checked as it is read.
+
+A field with `limited(…)` has limits; a field with a default may be missing in a file. A record that
+checks more, in `__post_init__`, raises ValueError.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import read_json
+from attnlm.base.settings import check, fields_of, quoted, setting
+
+COPY_AGAIN = "copy it again from where it came, or make it again"
+
+_Record = TypeVar("_Record")
+_hints = functools.cache(get_type_hints)
+
+
+def limited(*, default: Any = MISSING, **limits: Any) -> Any:
+    """Return a field of a record with limits, as `setting` takes them; of a list, for each item."""
+    return setting("", default=default, **limits)
+
+
+def read_record(
+    record: type[_Record], path: Path, *, format: int, hint: str = COPY_AGAIN
+) -> _Record:
+    """Return the record that a JSON file of this format holds.
+
+    Raises AttnlmError as `read_json` and `decoded` do, and for another format.
+    """
+    content = read_json(path)
+    if content.pop("format", None) != format:
+        raise AttnlmError(f"{path} was written by another version of attnlm", "use that version")
+    return decoded(record, content, path, hint)
+
+
+def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN) -> _Record:
+    """Return the record that a value of JSON holds; keys that it does not know are ignored.
+
+    Fields are of type bool, int, float, str, Any, Mapping, a tuple of one type, another record, or
+    one of these or None. Raises AttnlmError, which names the file and the key.
+    """
+    try:
+        return _decoded(record, content, "")
+    except (ValueError, UsageError) as error:
+        raise AttnlmError(f"{path} is damaged: {error}", hint) from None
+
+
+def _decoded(record: type[_Record], content: object, within: str) -> _Record:
+    if not isinstance(content, dict):
+        raise _wrong(within.rstrip("."), content)
+    values = {}
+    for field in fields(record):  # type: ignore[arg-type]  # TypeVars have no bound for dataclasses
+        if field.name in content:
+            hint = _hints(record)[field.name]
+            values[field.name] = _value(record, field.name, hint, content[field.name], within)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"its {within + field.name!r} is missing")
+    return record(**values)
+
+
+def _value(record: type, name: str, hint: Any, value: object, within: str) -> Any:
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    if NoneType in get_args(hint):
+        if value is None:
+            return None
+        hint = kinds[0]
+    if is_dataclass(hint):
+        return _decoded(hint, value, f"{within}{name}.")
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise _wrong(within + name, value)
+        return tuple(_value(record, name, get_args(hint)[0], item, within) for item in value)
+    if hint is Any or (get_origin(hint) is Mapping and isinstance(value, dict)):
+        return value
+    try:
+        check(hint, fields_of(record)[name], value)
+    except UsageError:
+        raise _wrong(within + name, value) from None
+    return float(value) if hint is float else value  # type: ignore[arg-type]
+
+
+def _wrong(key: str, value: object) -> ValueError:
+    return ValueError(f"its {key!r} can't be {quoted(value)}")
