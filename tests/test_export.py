@@ -171,7 +171,7 @@ def test_a_folder_is_whole_or_absent(
             path.touch()
             raise full
 
-        patch.setattr("attnlm.runs.hugging_face.export.write_in_turn", fails_late)
+        patch.setattr("attnlm.runs.hugging_face.export.write_tensors", fails_late)
         with pytest.raises(AttnlmError, match="No space left"):
             attnlm.export(run, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "taken"]

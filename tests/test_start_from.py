@@ -75,6 +75,7 @@ def test_it_begins_where_the_parent_is(folder: Path) -> None:
         "checkpoint": start.path.name,
         "step": start.step,
         "sha256": files.file_hash(start.path),
+        "base": None,
     }
     assert attnlm.open_run(run.path).parent == run.parent
     shown = command("report", "--json", run.path, "--data-dir", folder / "data", cwd=folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -66,11 +65,6 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
         )
 
     return train
-
-
-def as_before(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as older versions wrote it: without a checksum, and without how many tokens."""
-    return {k: v for k, v in record.items() if k not in ("crc32", "evaluated_tokens")}
 
 
 def timeless(run: Run) -> list[dict[str, Any]]:
@@ -438,8 +432,9 @@ def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -
     whole, other = trained(), trained(steps=10)
     attnlm.train(resume=other.path, steps=12)
     records = other.metrics()
+    other._metrics.append({**records[-1], "step": 15})
     with (other.path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(as_before({**records[-1], "step": 15})) + '\n{"step": 2')
+        file.write('{"step": 2')
     assert len(other.metrics()) == len(records) + 1
     resumed = attnlm.train(resume=other.path, steps=12)
     assert len(resumed.metrics()) == len(records) == len(whole.metrics())
@@ -739,15 +734,6 @@ def test_metrics_with_a_changed_digit_or_a_lost_line_are_refused(trained: Any) -
         attnlm.train(resume=run.path, steps=20)
     path.write_text(whole)
     assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
-
-
-def test_metrics_of_an_older_version_have_no_checksums(trained: Any) -> None:
-    run = trained()
-    path = run.path / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = [as_before(record) for record in records]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert run.metrics() == lines
 
 
 def test_verify_reads_all_of_what_is_large(

@@ -48,16 +48,17 @@ def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY
     one of these or None. Raises AttnlmError, which names the file and the key.
     """
     try:
-        return _decoded(record, content, "")
+        found: _Record = _decoded(record, content, "")
+        return found
     except (ValueError, UsageError) as error:
         raise AttnlmError(f"{path} is damaged: {error}", hint) from None
 
 
-def _decoded(record: type[_Record], content: object, within: str) -> _Record:
+def _decoded(record: Any, content: object, within: str) -> Any:
     if not isinstance(content, dict):
         raise _wrong(within.rstrip("."), content)
     values = {}
-    for field in fields(record):  # type: ignore[arg-type]  # TypeVars have no bound for dataclasses
+    for field in fields(record):
         if field.name in content:
             hint = _hints(record)[field.name]
             values[field.name] = _value(record, field.name, hint, content[field.name], within)
@@ -66,7 +67,7 @@ def _decoded(record: type[_Record], content: object, within: str) -> _Record:
     return record(**values)
 
 
-def _value(record: type, name: str, hint: Any, value: object, within: str) -> Any:
+def _value(record: Any, name: str, hint: Any, value: Any, within: str) -> Any:
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     if NoneType in get_args(hint):
         if value is None:
@@ -78,13 +79,15 @@ def _value(record: type, name: str, hint: Any, value: object, within: str) -> An
         if not isinstance(value, list):
             raise _wrong(within + name, value)
         return tuple(_value(record, name, get_args(hint)[0], item, within) for item in value)
-    if hint is Any or (get_origin(hint) is Mapping and isinstance(value, dict)):
+    if get_origin(hint) is Mapping and not isinstance(value, dict):
+        raise _wrong(within + name, value)
+    if hint is Any or get_origin(hint) is Mapping:
         return value
     try:
         check(hint, fields_of(record)[name], value)
     except UsageError:
         raise _wrong(within + name, value) from None
-    return float(value) if hint is float else value  # type: ignore[arg-type]
+    return float(value) if hint is float else value
 
 
 def _wrong(key: str, value: object) -> ValueError:

@@ -75,7 +75,7 @@ def check(kind: type, described: Field[Any], value: object) -> None:
         "above": lambda limit: value > limit,
         "at most": lambda limit: value <= limit,
         "below": lambda limit: value < limit,
-        "of the form": lambda limit: re.fullmatch(limit, value),
+        "of the form": lambda limit: re.fullmatch(limit, str(value)),
     }
     for words, limit in limits.items():
         if not holds[words](limit):

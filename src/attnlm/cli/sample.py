@@ -91,7 +91,7 @@ def sample(
     from attnlm.generation.sampling import load_sampler
 
     chosen = opened.checkpoint(checkpoint)
-    sampler = load_sampler(opened, checkpoint=chosen.which, device=device)
+    sampler = load_sampler(opened, checkpoint=chosen, device=device)
     ids = None if interactive else sampler.prompt_ids(text)
     console.say(
         f"{opened.name}, {chosen} on {sampler.device.name}, "

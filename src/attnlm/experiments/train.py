@@ -31,7 +31,7 @@ from attnlm.experiments.whole_split import measure_on_whole
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.runs.parent import start_record
+from attnlm.runs.parent import check_tokenizer, parent_record
 from attnlm.runs.remove import remove_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
@@ -116,7 +116,10 @@ def train(
             if name is not None:
                 check_free(name, Path(checkpoint_dir))
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
-            record = None if parent is None else start_record(parent, checkpoint, opened)
+            record = None
+            if parent is not None:
+                check_tokenizer(parent, opened)
+                record = parent_record(parent, checkpoint)
             budget = config.training.budget
             within = None if budget is None else Budget(budget, began)
             if within is not None and len(sizes) > 1:

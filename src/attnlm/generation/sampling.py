@@ -29,7 +29,7 @@ from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Checkpoint, Run
 from attnlm.tokens.tokenizer import Tokenizer
 
 
@@ -220,7 +220,9 @@ class Sampler:
         return list(map(self.tokenizer.decode, rows_BT.tolist()))
 
 
-def load_sampler(run: Run, *, checkpoint: str = "auto", device: str = "auto") -> Sampler:
+def load_sampler(
+    run: Run, *, checkpoint: str | Checkpoint = "auto", device: str = "auto"
+) -> Sampler:
     """The model of a run's checkpoint (auto, best or last), on a device.
 
     Raises AttnlmError when files are missing or damaged, or the device can't be had.

@@ -1,21 +1,30 @@
-"""The model of a run."""
+"""The weights of a run, with its adapters folded in, and its model.
+
+The checkpoints of a run that trains adapters hold these alone. The weights that they are for lie in
+its folder: a link to its parent's file, which takes no room and stays when that is replaced.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
+from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.rows import rows_of
 from attnlm.compute.device import Device, choose_device
 from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.lora import fold
+from attnlm.runs.checkpoint import load_checkpoint, load_header
 from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
-from attnlm.runs.weights import load_weights
+from attnlm.runs.run import Checkpoint, Run
 
 
 def load_model(
     run: str | Path | Run | None = None,
     *,
-    checkpoint: str = "auto",
+    checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
 ) -> tuple[LanguageModel, Device]:
@@ -32,10 +41,48 @@ def load_model(
     files are missing or damaged, or the device is not available.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    path = run.checkpoint(checkpoint).path
+    chosen = run.checkpoint(checkpoint)
     # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
-    chosen = choose_device(device, dtype)
-    _, weights = load_weights(run, path)
-    model = model_of(run.config.model, run.vocab_size, weights)
-    return model.to(chosen.torch).eval(), chosen
+    placed = choose_device(device, dtype)
+    model = model_of(run.config.model, run.vocab_size, load_weights(run, chosen))
+    return model.to(placed.torch).eval(), placed
+
+
+def load_weights(
+    run: Run, checkpoint: Checkpoint, rank: int = 0, count: int = 1
+) -> dict[str, Tensor]:
+    """Return the weights of a run's model, adapters folded in.
+
+    Of `count` processes that share the rows, those of one. Raises as `load_checkpoint` does.
+    """
+    about, lora = (run.config.model, run.vocab_size), run.config.training.adapters
+    path, header = checkpoint.path, checkpoint.header
+    if lora is None:
+        return load_checkpoint(path, *about, rank, count, header=header)[1]
+    _, adapters, _ = load_checkpoint(path, *about, lora=lora, header=header)
+    weights = base_weights(run)
+    fold(weights, adapters, lora)
+    if count > 1:
+        weights = {n: w[rows_of(len(w), rank, count)].clone() for n, w in weights.items()}
+    return weights
+
+
+def base_weights(run: Run) -> dict[str, Tensor]:
+    """Return the weights that a run's adapters are for. Raises as `load_checkpoint` does."""
+    hint = "copy the run's folder again, with all of its files"
+    if not run.base.exists():
+        raise AttnlmError(
+            f"{run.base} is missing: the weights that the run's adapters are for", hint
+        )
+    assert run.parent is not None
+    about = run.base, run.config.model, run.vocab_size
+    try:
+        header = load_header(*about)
+        if header.digest == run.parent["base"]:
+            return load_checkpoint(*about, header=header)[1]
+    except NotFiniteError:
+        raise
+    except AttnlmError as error:  # both of the run's checkpoints need it
+        raise AttnlmError(error.message, hint) from None
+    raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,16 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import Dataset
-from attnlm.runs.checkpoint import save_weights_in_turn, stated_digest
+from attnlm.runs.checkpoint import load_header, save_weights_in_turn
+from attnlm.runs.load_model import load_weights
 from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
-from attnlm.runs.weights import load_weights
-
-
-def start_record(parent: Run, checkpoint: str, dataset: Dataset) -> dict[str, Any]:
-    """What a run on `dataset` records of the parent that it starts from, at this checkpoint.
-
-    Raises AttnlmError where the data have another tokenizer, and as `Run.checkpoint` does.
-    """
-    check_tokenizer(parent, dataset)
-    return parent_record(parent, checkpoint)
+from attnlm.runs.run import COPY_THE_RUN, Parent, Run
+from attnlm.runs.safetensors_file import explaining_reads
+from attnlm.runs.sharded_checkpoint import FACTS
 
 
 def check_tokenizer(parent: Run, dataset: Dataset) -> None:
-    """Raises AttnlmError where the data have another tokenizer than a run."""
+    """Raise AttnlmError if the data were encoded with another tokenizer than a run's."""
     if dataset.tokenizer.to_json() != parent.tokenizer.to_json():
         raise AttnlmError(
             f"{dataset.name} was not encoded with the tokenizer of {parent.name}, "
@@ -40,37 +33,38 @@ def check_tokenizer(parent: Run, dataset: Dataset) -> None:
 
 
 def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
-    """What a run records of its parent. Raises as `Run.checkpoint` does."""
+    """Return what a run records of its parent. Raises as `Run.checkpoint` does."""
     start = parent.checkpoint(checkpoint)
-    return {
-        "name": parent.name,
-        "path": str(parent.path.absolute()),
-        "checkpoint": start.path.name,
-        "step": start.step,
-        "sha256": _hash(start.path),
-    }
+    return asdict(
+        Parent(
+            name=parent.name,
+            path=str(parent.path.absolute()),
+            checkpoint=start.path.name,
+            step=start.step,
+            sha256=_hash(start.path),
+        )
+    )
 
 
 def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
-    """The weights that a run starts from: of each the rows that process `rank` of `count` has.
+    """Return the weights that a run starts from: the rows that process `rank` of `count` has.
 
     Raises AttnlmError as `load_checkpoint` does, and where the parent was trained further since.
     """
     parent, start = _start(run)
-    _, weights = load_weights(parent, start, rank, count)
+    weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
     _check_unchanged(start, run)
     return weights
 
 
 def keep_base(run: Run) -> Run:
-    """Puts the parent's weights into the folder of a run that trains adapters of them.
-
-    The run that is returned records their digest.
+    """Put the parent's weights into the folder of a run of adapters; return it with their digest.
 
     As a link to the parent's file where that holds these weights alone, and links can be made.
     Raises as `parent_rows` does, and OSError.
     """
     parent, start = _start(run)
+    assert run.parent is not None
     if start == parent.best and start.suffix and parent.config.training.adapters is None:
         try:
             os.link(start.resolve(), run.base)
@@ -81,11 +75,10 @@ def keep_base(run: Run) -> Run:
     else:
         weights = parent_rows(run)
         shapes = {name: tuple(values.shape) for name, values in weights.items()}
-        assert run.parent is not None
         facts = {"step": run.parent["step"]}
         save_weights_in_turn(run.base, shapes, weights.__getitem__, facts)
-    assert run.parent is not None
-    return replace(run, parent={**run.parent, "base": stated_digest(run.base)})
+    base = load_header(run.base, run.config.model, run.vocab_size)
+    return replace(run, parent={**run.parent, "base": base.digest})
 
 
 def _start(run: Run) -> tuple[Run, Path]:
@@ -104,11 +97,7 @@ def _check_unchanged(path: Path, run: Run) -> None:
 
 
 def _hash(checkpoint: Path) -> str:
-    """Of a file; of a sharded run's folder that of its facts.json, which has the others'."""
-    path = checkpoint if checkpoint.suffix else checkpoint / "facts.json"
-    try:
+    """The hash of a file; of a sharded run's folder that of its facts.json, which has the rest."""
+    path = checkpoint if checkpoint.suffix else checkpoint / FACTS
+    with explaining_reads(path, "", COPY_THE_RUN):
         return files.file_hash(path)
-    except OSError as error:
-        raise AttnlmError(
-            f"can't read {path}: {error.strerror or error}", "check that it may be read"
-        ) from None

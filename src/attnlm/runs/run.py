@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel  # loads torch
+    from attnlm.runs.checkpoint import CheckpointHeader
 
 FORMAT = 1
 
@@ -93,6 +94,7 @@ class _CheckpointFacts:
 
     step: int = limited(at_least=0)
     val_loss: float | None = None
+    evaluated_step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,9 @@ class Checkpoint:
     val_loss: float | None
     """nats per token; None where no evaluation of this step is recorded"""
     part: str = ""
-    """of the validation split, that this was measured on; "" for all"""
+    """the part of the validation split that this was measured on; "" for all"""
+    header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
+    """what was read of it, so that loading it need not read that again"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -207,13 +211,13 @@ class Run:
 
     @property
     def best(self) -> Path:
-        return self._checkpoint("best")
+        return self._path_of("best")
 
     @property
     def last(self) -> Path:
-        return self._checkpoint("last")
+        return self._path_of("last")
 
-    def _checkpoint(self, which: str) -> Path:
+    def _path_of(self, which: str) -> Path:
         """A file, or a folder that several processes write."""
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
@@ -243,38 +247,40 @@ class Run:
             return ""
         return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
 
-    def checkpoint(self, which: str = "auto") -> Checkpoint:
+    def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
         """Its `best` or `last` checkpoint; `auto`: best, or last while only step 0 was evaluated.
 
         Raises UsageError for any other word, AttnlmError where the file is missing or damaged.
         """
+        if isinstance(which, Checkpoint):
+            return which
         if which not in ("auto", "best", "last"):
             raise UsageError(f"`checkpoint` can't be {which!r}", "it is auto, best or last")
-        if which == "auto":
-            which = "last" if self._is_best_untrained() else "best"
+        is_auto = which == "auto" and self.last.exists()
+        if which == "last" or (is_auto and not self.best.exists()):
+            return self._checkpoint("last")[0]
+        best, _ = self._checkpoint("best")
+        if is_auto and best.step == 0:
+            last, evaluated_step = self._checkpoint("last")
+            if evaluated_step == 0 < last.step:
+                return last
+        return best
+
+    def _checkpoint(self, which: str) -> tuple[Checkpoint, int | None]:
+        """A checkpoint, and the step of the newest evaluation when it was saved, if recorded."""
+        from attnlm.runs.checkpoint import load_header  # loads torch
+
         path = self.best if which == "best" else self.last
-        facts = self._facts(path)
-        loss = facts.get("val_loss")
+        lora = self.config.training.adapters
+        header = load_header(path, self.config.model, self.vocab_size, lora)
+        facts = decoded(_CheckpointFacts, header.facts, path, COPY_THE_RUN)
+        loss = facts.val_loss
         if loss is None:
             with contextlib.suppress(AttnlmError):  # a damaged record is not what is asked for
                 of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
-                loss = of_steps.get(facts["step"])
-        return Checkpoint(which, path, facts["step"], loss, self.evaluated_part)
-
-    def _is_best_untrained(self) -> bool:
-        """Whether the last checkpoint is trained, and no trained one was evaluated yet."""
-        if not self.last.exists() or (self.best.exists() and self._facts(self.best)["step"] > 0):
-            return False
-        last = self._facts(self.last)
-        return not self.best.exists() or last.get("evaluated_step") == 0 < last["step"]
-
-    def _facts(self, path: Path) -> dict[str, Any]:
-        from attnlm.runs.checkpoint import load_facts  # loads torch
-
-        lora = self.config.training.adapters
-        facts = load_facts(path, self.config.model, self.vocab_size, lora)
-        decoded(_CheckpointFacts, facts, path, COPY_THE_RUN)
-        return facts
+                loss = of_steps.get(facts.step)
+        found = Checkpoint(which, path, facts.step, loss, self.evaluated_part, header)
+        return found, facts.evaluated_step
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
         """Its model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
@@ -389,6 +395,7 @@ class Run:
     def keep_until(self, evaluated_step: int) -> None:
         """Drops what was recorded after an evaluation. Raises AttnlmError as reading does."""
         metrics = self.metrics_until(evaluated_step)
+        self.ticker()  # which is checked
         steps = {record["step"] for record in metrics}
         ticker = [line for line in self._ticker.records() if line["step"] in steps]
         self._metrics.replace(metrics)

@@ -25,15 +25,14 @@ from attnlm.base import files
 from attnlm.base.folders import exchange, workspace
 from attnlm.base.rows import rows_of
 from attnlm.compute.processes import Processes, noticing_lost
-from attnlm.runs.tensor_file import Shape
-from attnlm.runs.tensor_reader import TensorFile
+from attnlm.runs.safetensors_file import LARGEST_HEADER, Shape, TensorFile, read_header
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.storage import StorageWriter
 
-_FACTS, _NAME = "facts.json", re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
-_LARGEST_FACTS, _LARGEST_HEADER = 2**24, 2**26  # bytes
+FACTS, _NAME = "facts.json", re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
+_LARGEST_FACTS = 2**24  # bytes
 
 
 class ShardedCheckpoints:
@@ -150,7 +149,7 @@ def _writer(
         def finish(self, metadata: Any, results: Any) -> None:
             hashes = dict(result.storage_data for some in results for result in some)
             content = {"facts": dict(facts), "files": dict(sorted(hashes.items()))}
-            files.write_json(new / _FACTS, content)
+            files.write_json(new / FACTS, content)
             if earlier is not None:
                 earlier.result()
             if os.path.lexists(path):
@@ -184,7 +183,7 @@ def read_folder(
     some of the files. Without `numbers` they have no rows, and no hash is checked. Raises
     ValueError where a file is damaged, OSError, and AttnlmError for facts that can't be read.
     """
-    content = files.read_json(path / _FACTS, _LARGEST_FACTS)
+    content = files.read_json(path / FACTS, _LARGEST_FACTS)
     facts, hashes = content.get("facts"), content.get("files")
     if not isinstance(facts, dict) or not isinstance(hashes, dict):
         raise ValueError("no facts")
@@ -208,7 +207,7 @@ def _checked_size(path: Path) -> int:
     """Bytes of a file, the header of which is no larger than a checkpoint's."""
     with files.open_regular(path) as file:
         header, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-    if header > min(size, _LARGEST_HEADER):
+    if header > min(size, LARGEST_HEADER):
         raise ValueError("too large a header")
     return size
 
@@ -236,9 +235,9 @@ class _Parts:
     def take(self, path: Path) -> bool:
         """The rows of a file that are wanted; False where it is another model's."""
         with files.open_regular(path) as opened:
-            file = TensorFile(opened, _LARGEST_HEADER)
-            places = json.loads(file.metadata.get("DCP_SHARDING_INFO", ""))
-            for name, part in file.tensors.items():
+            file = TensorFile(opened, read_header(opened))
+            places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))
+            for name, part in file.header.tensors.items():
                 whole = whole_shape(name, self._weights)
                 rows, *rest = part.shape
                 first, *others = _place(places, name)

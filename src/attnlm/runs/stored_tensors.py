@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnlm.model.architecture import Architecture
 from attnlm.runs.forms import Form, Stored
-from attnlm.runs.tensor_file import Shape
+from attnlm.runs.safetensors_file import Shape
 
 
 class StoredTensors:

@@ -11,13 +11,11 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.runs.tensor_reader import TensorFile
 from attnlm.see.text import ids_within_context, token_texts
 
 
@@ -25,30 +23,19 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """A script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
     It loads the checkpoint from where it lies and prints the likeliest next tokens. Raises
-    AttnlmError when the text does not fit the context or the vocabulary, when files are missing or
-    damaged, and for a checkpoint of an older version.
+    AttnlmError when the text does not fit the context or the vocabulary, and when files are missing
+    or damaged.
     """
     ids = ids_within_context(run, text)
-    model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    path = run.checkpoint(checkpoint).path
-    names = {f"model.{name}" for name, _ in model.named_parameters()}
+    chosen = run.checkpoint(checkpoint)
+    load_model(run, checkpoint=chosen, device="cpu")  # which checks it
     if run.config.training.adapters is not None:
         raise AttnlmError(
             f"{run.name} is a run of adapters: no one file has its weights",
             f"fold them in first: attnlm export {run.name} DIR, then attnlm import DIR",
         )
-    if path.is_file() and not names <= _names_in(path):
-        raise AttnlmError(
-            f"{path} was written by an older version, which named its weights differently",
-            "resume the run with more steps, which writes it again",
-        )
     functions = specialised(run.config.model)
-    return "\n".join([*_begin(run), functions, "", *_end(run, path, ids)]) + "\n"
-
-
-def _names_in(path: Path) -> set[str]:
-    with files.open_regular(path) as file:
-        return set(TensorFile(file, path.stat().st_size).tensors)
+    return "\n".join([*_begin(run), functions, "", *_end(run, chosen.path, ids)]) + "\n"
 
 
 def specialised(a: Architecture) -> str:

@@ -17,11 +17,11 @@ from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.lora import adapt, frozen
-from attnlm.runs.checkpoint import load_checkpoint, load_facts, named_tensors
+from attnlm.runs.checkpoint import load_checkpoint, load_header, named_tensors
+from attnlm.runs.load_model import base_weights
 from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import parameter_of
-from attnlm.runs.weights import base_weights
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharded_optimizer import ShardedOptimizer
 from attnlm.training.sharding import part_of_whole, sharded_model
@@ -194,7 +194,7 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 def saved_facts(run: Run) -> dict[str, Any]:
     """What the run's last checkpoint says of its state, without the tensors. Raises AttnlmError."""
     lora = run.config.training.adapters
-    return _checked(load_facts(run.last, run.config.model, run.vocab_size, lora), run)
+    return _checked(load_header(run.last, run.config.model, run.vocab_size, lora).facts, run)
 
 
 def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from attnlm.runs.forms import Exported, check_format
 from attnlm.runs.gguf.architectures import GgufArchitecture, architecture_for
 from attnlm.runs.gguf.tensor_types import converted, type_of
 from attnlm.runs.gguf.vocabulary import encodes_alike, vocabulary
+from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.runs.stored_tensors import StoredTensors
-from attnlm.runs.weights import load_weights
 from attnlm.text.compressed import optional
 
 _SUFFIX = ".gguf"
@@ -55,10 +55,10 @@ def export_to_gguf(
     chosen = run.checkpoint(checkpoint)
     tokens = _below("tokenizer.ggml", vocabulary(run.tokenizer))
     metadata = {**_metadata(form, run, chosen, type), **tokens}
-    _, weights = load_weights(run, chosen.path)
+    tensors = StoredTensors(form, run.config.model, load_weights(run, chosen))
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        _write(path, form.name, metadata, StoredTensors(form, run.config.model, weights), type)
+        _write(path, form.name, metadata, tensors, type)
     for text in _limits(run, form):
         on_event(Note(text))
     return Exported(path, form.name, chosen.which)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.runs.tensor_file import Shape
+from attnlm.runs.safetensors_file import Shape
 
 _LARGEST = {"F16": 65_504.0, "Q8_0": 127 * 65_504.0}  # of Q8_0 the scale is a float16
 _BLOCK = 32  # numbers with one scale

@@ -19,7 +19,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.low_rank import LoRA, map_name, map_shapes
 from attnlm.runs.hugging_face.stock_classes import StockClass, fitting_class
 from attnlm.runs.run import Run
-from attnlm.runs.tensor_file import write_in_turn
+from attnlm.runs.safetensors_file import write_tensors
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -72,7 +72,7 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     config = json.dumps(_config(run, lora, stock, ranks), indent=2) + "\n"
     files.write_bytes(run.adapter / CONFIG, config.encode())
-    write_in_turn(run.adapter / TENSORS, shapes, tensors.__getitem__, lambda: {"format": "pt"})
+    write_tensors(run.adapter / TENSORS, shapes, tensors.__getitem__)
 
 
 def _stacked_ups(

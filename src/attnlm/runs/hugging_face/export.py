@@ -12,10 +12,10 @@ from attnlm.base.folders import workspace
 from attnlm.runs.forms import Exported
 from attnlm.runs.hugging_face.model_card import model_card
 from attnlm.runs.hugging_face.stock_classes import StockClass, stock_class_for
+from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run
+from attnlm.runs.safetensors_file import write_tensors
 from attnlm.runs.stored_tensors import StoredTensors
-from attnlm.runs.tensor_file import write_in_turn
-from attnlm.runs.weights import load_weights
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
 
@@ -35,9 +35,9 @@ def export_to_hf(run: Run, folder: Path, *, checkpoint: str = "auto") -> Exporte
         "generation_config.json": _json(_generation(run)),
         "README.md": model_card(run, chosen, stock.name).encode(),
     }
-    _, weights = load_weights(run, chosen.path)
+    tensors = StoredTensors(stock, run.config.model, load_weights(run, chosen))
     with files.explaining(folder, ", or name another folder"):
-        _write(folder, content, StoredTensors(stock, run.config.model, weights))
+        _write(folder, content, tensors)
     return Exported(folder, stock.name, chosen.which)
 
 
@@ -54,9 +54,7 @@ def _write(folder: Path, content: dict[str, bytes], tensors: StoredTensors) -> N
         new.mkdir()
         for name, written in content.items():
             files.write_bytes(new / name, written)
-        write_in_turn(
-            new / "model.safetensors", tensors.shapes, tensors.tensor, lambda: {"format": "pt"}
-        )
+        write_tensors(new / "model.safetensors", tensors.shapes, tensors.tensor)
         _check_free(folder)
         if folder.is_dir():
             folder.rmdir()

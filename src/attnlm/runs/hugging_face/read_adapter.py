@@ -16,9 +16,9 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.low_rank import LoRA, map_name, map_shapes
 from attnlm.runs.hugging_face.adapter import CONFIG, PREFIX, TENSORS, Module, modules
 from attnlm.runs.hugging_face.read_config import read_object
-from attnlm.runs.hugging_face.read_weights import FLOATS, open_tensors
+from attnlm.runs.hugging_face.read_weights import open_tensors
 from attnlm.runs.hugging_face.stock_classes import StockClass
-from attnlm.runs.tensor_reader import TensorFile
+from attnlm.runs.safetensors_file import FLOATS, TensorFile
 
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from where it came"
@@ -62,7 +62,7 @@ def read_adapter(folder: Path, a: Architecture, stock: StockClass) -> Adapter:
         maybe = {name: _pair(file, module, a) for name, module in known.items()}
         pairs = {name: pair for name, pair in maybe.items() if pair is not None}
         read = {f"{PREFIX}{n}.lora_{x}.weight" for n in pairs for x in "AB"}
-        for name in sorted(file.tensors.keys() - read):
+        for name in sorted(file.header.tensors.keys() - read):
             raise AttnlmError(f"the tensor {quoted(name)} is none of {stock.name}'s maps", _HINT)
     if not pairs:
         raise AttnlmError(f"{folder / TENSORS} has no adapters of {stock.name}", _COPY)
@@ -116,7 +116,7 @@ def _check(config: Mapping[str, Any], path: Path) -> None:
 def _pair(file: TensorFile, module: Module, a: Architecture) -> tuple[Tensor, Tensor] | None:
     """A (rank, inputs) and B (outputs, rank) of a module; None where it has no adapter."""
     names = [f"{PREFIX}{module.name}.lora_{x}.weight" for x in "AB"]
-    there = [name for name in names if name in file.tensors]
+    there = [name for name in names if name in file.header.tensors]
     if not there:
         return None
     if len(there) < 2:
@@ -137,7 +137,7 @@ def _pair(file: TensorFile, module: Module, a: Architecture) -> tuple[Tensor, Te
 
 
 def _tensor(file: TensorFile, name: str) -> Tensor:
-    if (kind := file.tensors[name].dtype) not in FLOATS:
+    if (kind := file.header.tensors[name].dtype) not in FLOATS:
         raise AttnlmError(f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}", _HINT)
     try:
         return file.read(name).to(torch.float32)

@@ -22,12 +22,11 @@ from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.runs.forms import Stored
 from attnlm.runs.hugging_face.read_config import Described, read_object
 from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
-from attnlm.runs.tensor_reader import TensorFile
+from attnlm.runs.safetensors_file import FLOATS, TensorFile, explaining_reads, read_header
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
-_LARGEST_INDEX, _LARGEST_HEADER = 2**24, 2**26  # bytes
+_LARGEST_INDEX = 2**24  # bytes
 _MOST_FILES = 2**10
-FLOATS = ("F32", "F16", "BF16")
 _COPY = "copy the folder again from where it came"
 # Masks and angles, which are computed: older versions stored them.
 _COMPUTED = re.compile(
@@ -122,7 +121,7 @@ class Weights:
             )
         for name, shape in wanted.items():
             file, its_name = self._tensors[name]
-            kind, found, *_ = file.tensors[its_name]
+            kind, found, *_ = file.header.tensors[its_name]
             if found != shape:
                 raise AttnlmError(
                     f"the tensor {name} has shape {found}, and config.json means {shape}",
@@ -180,17 +179,14 @@ def _files(folder: Path) -> list[Path]:
 def _tensors(path: Path, opening: contextlib.ExitStack) -> dict[str, tuple[TensorFile, str]]:
     """The tensors of a file, none of them read yet."""
     file = opening.enter_context(open_tensors(path))
-    return {name: (file, name) for name in file.tensors}
+    return {name: (file, name) for name in file.header.tensors}
 
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
     """A safetensors file, of which no tensor is read yet. Raises AttnlmError."""
     with contextlib.ExitStack() as opening:
-        try:
-            opened = TensorFile(opening.enter_context(files.open_regular(path)), _LARGEST_HEADER)
-        except OSError as error:
-            raise AttnlmError(f"can't read {path}: {error.strerror or error}", _COPY) from None
-        except (ValueError, RecursionError):
-            raise AttnlmError(f"{path} is damaged, or is no safetensors file", _COPY) from None
+        with explaining_reads(path, ", or is no safetensors file", _COPY):
+            file = opening.enter_context(files.open_regular(path))
+            opened = TensorFile(file, read_header(file))
         yield opened

@@ -1,0 +1,159 @@
+"""safetensors files, read and written one tensor at a time.
+
+The library maps a file and holds all tensors that it writes: both count as memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+
+Shape = tuple[int, ...]
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+LARGEST_HEADER = 2**26  # bytes
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file: its type as safetensors names it, its shape, and where its bytes are."""
+
+    dtype: str
+    shape: Shape
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a safetensors file says of its tensors, before any of them is read."""
+
+    tensors: Mapping[str, StoredTensor]
+    metadata: Mapping[str, str]
+    begin: int
+    """where the first tensor begins"""
+
+
+def read_header(file: IO[bytes], largest: int = LARGEST_HEADER) -> Header:
+    """Return the header of an open file.
+
+    Raises ValueError or RecursionError where it is no safetensors file, or has a larger header.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(largest, size - 8):
+        raise ValueError("too large a header")
+    header = json.loads(file.read(length).decode(), object_pairs_hook=_distinct)
+    if not isinstance(header, dict):
+        raise ValueError("no header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not _are_all(str, metadata.values()):
+        raise ValueError("no texts")
+    tensors = {name: _stored(about) for name, about in header.items()}
+    begin, end = 8 + length, 0
+    for stored in sorted(tensors.values(), key=lambda stored: (stored.begin, stored.end)):
+        if stored.begin != end:
+            raise ValueError("tensors overlap, or bytes belong to none")
+        end = stored.end
+    if begin + end != size:
+        raise ValueError("not as long as its tensors")
+    return Header(tensors, metadata, begin)
+
+
+class TensorFile(NamedTuple):
+    """An open safetensors file and its header."""
+
+    file: IO[bytes]
+    header: Header
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """Return a tensor, or some of its rows, in new memory.
+
+        Raises OSError, and ValueError where the file became shorter.
+        """
+        stored = self.header.tensors[name]
+        shape, begin = stored.shape, stored.begin
+        if rows is not None:
+            begin += (stored.end - begin) // shape[0] * rows.start
+            shape = (rows.stop - rows.start, *shape[1:])
+        tensor = torch.empty(shape, dtype=FLOATS[stored.dtype])
+        memory = tensor.flatten().view(torch.uint8).numpy().data
+        self.file.seek(self.header.begin + begin)
+        if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
+            raise ValueError("it became shorter")
+        return tensor
+
+
+@contextlib.contextmanager
+def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into AttnlmError; `damaged` says what it is not."""
+    try:
+        yield
+    except OSError as error:
+        raise AttnlmError(f"can't read {path}: {error.strerror or error}", hint) from None
+    except (ValueError, RecursionError):
+        raise AttnlmError(f"{path} is damaged{damaged}", hint) from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(content := dict(pairs)) < len(pairs):
+        raise ValueError("a name comes twice")
+    return content
+
+
+def _stored(about: Mapping[str, Any]) -> StoredTensor:
+    try:
+        dtype, shape, (begin, end) = about["dtype"], about["shape"], about["data_offsets"]
+    except (KeyError, TypeError):
+        raise ValueError("not a tensor") from None
+    if type(dtype) is not str or not isinstance(shape, list):
+        raise ValueError("not a tensor")
+    if not _are_all(int, (*shape, begin, end)) or min(0, begin, end - begin, *shape) < 0:
+        raise ValueError("no sizes")
+    if dtype in FLOATS and end - begin != math.prod(shape) * FLOATS[dtype].itemsize:
+        raise ValueError("a shape of another size")
+    return StoredTensor(dtype, tuple(shape), begin, end)
+
+
+def _are_all(kind: type, values: Any) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def write_tensors(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    tensor: Callable[[str], Tensor],
+    metadata: Callable[[], Mapping[str, str]] = lambda: {"format": "pt"},
+) -> None:
+    """Write tensors in float32, in the order of their names; the file is whole or absent.
+
+    `tensor` returns the tensor of a name. `metadata` is called after the last one, since it may
+    hold a digest of them, and once before, for its length.
+    """
+    names, header, end = sorted(shapes), {}, 0
+    for name in names:
+        begin, end = end, end + 4 * math.prod(shapes[name])
+        header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shapes[name]}
+    with files.replacing(path) as file:
+        file.write(_header_bytes({**header, "__metadata__": metadata()}))
+        for name in names:
+            given = tensor(name).contiguous()
+            assert given.dtype == torch.float32 and given.shape == shapes[name], name
+            file.write(given.flatten().view(torch.uint8).numpy().data)
+        file.seek(0)
+        file.write(_header_bytes({**header, "__metadata__": metadata()}))
+
+
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
+    """A file's header with its length before it, padded so that the tensors are aligned."""
+    content = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content
