@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnlm.compute.subnormals import flushing_subnormals
+from attnlm.compute.threads import flushing_subnormals
 from attnlm.data.dataset import Dataset
 from benchmarks.nanogpt import Shape
 from benchmarks.table import Row

@@ -572,15 +572,15 @@ MUTATIONS = (
     Mutation(
         "all processes say the same error",
         "compute/processes.py",
-        ".result(_ANSWER) == 1",
-        ".result(_ANSWER) >= 1",
+        ".result(_STORE_ANSWERS) == 1",
+        ".result(_STORE_ANSWERS) >= 1",
         "test_processes.py::test_each_machine_says_once_why_all_end",
     ),
     Mutation(
         "what others are waited for does not depend on our own share",
         "compute/processes.py",
-        "max(longest, self._longest[after])",
-        "self._longest[after]",
+        "max(ours, theirs)",
+        "theirs",
         "test_processes.py::test_how_long_others_are_waited_for",
     ),
     Mutation(
@@ -819,14 +819,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the thread pool of PyTorch keeps its mode",
-        "compute/subnormals.py",
+        "compute/threads.py",
         ".omp_pause_resource_all(_SOFT_PAUSE)",
         "",
         "test_subnormals.py",
     ),
     Mutation(
         "threads of a pool do not take the mode of the calling thread",
-        "compute/workers.py",
+        "compute/threads.py",
         "torch.set_flush_denormal(flush)",
         "pass",
         "test_subnormals.py",

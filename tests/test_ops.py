@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from attnlm.compute.workers import threads_of_torch
+from attnlm.compute.threads import threads_of_torch
 from attnlm.model.linear import Linear
 from attnlm.model.ops import Kernels, causal, loss, products, using
 from attnlm.model.ops.activations import gelu, swiglu

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attnlm.base.settings import Setting
-from attnlm.compute.workers import new_pool
+from attnlm.compute.threads import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
 from attnlm.training import optimizer as optimizers

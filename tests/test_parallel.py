@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnlm.base.pieces import cores, map_ahead
+from attnlm.compute.threads import cores, map_ahead
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

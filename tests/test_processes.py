@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ import attnlm
 from attnlm.base.errors import SaidElsewhereError
 from attnlm.base.signals import Interrupted
 from attnlm.compute import processes as module
-from attnlm.compute import torchrun
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, noticing_lost
 from attnlm.runs.open_run import open_run
@@ -360,14 +358,14 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
             cut.wait()
             return 1
 
-    monkeypatch.setattr(module, "_ANSWER", 0.05)
+    monkeypatch.setattr(module, "_STORE_ANSWERS", 0.05)
     monkeypatch.setenv("LOCAL_RANK", str(local))
     assert Processes(rank, 8, Store()).is_first_to_say() == says  # type: ignore[arg-type]
     cut.set()
 
 
 def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten times as long as such work took, here or there; at first some minutes more."""
+    """Ten times as long as such work took, here or there; at first half an hour."""
     now = 0.0
     waited: list[float] = []
 
@@ -394,10 +392,10 @@ def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     meet(main, 1.0, 0.0, "an evaluation")
     meet(main, 1.0, 0.0, "a step")
     meet(main, 50.0, 0.0, "a step")
-    assert waited == [300 + 300, 20 + 320, 300 + 10, 20 + 500]
-    now = other._since
+    assert waited == [1800, 20 + 320, 1800, 20 + 500]
+    now = other._met
     meet(other, 1.0, 0.0, "a step")
-    assert waited[-1] == 1800 + 10
+    assert waited[-1] == 1800
     with pytest.raises(LostProcessError) as lost:
         meet(other, 1.0, 99.0, "a step")
     assert lost.value.is_silent and waited[-1] == 20 + 10
@@ -469,13 +467,16 @@ def test_errors_of_ours_within_a_sharded_step_stay_what_they_are() -> None:
         ({0: 75, 1: -9}, "process 1 of the training was killed (SIGKILL)", 1),
         ({0: 75, 1: 2}, None, 2),
         ({0: 75, 1: 70}, None, 70),
+        ({0: 75, 1: 130}, "stopped by SIGINT", 130),
     ],
 )
 def test_a_launcher_says_what_its_processes_left_to_it(
     codes: dict[int, int], message: str | None, code: int
 ) -> None:
-    failures = {rank: SimpleNamespace(exitcode=exit_code) for rank, exit_code in codes.items()}
-    meant = torchrun._meaning(SimpleNamespace(failures=failures))  # type: ignore[arg-type]
+    meant = module._failure(codes)
+    if isinstance(meant, Interrupted):
+        assert (str(meant), 128 + meant.signum) == (message, code)
+        return
     assert isinstance(meant, attnlm.AttnlmError) and meant.exit_code == code
     assert isinstance(meant, SaidElsewhereError) == (message is None)
     assert message is None or meant.message == message

@@ -20,8 +20,7 @@ from torch import Tensor
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.rows import rows_of
-from attnlm.compute.processes import ALONE
+from attnlm.compute.processes import ALONE, rows_of
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import load_checkpoint, named_tensors

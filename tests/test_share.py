@@ -19,7 +19,7 @@ from torch._dynamo.testing import CompileCounter
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.compute.device import choose_device
-from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
+from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.batches import window_seeds

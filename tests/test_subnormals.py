@@ -18,8 +18,14 @@ import attnlm
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
-from attnlm.compute.subnormals import FlushingHere, flushes_subnormals, flushing_subnormals
-from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
+from attnlm.compute.threads import (
+    FlushingHere,
+    compute_all,
+    flushes_subnormals,
+    flushing_subnormals,
+    new_pool,
+    threads_of_torch,
+)
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import evaluate as evaluation
 from attnlm.experiments import other_processes

@@ -114,7 +114,7 @@ def plan(
     if vocab_size is None:
         _find(dataset, data_dir)
     if config.training.processes > 1 and peak is None and not is_launched():
-        from attnlm.compute.torchrun import run_processes
+        from attnlm.compute.processes import run_processes
 
         run_processes(config.training.processes, sys.argv[1:])
         return

@@ -116,7 +116,7 @@ def train(
     elif (
         count := _check(given, dataset, recipe, resume, start_from, checkpoint_dir, data_dir)
     ) > 1:
-        from attnlm.compute.torchrun import run_processes
+        from attnlm.compute.processes import run_processes
 
         run_processes(count, sys.argv[1:])
         return

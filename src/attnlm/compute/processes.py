@@ -1,4 +1,4 @@
-"""The processes that train one model together: torch.distributed, as torchrun starts it."""
+"""The processes that train one model together: torch.distributed, started by torchrun or by us."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import ctypes
 import functools
 import itertools
 import json
+import logging
 import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnlm.base.errors import AttnlmError, SaidElsewhereError, UsageError
+from attnlm.base.signals import Interrupted
+from attnlm.compute.threads import FlushingHere, cores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,62 +33,60 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# A process that is stuck is given up after so many seconds, and so many times as long as such work
-# has taken at most, here or there. The first time compilers and caches may differ between machines;
-# the main process also plans, draws samples and writes, on which the others wait.
-_PATIENCE, _AT_FIRST, _FOR_MAIN, _TIMES = 20.0, 300.0, 1800.0, 10.0  # seconds, seconds, seconds, –
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-_ANSWER = 5.0  # seconds, from the one who keeps the store
+# How long a collective waits for the other processes, in seconds. The first of its kind: they may
+# compile, and rank 0 plans, writes and draws samples. Later: so many times as long as such work
+# took at most, here or there, and some seconds more.
+_AT_FIRST, _TIMES, _MORE = 1800.0, 10.0, 20.0
+_ON_GPU = 300.0  # a GPU's collectives are started long before the GPU comes to them
+_STORE_ANSWERS = 5.0  # seconds
 _LOOK = 0.5  # seconds, after which a waiting process looks for signals
-# Between two blocks of a sharded model all take about as long. A GPU's collectives are begun long
-# before the GPU comes to them, so that the time of a whole step counts.
-_WITHIN_A_STEP = {"cpu": 20.0}
+_TO_SAVE = 120  # seconds after a signal; then our launcher kills its processes
 _SILENT = re.compile(r"tim(ed|ing) out|timeout (caused|after)|socket timeout", re.IGNORECASE)
 _ENDED = re.compile(
     r"connection (was )?(closed|reset|refused|abort)|broken pipe|failed to (recv|send)"
     r"|no route to host|unreachable|remote process|ncclRemoteError|communicator was aborted",
     re.IGNORECASE,
 )
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _trainings = itertools.count()
+
+# Variables that a launcher such as torchrun sets.
 _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
-_PORT, _MOST = "MASTER_PORT", 10**6
-_MACHINE, _LOCAL_RANK = "GROUP_RANK", "LOCAL_RANK"
-
-
-WATCHED = "ATTNLM_WATCHED"
-"""Set where our own launcher watches, which says when a process is killed."""
-LEFT_TO_LAUNCHER = 75
-"""The exit code of those who say nothing, since it does."""
+_HOST, _PORT, _MOST = "MASTER_ADDR", "MASTER_PORT", 10**6
+_MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+_WATCHED = "ATTNLM_WATCHED"
+"""Set by our own launcher, which reports processes that are killed."""
+_LEFT_TO_LAUNCHER = 75
+"""The exit code of processes that leave the report to our launcher."""
 
 
 class LostProcessError(Exception):
-    """Another of the processes has ended, or doesn't answer."""
+    """Another of the processes has ended or, if `is_silent`, does not answer."""
 
     def __init__(self, *, is_silent: bool) -> None:
         super().__init__()
         self.is_silent = is_silent
-        """It is there, but doesn't answer."""
 
 
 class Processes:
-    """This process, number `rank` of `count`. Alone it has nobody to wait for."""
+    """This process, number `rank` of `count`. Alone it waits for nobody."""
 
     def __init__(self, rank: int = 0, count: int = 1, store: Store | None = None) -> None:
         self.rank, self.count, self._store = rank, count, store
-        self._longest: dict[str, float] = {}
-        self._since = time.monotonic()
-        self._meshes: dict[str, DeviceMesh] = {}
+        self._met = time.monotonic()  # when the last collective ended
+        self._longest: dict[str, float] = {}  # seconds between two collectives, by kind of work
+        self._meshes: dict[str, DeviceMesh] = {}  # by device
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes and reports."""
+        """Return True if this process, rank 0, writes and reports."""
         return self.rank == 0
 
     def add_up(self, tensor: Tensor, after: str) -> None:
-        """Puts the sum of all processes' tensors in place of each: the same bytes everywhere.
+        """Replace the tensor of each process by their sum: the same bytes everywhere.
 
-        Raises LostProcessError when another process has ended, or takes far longer than ever before
-        `after` such work as this.
+        Raises LostProcessError if another process has ended, or takes far longer than ever before
+        for the work that this comes `after`, such as a step.
         """
         if self.count > 1:
             import torch.distributed as dist
@@ -91,14 +94,14 @@ class Processes:
             self._wait(lambda: dist.all_reduce(tensor, async_op=True), after)
 
     def copy_from_main(self, tensor: Tensor) -> None:
-        """Puts the main process' numbers in place. Raises LostProcessError."""
+        """Replace the tensor of each process by rank 0's. Raises LostProcessError."""
         if self.count > 1:
             import torch.distributed as dist
 
             self._wait(lambda: dist.broadcast(tensor, 0, async_op=True))
 
     def from_main(self, values: Any) -> Any:
-        """The JSON values that the main process gives here. Raises LostProcessError."""
+        """Return the JSON values that rank 0 gives here. Raises LostProcessError."""
         if self.count == 1:
             return values
         import torch
@@ -113,69 +116,74 @@ class Processes:
         return json.loads(bytes(content.tolist()))
 
     def mesh(self, device: str) -> DeviceMesh:
-        """All processes in a row, as sharding takes them; all have to ask for it."""
+        """Return all processes in a row, for sharding. All have to call this."""
         from torch.distributed.device_mesh import DeviceMesh
 
         if device not in self._meshes:
-            patience = _WITHIN_A_STEP.get(device, _AT_FIRST)
-            self._meshes[device] = DeviceMesh.from_group(self.new_group(patience), device)
+            group = self.new_group(_MORE if device == "cpu" else _ON_GPU)
+            self._meshes[device] = DeviceMesh.from_group(group, device)
         return self._meshes[device]
 
-    def new_group(self, patience: float = _FOR_MAIN, backend: str | None = None) -> ProcessGroup:
-        """For collectives that others start, and that wait so many seconds; all have to ask."""
+    def new_group(self, patience: float = _AT_FIRST, backend: str | None = None) -> ProcessGroup:
+        """Return a group whose collectives wait so many seconds. All have to call this."""
         import torch.distributed as dist
 
         group: ProcessGroup = dist.new_group(timeout=timedelta(seconds=patience), backend=backend)
         return group
 
     def is_first_to_say(self) -> bool:
-        """Whether no other process of this machine has said yet why all end. True only once."""
+        """Return True in one process of each machine, once: it reports why all end."""
         if (store := self._store) is None:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
-        try:  # over a link that is broken `add` waits without end
-            return _in_thread(lambda: store.add(key, 1)).result(_ANSWER) == 1
-        except (RuntimeError, TimeoutError):  # whoever kept the store has ended
-            local = _told(_LOCAL_RANK)
+        try:  # over a broken link `add` waits without end
+            return _in_thread(lambda: store.add(key, 1)).result(_STORE_ANSWERS) == 1
+        except (RuntimeError, TimeoutError):  # the process that kept the store has ended
+            local = _variable(_LOCAL_RANK)
             return self.rank == 1 or (self.rank if local is None else local) == 0
 
     def remember(self, key: str, text: str) -> None:
-        """Keeps a text until the launcher ends, however often it starts its processes again."""
+        """Keep a text until the launcher ends, however often it starts its processes again."""
         if self._store is not None:
             self._store.set(key, json.dumps(text))  # in ASCII: a path may be anything
 
     def recalled(self, key: str) -> str | None:
-        """What was remembered before these processes were started again."""
+        """Return what was remembered before these processes were started again."""
         if self._store is None or not restarts() or not self._store.check([key]):
             return None
         return str(json.loads(self._store.get(key)))
 
-    def _wait(self, begin: Callable[[], Any], after: str | None = None) -> None:
-        longest = time.monotonic() - self._since  # our own share, such as the others'
-        if after in self._longest:
-            seconds, longest = _PATIENCE, max(longest, self._longest[after])
-        else:
-            seconds = _AT_FIRST if self.is_main else _FOR_MAIN
-        seconds += _TIMES * longest
+    def _wait(self, start: Callable[[], Any], after: str | None = None) -> None:
+        """Start a collective and wait until it is done."""
+        ours = time.monotonic() - self._met
+        theirs = self._longest.get(after or "")
+        patience = _AT_FIRST if theirs is None else _MORE + _TIMES * max(ours, theirs)
         try:
-            work, patience = begin(), timedelta(seconds=seconds)
-            if after in self._longest:
-                work.wait(patience)
-            else:  # it may take minutes
-                _result(_in_thread(lambda: work.wait(patience)))
+            work, timeout = start(), timedelta(seconds=patience)
+            if theirs is None:  # it may take minutes: signals are to be answered
+                _result(_in_thread(lambda: work.wait(timeout)))
+            else:
+                work.wait(timeout)
         except RuntimeError as error:
             raise _meaning(error) from error
-        before, self._since = self._since, time.monotonic()
+        before, self._met = self._met, time.monotonic()
         if after is not None:
-            self._longest[after] = max(self._longest.get(after, 0.0), self._since - before)
+            self._longest[after] = max(theirs or 0.0, self._met - before)
 
     def wait_for_main(self) -> None:
-        """Until the main process has ended: the launcher stops all when the first one ends."""
+        """Wait until rank 0 has ended: a launcher stops all when the first process ends."""
         with contextlib.suppress(LostProcessError):
             self.from_main(None)
 
 
 ALONE = Processes()
+
+
+def rows_of(rows: int, rank: int, count: int) -> slice:
+    """Return which of so many rows process `rank` of `count` has, as torch.chunk divides them: of
+    equal size, but the last processes have fewer, or none."""
+    size = -(-rows // count)
+    return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
 def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
@@ -193,7 +201,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """Wait for a result, and answer signals: one that arrives just before a wait doesn't end it."""
+    """Wait for a result. A signal just before a wait does not end it, so look again and again."""
     while not wait([future], timeout=_LOOK).done:
         pass
     return future.result()
@@ -201,7 +209,7 @@ def _result(future: Future[_Result]) -> _Result:
 
 @contextlib.contextmanager
 def noticing_lost() -> Iterator[None]:
-    """Raises LostProcessError where PyTorch's own collectives fail: its sharding has many."""
+    """Raise LostProcessError if PyTorch's own collectives fail: its sharding has many."""
     try:
         yield
     except RuntimeError as error:
@@ -231,8 +239,8 @@ def is_launched() -> bool:
 
 
 def _checked(name: str, first: int, last: int) -> int:
-    """Return the number that a launcher has put there. Raise UsageError if it is none of these."""
-    value = _told(name)
+    """Return the number in a launcher's variable. Raise UsageError if it is out of this range."""
+    value = _variable(name)
     if value is None or not first <= value <= last:
         is_what = f"is {os.environ[name]!r}" if name in os.environ else "is not set"
         raise UsageError(
@@ -242,90 +250,50 @@ def _checked(name: str, first: int, last: int) -> int:
     return value
 
 
-def _told(name: str) -> int | None:
-    """A number that a launcher has put there."""
+def _variable(name: str) -> int | None:
+    """Return the number in a launcher's variable, if there is one."""
     text = os.environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def launched_count() -> int:
-    """How many processes the launcher has started; 1 without one."""
-    return (_told(_COUNT) or 1) if is_launched() else 1
-
-
 def local_count() -> int:
-    """How many of them are on this machine, where the launcher tells."""
-    return (_told("LOCAL_WORLD_SIZE") or 1) if is_launched() else 1
+    """Return the number of processes on this machine, if the launcher tells; else 1."""
+    return (_variable(_LOCAL_COUNT) or 1) if is_launched() else 1
 
 
 def is_main() -> bool:
-    """Whether this process is the one that reports; before torch is loaded."""
-    return not is_launched() or _told(_RANK) == 0
+    """Return True if this process is the one that reports. Needs no torch."""
+    return not is_launched() or _variable(_RANK) == 0
 
 
 def restarts() -> int:
-    """How often the launcher has started these processes again."""
-    return (_told(_RESTARTS) or 0) if is_launched() else 0
+    """Return how often the launcher has started these processes again."""
+    return (_variable(_RESTARTS) or 0) if is_launched() else 0
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[Processes]:
-    """The processes that a launcher has started, or this one alone.
+    """Yield the processes that a launcher has started, or this one alone.
 
-    Of all that end with an error, one says it on each machine: in the others SaidElsewhereError is
-    raised.
+    If they end with an error, one process on each machine raises it, and the others
+    SaidElsewhereError.
     """
     count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
     rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
     if count == 1:
         yield ALONE
         return
-    if WATCHED in os.environ:
-        _end_with_launcher()
-    import torch
+    if _WATCHED in os.environ and sys.platform == "linux":
+        # End with our launcher, even if that is killed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
 
-    from attnlm.compute.subnormals import FlushingHere
-
-    if dist.is_initialized():
-        raise AttnlmError(
-            "this program has a torch.distributed process group already",
-            "train before `init_process_group`, or after `destroy_process_group`",
-        )
-    _checked(_PORT, 1, 2**16 - 1)
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device((_told(_LOCAL_RANK) or 0) % torch.cuda.device_count())
-        backend = "cpu:gloo,cuda:nccl"
-
-    def meet() -> Store:
-        # A program may train several times; where processes are started again, what the earlier
-        # ones wrote is still there.
-        lasting = PrefixStore(f"attnlm/{next(_trainings)}", _store(rank, count))
-        ours = PrefixStore(str(restarts()), lasting)
-        patience = timedelta(seconds=_FOR_MAIN)
-        with FlushingHere():  # the threads that add gradients up start here
-            dist.init_process_group(
-                backend, store=ours, rank=rank, world_size=count, timeout=patience
-            )
-        return lasting
-
-    try:
-        lasting = _result(_in_thread(meet))
-    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
-        raise AttnlmError(
-            f"the processes can't reach each other: {why.splitlines()[0]}",
-            "check MASTER_ADDR, MASTER_PORT and the network between the machines; "
-            "GLOO_SOCKET_IFNAME, and on GPUs NCCL_SOCKET_IFNAME, name its interface",
-        ) from None
-    processes = Processes(rank, count, lasting)
+    processes = _join(rank, count)
     try:
         yield processes
     except LostProcessError as lost:
-        if WATCHED in os.environ and not lost.is_silent:
-            raise SaidElsewhereError(LEFT_TO_LAUNCHER) from None
+        if _WATCHED in os.environ and not lost.is_silent:
+            raise SaidElsewhereError(_LEFT_TO_LAUNCHER) from None
         if not processes.is_first_to_say():
             raise SaidElsewhereError from None
         what = "stopped responding" if lost.is_silent else "has ended"
@@ -337,20 +305,111 @@ def joined() -> Iterator[Processes]:
         if not processes.is_first_to_say():
             raise SaidElsewhereError(getattr(error, "exit_code", 1)) from None
         raise
-    dist.destroy_process_group()  # not where one failed: to end orderly, all have to
+    dist.destroy_process_group()  # after an error this would wait for the others
 
 
-def _end_with_launcher() -> None:
-    """Has Linux send SIGTERM here when the launcher is killed: nobody would end us any more."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _join(rank: int, count: int) -> Processes:
+    """Meet the other processes. Raises AttnlmError if they can't be reached."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    if dist.is_initialized():
+        raise AttnlmError(
+            "this program has a torch.distributed process group already",
+            "train before the group is made, or after it is destroyed",
+        )
+    _checked(_PORT, 1, 2**16 - 1)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device((_variable(_LOCAL_RANK) or 0) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+
+    def meet() -> Store:
+        # A program may train several times. After a restart, the store still has what the earlier
+        # processes wrote.
+        lasting = PrefixStore(f"attnlm/{next(_trainings)}", _store(rank, count))
+        ours = PrefixStore(str(restarts()), lasting)
+        patience = timedelta(seconds=_AT_FIRST)
+        with FlushingHere():  # the threads that sum gradients start here
+            dist.init_process_group(
+                backend, store=ours, rank=rank, world_size=count, timeout=patience
+            )
+        return lasting
+
+    try:
+        return Processes(rank, count, _result(_in_thread(meet)))
+    except (KeyError, RuntimeError, ValueError) as error:
+        why = f"{_HOST} is not set" if isinstance(error, KeyError) else str(error)
+        raise AttnlmError(
+            f"the processes can't reach each other: {why.splitlines()[0]}",
+            f"check {_HOST}, {_PORT} and the network between the machines; "
+            "GLOO_SOCKET_IFNAME, and on GPUs NCCL_SOCKET_IFNAME, name its interface",
+        ) from None
 
 
 @functools.cache
 def _store(rank: int, count: int) -> Store:
-    """The launcher's, which outlives the processes; else one that the main process keeps."""
+    """Return the launcher's store, which outlives the processes, or else one that rank 0 keeps."""
     from torch._C._distributed_c10d import TCPStore
 
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    where = os.environ["MASTER_ADDR"], int(os.environ[_PORT])
+    where = os.environ[_HOST], int(os.environ[_PORT])
     return TCPStore(*where, count, is_master=rank == 0 and not kept)
+
+
+def run_processes(count: int, arguments: Sequence[str]) -> None:
+    """Run `attnlm` with these arguments in `count` processes of this machine, until all end.
+
+    They share the processors. A signal is passed on, and Interrupted raised when they have
+    answered. Raises AttnlmError if a process was killed, and SaidElsewhereError if one has reported
+    what is wrong.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
+    os.environ[_WATCHED] = "1"
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):  # what they say is said below
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            shutdown_timeout=_TO_SAVE,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "attnlm", *arguments)
+        except SignalException as stopped:
+            raise Interrupted(int(stopped.sigval)) from None
+        except ChildFailedError as failed:
+            raise _failure({rank: f.exitcode for rank, f in failed.failures.items()}) from None
+
+
+def _failure(codes: Mapping[int, int]) -> BaseException:
+    """Return what the exit codes of our processes, by rank, mean."""
+    # When one has failed, the others are ended by signals, or saw it and left it to us to say.
+    if said := [code for code in codes.values() if 0 <= code < 128 and code != _LEFT_TO_LAUNCHER]:
+        return SaidElsewhereError(said[0])
+    if stopped := [code for code in codes.values() if code > 128]:  # by a signal, having saved
+        return Interrupted(min(stopped) - 128)
+    rank, code = min(codes.items(), key=lambda found: found[1])
+    if code >= 0:  # all ended because they lost each other, and left it to us
+        return AttnlmError(
+            "the connection between the processes of this training broke",
+            "resume the run from its last checkpoint",
+        )
+    return AttnlmError(
+        f"process {rank} of the training was killed ({signal.Signals(-code).name})",
+        "resume the run from its last checkpoint; "
+        "if memory ran out, lower `processes` or `micro_batch_size`",
+    )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.files import replacing
-from attnlm.base.pieces import cores, map_ahead
+from attnlm.compute.threads import cores, map_ahead
 from attnlm.data.dataset import Ids, id_dtype
 from attnlm.data.splits import Split
 from attnlm.text.documents import Piece

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
-from attnlm.base.pieces import map_ahead
+from attnlm.compute.threads import map_ahead
 from attnlm.text.corpus import Corpus
 from attnlm.text.documents import Piece
 from attnlm.tokens.tokenizer import code_points, encoded

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnlm.compute.device import choose_device
-from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
+from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.products import product

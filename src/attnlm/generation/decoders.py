@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlm.base.pieces import cores
 from attnlm.base.readable import quantity
 from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
+from attnlm.compute.threads import cores
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Array, Ids, Uniforms
 from attnlm.model.attention import LayerCache

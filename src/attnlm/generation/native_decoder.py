@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlm.base.errors import NotFiniteError
-from attnlm.compute.subnormals import FlushingHere
+from attnlm.compute.threads import FlushingHere
 from attnlm.generation.next_token import Uniforms
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer

@@ -14,7 +14,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.compute.subnormals import FlushingHere
+from attnlm.compute.threads import FlushingHere
 from attnlm.generation.decoders import Decoder, Decoding, PlainDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, kept_of_full_window
 from attnlm.generation.next_token import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.compute.subnormals import FlushingHere
+from attnlm.compute.threads import FlushingHere
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
 
 Head = tuple[int, int]

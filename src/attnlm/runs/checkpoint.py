@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.rows import rows_of
+from attnlm.compute.processes import rows_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.model.low_rank import LoRA, adapter_shapes

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.folders import exchange, workspace
-from attnlm.base.rows import rows_of
+from attnlm.base.workspaces import exchange, workspace
+from attnlm.compute.processes import rows_of
 from attnlm.compute.processes import Processes, noticing_lost
 from attnlm.runs.safetensors_file import LARGEST_HEADER, Shape, TensorFile, read_header
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from attnlm.compute.choices import fastest
-from attnlm.compute.workers import threads_of_torch
+from attnlm.compute.threads import threads_of_torch
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops import Kernels, pointwise, using

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlm.compute.workers import compute_all
+from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.ops import using
 from attnlm.training.kernels import kernels_of

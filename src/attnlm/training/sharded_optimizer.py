@@ -7,8 +7,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from attnlm.base.rows import rows_of
-from attnlm.compute.processes import Processes
+from attnlm.compute.processes import Processes, rows_of
 from attnlm.config.training import TrainingConfig
 from attnlm.training.optimizer import Optimizer, Span, placed_spans
 from attnlm.training.sharding import local_part, part_of_whole

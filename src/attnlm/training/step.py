@@ -12,7 +12,7 @@ from torch import Tensor
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
-from attnlm.compute.workers import compute_all, new_pool
+from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
 from attnlm.data.dataset import Ids

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
-from attnlm.compute.workers import compute_all, new_pool, threads_of_torch
+from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
 from attnlm.model.language_model import LanguageModel
