@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
-from attnlm.base.names import is_safe_name
+from attnlm.base.folders import is_safe_name
 from attnlm.text import corpus, documents
 from attnlm.text.corpus import Corpus, Source, get_corpus, safe_name
 from attnlm.text.encodings import PIECE, SNIFFED_BYTES

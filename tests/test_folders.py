@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.base.commands import command_for
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import find_folder
-from attnlm.base.names import write_latest
+from attnlm.base.folders import command_for, find_folder, write_latest
 
 
 @pytest.fixture

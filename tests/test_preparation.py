@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm.base import folders
+from attnlm.base import workspaces
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, Progress
 from attnlm.data import bins, splits
@@ -586,23 +586,10 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    monkeypatch.setattr(folders, "_exchange_at_once", lambda *_: False)
+    monkeypatch.setattr(workspaces, "_exchange_at_once", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
-def test_the_next_command_undoes_an_exchange_that_was_broken_off(source: Path, data: Path) -> None:
-    """As where a process was killed between its two steps."""
-    folder = prepare(source, data_dir=data).path
-    before = content(folder)
-    aside = data / ".unfinished-x" / "old-y"
-    aside.mkdir(parents=True)
-    folder.rename(aside / folder.name)
-    prepare(source, name="another", data_dir=data)
-    assert content(folder) == before
-    assert entries(data) == {"cats-char", "another", "latest"}
 
 
 KILLED = """

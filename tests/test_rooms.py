@@ -16,7 +16,7 @@ ROOMS = (
 )
 LONGEST = 600
 # Hints name commands, and a report says how its run is made again.
-KNOW_FLAGS = ("base/commands.py", "base/suggestions.py", "see/reproduce.py")
+KNOW_FLAGS = ("base/folders.py", "base/suggestions.py", "see/reproduce.py")
 FLAG = re.compile(r"(?<![\w(])--[a-z]")
 
 

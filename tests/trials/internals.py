@@ -1,8 +1,8 @@
 """All that the trials use of attnlm beside what `import attnlm` offers."""
 
-from attnlm.base import files, folders
-from attnlm.base.commands import flag
+from attnlm.base import files
 from attnlm.base.events import Progress
+from attnlm.base.folders import flag
 from attnlm.cli import console, exits
 from attnlm.cli.app import run_command
 from attnlm.compute.device import choose_device
@@ -45,7 +45,6 @@ __all__ = [
     "exits",
     "files",
     "flag",
-    "folders",
     "has_compiler",
     "has_parts",
     "library",

@@ -11,7 +11,7 @@ from typing import Any
 
 import attnlm
 from tests.trials.children import before_each_event, in_child
-from tests.trials.internals import Evaluated, Stepper, folders
+from tests.trials.internals import Evaluated, Stepper
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
 
 
@@ -50,8 +50,7 @@ def scenarios(rungs: Sequence[str], folder: Path) -> Iterator[Scenario]:
     data = prepared(folder / "given")
     for rung in rungs:
         yield from _training(rung, data, folder / "whole")
-    for exchanges in (True, False):
-        yield _preparation(folder / "given", exchanges)
+    yield _preparation(folder / "given")
 
 
 def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
@@ -129,8 +128,8 @@ def _train_until(step: int, path: Path, data: Path, settings: dict[str, Any]) ->
         return
 
 
-def _preparation(given: Path, exchanges: bool) -> Scenario:
-    """`prepare --force` over a data set; also where the system can't exchange two folders."""
+def _preparation(given: Path) -> Scenario:
+    """`prepare --force` over a data set."""
     texts = {"old": TEXT, "new": TEXT[::-1]}
     for name, text in texts.items():
         (given / f"{name}.txt").write_text(text)
@@ -140,13 +139,10 @@ def _preparation(given: Path, exchanges: bool) -> Scenario:
         attnlm.prepare(given / "old.txt", data_dir=place, name="text")
 
     def replace(place: Path) -> None:
-        if not exchanges:
-            folders._exchange_at_once = lambda *_: False
         attnlm.prepare(given / "new.txt", data_dir=place, name="text", force=True)
 
     def check(place: Path) -> str | None:
-        if exchanges:
-            attnlm.open_dataset("text", data_dir=place, verify=True)
+        attnlm.open_dataset("text", data_dir=place, verify=True)
         # The next command, which has nothing to do with that name.
         attnlm.prepare(given / "old.txt", data_dir=place, name="other")
         there = attnlm.open_dataset("text", data_dir=place, verify=True)
@@ -157,6 +153,4 @@ def _preparation(given: Path, exchanges: bool) -> Scenario:
         left = {path.name for path in place.iterdir()} - {"text", "other", "latest"}
         return f"leftovers: {', '.join(sorted(left))}" if left else None
 
-    return Scenario(
-        "prepare --force" + ("" if exchanges else " without exchange"), begin, replace, check
-    )
+    return Scenario("prepare --force", begin, replace, check)

@@ -11,12 +11,11 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.locks import clear, locked_new
+from attnlm.base.workspaces import FolderGoneError, check_held, clear, locked_new
 
 _Read = TypeVar("_Read")
 
@@ -37,35 +36,7 @@ _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
 }
-_held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
 _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)  # not on Windows
-
-
-class FolderGoneError(AttnlmError):
-    """The folder that this process trains in was moved, removed or replaced."""
-
-
-@contextlib.contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Refuse to write below `folder` as soon as another folder, or none, is at this path."""
-    before = _held.set((folder, folder.stat()))
-    try:
-        yield
-    finally:
-        _held.reset(before)
-
-
-def check_held(path: Path) -> None:
-    """Raise FolderGoneError if `path` is in a folder that is held and was moved or removed."""
-    if (held := _held.get()) is None or held[0] not in (path, *path.parents):
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if os.path.samestat(held[0].stat(), held[1]):
-            return
-    raise FolderGoneError(
-        f"{held[0]} was moved, removed or replaced during training",
-        "nothing was written since; if it was moved, resume the run by its new path",
-    )
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
@@ -132,7 +103,7 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         return temporary
 
-    remove_leftovers(path.parent, path.name)
+    remove_leftovers(path.parent, glob.escape(path.name))
     with locked_new(make) as temporary:
         try:
             yield temporary
@@ -159,9 +130,9 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
         raise AttnlmError(f"can't write {error.filename or folder}: {reason}", hint) from error
 
 
-def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Removes what killed processes left in `folder` as they replaced `name`, or any file."""
-    clear(folder.glob(f".{glob.escape(name) if name else '*'}.*.tmp"), Path.unlink)
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left in `folder` as they replaced the file `name`, or any."""
+    clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
 
 
 def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:

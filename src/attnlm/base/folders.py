@@ -1,29 +1,70 @@
-"""Data sets and runs: found by name, put in place whole."""
+"""Data sets and runs: their folders and names, and the commands that hints give about them.
+
+Hints name commands, so this module knows flags; no other below the command line does, but for
+see/reproduce.py, which writes down the commands of a run.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import secrets
-import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
+import re
+import shlex
+import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from attnlm.base import files
-from attnlm.base.commands import KINDS, how_to_make
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.locks import clear, is_ours, locked, locked_new
-from attnlm.base.names import LATEST, is_safe_name, latest_name
 from attnlm.base.suggestions import suggestion
 
-_WORKSPACE, _ASIDE = ".unfinished-", "old-"
+LATEST = "latest"
+_LONGEST_LATEST = 2**10  # bytes
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _MOST_NAMED = 5
-# Whoever lists runs looks for an instant whether each is locked.
-_LOOKS, _BETWEEN_LOOKS = 3, 0.02  # seconds
+
+# Of each kind of folder: a file that it has, the folder that it lies in by default, the flag that
+# names another, and how one is made.
+KINDS = {
+    "run": ("config.json", "checkpoints", "--checkpoint-dir", "train one: attnlm train"),
+    "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "start one: attnlm ladder"),
+    "data set": ("meta.json", "data", "--data-dir", "prepare one: attnlm prepare"),
+}
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether every system takes this as a file's name, and we do not need it ourselves."""
+    return (
+        0 < len(name.encode(errors="replace")) <= 120
+        and name.lower() != LATEST
+        and name.isprintable()
+        and not name.startswith((".", "-", " "))
+        and not name.endswith((".", " "))
+        and not _FORBIDDEN.search(name)
+        and not _RESERVED.fullmatch(name)
+    )
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError where a name that the user chose can't be a folder's."""
+    if not is_safe_name(name):
+        raise UsageError(
+            f"`name` {name!r} can't be a folder's name on every system",
+            "use letters, digits, - and _; 'latest' is taken",
+        )
+
+
+def write_latest(parent: Path, name: str) -> None:
+    """Records which folder below `parent` was made last."""
+    files.write_bytes(parent / LATEST, f"{name}\n".encode())
+
+
+def latest_name(parent: Path) -> str:
+    """The name of the folder below `parent` that was made last. Raises OSError without one."""
+    return files.read_bytes(parent / LATEST, _LONGEST_LATEST).decode(errors="replace").strip()
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
@@ -87,139 +128,146 @@ def folder_names(parent: Path, kind: str) -> list[str]:
     return [name for _, name in sorted(made, reverse=True)]
 
 
-@contextlib.contextmanager
-def trained_alone(path: Path, hint: str) -> Iterator[None]:
-    """Hold the folder's training lock, and refuse to write if the folder is moved or replaced.
+def how_to_make(kind: str, parent: Path) -> str:
+    """A hint at how to make the first folder of that kind in `parent`."""
+    return " ".join([KINDS[kind][-1], *map(shlex.quote, elsewhere(parent, kind))])
 
-    Raises AttnlmError, with `hint`, if another process holds the lock. (Windows and some network
-    file systems can't tell.)
+
+def elsewhere(parent: Path, kind: str = "run") -> list[str]:
+    """The flag that says that things of that kind lie in `parent`; none where that is the default.
+
+    `parent` is compared with the default folder as both are seen from the current one.
     """
-    with contextlib.ExitStack() as lock:
-        for look in reversed(range(_LOOKS)):
-            try:
-                # The user may keep the folder elsewhere, and have a link to it here.
-                lock.enter_context(locked(Path(os.path.realpath(path))))
-                break
-            except BlockingIOError:
-                if not look:
-                    raise AttnlmError(
-                        f"{path.name} is being trained by another process", hint
-                    ) from None
-                time.sleep(_BETWEEN_LOOKS)
-        lock.enter_context(files.holding(path))
-        yield
+    _, usual, flag, _ = KINDS[kind]
+    return [] if parent.absolute() == Path(usual).absolute() else [flag, str(parent)]
 
 
-@contextlib.contextmanager
-def workspace(parent: Path) -> Iterator[Path]:
-    """A hidden folder in `parent`, deleted in the end; those of killed processes go first."""
-    files.check_held(parent)
-    parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(parent)
-    with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=parent))) as folder:
-        try:
-            yield folder
-        finally:
-            delete_folder(folder)
+def command_for(
+    command: str, folder: Path, *flags: str, kind: str = "run", named: bool = False
+) -> str:
+    """A command about a run, ladder or data set, as one types it in the current folder.
 
-
-def delete_folder(folder: Path) -> None:
-    """Deletes a folder as far as that is allowed. What links in it lead to stays.
-
-    Each folder in it is moved up before it is emptied: they may be nested deeper than Python's
-    recursion and the system's paths go.
+    The newest in the default folder has no name, unless `named` or where the command ends in a
+    flag that needs one.
     """
-    if sys.platform == "win32":
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    found = [folder]
-    for inner in found:
-        with contextlib.suppress(OSError):
-            # By its descriptor: nobody can put a link in its place meanwhile.
-            descriptor = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                found += _emptied(descriptor, folder)
-            finally:
-                os.close(descriptor)
-    for inner in reversed(found):
-        with contextlib.suppress(OSError):
-            inner.rmdir()
+    words = command.split()
+    if not is_safe_name(folder.name):  # it can only be given by its path
+        return shlex.join([*words, str(folder), *flags])
+    place = elsewhere(folder.parent, kind)
+    if named or place or words[-1].startswith("--") or not _is_latest(folder):
+        words.append(folder.name)
+    return shlex.join([*words, *flags, *place])
 
 
-def _emptied(descriptor: int, into: Path) -> Iterator[Path]:
-    """Deletes the files of an open folder, and moves its folders into another one."""
-    with os.scandir(descriptor) as entries:
-        for entry in list(entries):
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    moved = into / secrets.token_hex(8)
-                    os.rename(entry.name, moved, src_dir_fd=descriptor)
-                    yield moved
-                else:
-                    os.unlink(entry.name, dir_fd=descriptor)
-
-
-def remove_leftovers(parent: Path) -> None:
-    """Removes what killed processes left in `parent`, and undoes the replacement of a folder."""
-    files.remove_leftovers(parent, LATEST)
-    clear(parent.glob(f"{_WORKSPACE}*"), _undo)
-
-
-def _undo(work: Path) -> None:
-    """Brings back the folders that were set aside in `work`, and removes the rest.
-
-    Where one of them is a link, another user's, or not named as we name them, all is left alone.
-    """
-    asides = list(work.glob(f"{_ASIDE}*"))
-    folders = [folder for aside in asides if is_ours(aside) for folder in aside.iterdir()]
-    if not all(map(is_ours, asides)) or not all(map(_is_named_folder_of_ours, folders)):
-        return
-    for folder in folders:
-        if not os.path.lexists(work.parent / folder.name):
-            folder.rename(work.parent / folder.name)
-    delete_folder(work)
-
-
-def _is_named_folder_of_ours(path: Path) -> bool:
-    return is_safe_name(path.name) and is_ours(path) and path.is_dir()
-
-
-def exchange(new: Path, target: Path) -> None:
-    """The folders `new`, in a workspace, and `target`, beside it, change places, or nothing does.
-
-    Where the system can't do that in one step, a process that is killed between the two steps
-    leaves it to the next command to bring `target` back.
-    """
-    if _exchange_at_once(new, target):
-        return
-    aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=new.parent)) / target.name
-    target.rename(aside)
+def _is_latest(folder: Path) -> bool:
     try:
-        new.rename(target)
-    except BaseException:
-        if not os.path.lexists(target):
-            aside.rename(target)
-        raise
-    aside.rename(new)
+        return latest_name(folder.parent) == folder.name
+    except (AttnlmError, OSError):
+        return False
 
 
-def _exchange_at_once(one: Path, other: Path) -> bool:
-    """False where it can't be done: on Windows, and on some network file systems."""
-    import ctypes
+def resume_command(run: Path) -> str:
+    """What resumes a run."""
+    return command_for("attnlm train --resume", run)
 
-    here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
-    paths = os.fsencode(one), os.fsencode(other)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if sys.platform == "darwin":
-            failed = libc.renamex_np(*paths, swap)
+
+def flag(name: str) -> str:
+    """A setting as it is typed: `embed_dim` → `--embed-dim`."""
+    return "--" + name.replace("_", "-")
+
+
+class Entry(Protocol):
+    """What a list tells of each: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def modified(self) -> float: ...
+    @property
+    def is_latest(self) -> bool: ...
+
+
+_Entry = TypeVar("_Entry", bound=Entry)
+
+
+def newest_first(
+    parent: Path, entry_of: Callable[[Path], _Entry | None]
+) -> tuple[list[_Entry], list[str]]:
+    """What `entry_of` makes of each folder in `parent`, and the names of those it says None of.
+
+    Raises AttnlmError where `parent` can't be read.
+    """
+    latest = ""
+    with contextlib.suppress(AttnlmError, OSError):
+        latest = latest_name(parent)
+    entries, others = [], []
+    for path in _folders_in(parent):
+        entry = entry_of(path)
+        if entry is None:
+            others.append(path.name)
         else:
-            failed = libc.renameat2(here, paths[0], here, paths[1], swap)
-    except (AttributeError, TypeError):
-        return False
-    if not failed:
-        return True
-    error = ctypes.get_errno()
-    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-        return False
-    raise OSError(error, os.strerror(error), str(other))
+            entries.append(replace(entry, is_latest=path.name == latest))
+    return sorted(entries, key=lambda entry: (-entry.modified, entry.name)), others
+
+
+def _folders_in(parent: Path) -> list[Path]:
+    """The folders in `parent`, and links in place of them, by name; none where it is missing.
+
+    Hidden ones are left out: they are of commands that are at work, or were killed.
+    """
+    try:
+        found = sorted(parent.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise AttnlmError(
+            f"can't read {parent}: {error.strerror}", "check that it is a folder and may be read"
+        ) from None
+    return [
+        path
+        for path in found
+        if not path.name.startswith(".") and (is_folder(path) or path.is_symlink())
+    ]
+
+
+def link_target(path: Path) -> str | None:
+    """What a link says that it leads to; None where `path` is none."""
+    try:
+        return str(path.readlink()) if path.is_symlink() else None
+    except OSError:  # it is gone by now
+        return None
+
+
+def problem_of(path: Path) -> str | None:
+    """Why nothing can be read in a folder, whatever it is; None where it can."""
+    if not is_folder(path):
+        return f"it is a link to {link_target(path)}, which is no folder"
+    if not os.access(path, os.R_OK | os.X_OK):
+        return "you have no permission to read it"
+    return None
+
+
+def folder_size(folder: Path) -> int:
+    """The bytes of all files in a folder; links in it, and what can't be read, count nothing."""
+    total, folders = 0, [str(folder)]  # not by recursion: they may be nested as deep as one likes
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
+            for entry in found:
+                with contextlib.suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(about.st_mode):
+                        folders.append(entry.path)
+                    elif stat.S_ISREG(about.st_mode):
+                        total += about.st_size
+    return total
+
+
+def modified(*paths: Path) -> float:
+    """When the newest of these files was written, in seconds since 1970; 0 where there is none."""
+    times = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)

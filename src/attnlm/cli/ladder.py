@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnlm.base.commands import command_for
 from attnlm.base.errors import UsageError
-from attnlm.base.folders import find_folder
+from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console
 from attnlm.cli.displays import TrainingDisplay, reference_losses
 from attnlm.cli.options import (

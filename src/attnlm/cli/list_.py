@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnlm.base.commands import how_to_make
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.folders import how_to_make
 from attnlm.base.readable import age, duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console

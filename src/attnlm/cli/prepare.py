@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnlm.base.commands import command_for
+from attnlm.base.folders import command_for
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay, reference_losses
 from attnlm.cli.options import DataDir, JsonOption, QuietOption

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnlm.base.commands import command_for
 from attnlm.base.errors import UsageError
+from attnlm.base.folders import command_for
 from attnlm.base.readable import duration
 from attnlm.cli import console
 from attnlm.cli.displays import ChoiceDisplay

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from attnlm.base.commands import command_for, elsewhere
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import find_folder
+from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
 from attnlm.cli import completion, console

@@ -122,10 +122,10 @@ class FlushingHere:
         _set_flushing(self._before)
 
 
-def _set_flushing(flush: bool) -> None:
+def _set_flushing(wanted: bool) -> None:
     import torch
 
-    torch.set_flush_denormal(flush)
+    torch.set_flush_denormal(wanted)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import attnlm
 from attnlm.base.caches import cache_folder, code_folder
-from attnlm.base.entries import folder_size
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.folders import folder_size
 from attnlm.base.readable import quantity
 from attnlm.text.corpus import TINY_SHAKESPEARE_URL
 

@@ -12,9 +12,9 @@ from typing import Any
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.folders import delete_folder, find_folder, trained_alone, workspace
-from attnlm.base.names import check_name
+from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Setting
+from attnlm.base.workspaces import delete_folder, trained_alone, workspace
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.ladder_budget import LadderBudget, settled

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import clock
-from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import FolderGoneError, explaining
+from attnlm.base.files import explaining
+from attnlm.base.folders import resume_command
 from attnlm.base.settings import Setting
+from attnlm.base.workspaces import FolderGoneError
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, restarts

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import files
-from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import folder_names, workspace
-from attnlm.base.names import check_name, write_latest
+from attnlm.base.folders import check_name, folder_names, resume_command, write_latest
+from attnlm.base.workspaces import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.runs.parent import keep_base

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnlm.base.entries import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.locks import is_locked
+from attnlm.base.folders import folder_size, link_target, modified, newest_first, problem_of
+from attnlm.base.workspaces import is_locked
 from attnlm.runs.ladder_plan import RECORD, read_plan, run_path
 from attnlm.runs.open_run import open_run
 

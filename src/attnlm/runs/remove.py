@@ -6,11 +6,19 @@ import contextlib
 import os
 from pathlib import Path
 
-from attnlm.base.entries import link_target
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import explaining
-from attnlm.base.folders import find_folder, folder_names, is_folder, trained_alone, workspace
-from attnlm.base.names import LATEST, is_safe_name, latest_name, write_latest
+from attnlm.base.folders import (
+    LATEST,
+    find_folder,
+    folder_names,
+    is_folder,
+    is_safe_name,
+    latest_name,
+    link_target,
+    write_latest,
+)
+from attnlm.base.workspaces import trained_alone, workspace
 from attnlm.runs.list_runs import RunEntry, run_entry
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import remove_leftovers, trained_alone
+from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.base.records import decoded, limited
 from attnlm.config.settings import Config
 from attnlm.runs.json_lines import Journal

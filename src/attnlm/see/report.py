@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress, ignore
+from attnlm.base.folders import resume_command
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnlm.base.commands import command_for, elsewhere, flag
+from attnlm.base.folders import command_for, elsewhere, flag
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run

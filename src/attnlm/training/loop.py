@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from attnlm.base.commands import resume_command
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import remedy
+from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes

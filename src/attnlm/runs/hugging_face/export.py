@@ -8,7 +8,7 @@ from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import workspace
+from attnlm.base.workspaces import workspace
 from attnlm.runs.forms import Exported
 from attnlm.runs.hugging_face.model_card import model_card
 from attnlm.runs.hugging_face.stock_classes import StockClass, stock_class_for

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.names import check_name
+from attnlm.base.folders import check_name
 from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
 from attnlm.runs.checkpoint import save_weights_in_turn

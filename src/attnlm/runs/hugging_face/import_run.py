@@ -9,8 +9,7 @@ from pathlib import Path
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.folders import is_folder
-from attnlm.base.names import check_name
+from attnlm.base.folders import check_name, is_folder
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
 from attnlm.model.inspection import parameter_shapes

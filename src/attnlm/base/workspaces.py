@@ -1,0 +1,224 @@
+"""Folders that appear complete or not at all, and locks that end with the process that holds them.
+
+A workspace is a hidden folder in which something is made; what killed processes leave is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from attnlm.base.errors import AttnlmError
+
+if sys.platform != "win32":
+    import fcntl
+
+_WORKSPACE = ".unfinished-"
+# `list` looks for an instant whether each run is locked.
+_LOOKS, _BETWEEN_LOOKS = 3, 0.02  # seconds
+_held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Locks a file or folder; yields whether it did. Whoever locks a thing is alive.
+
+    False: Windows, and some network file systems, have no such locks. Raises BlockingIOError when
+    somebody else holds the lock, unless `wait`, and OSError when there is nothing at `path`, or a
+    link, a pipe or a device.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    # Without O_NONBLOCK, a pipe would be waited for without end.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    try:
+        if not _is_file_or_folder(os.fstat(descriptor)):
+            raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
+        yield _lock(descriptor, wait)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody else holds the lock of a file or folder; False where nobody can tell."""
+    try:
+        with locked(path):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _lock(descriptor: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
+    """The temporary file or folder that `make` makes, locked: `clear` leaves it alone."""
+    while True:
+        made = make()
+        with contextlib.ExitStack() as lock:
+            with contextlib.suppress(FileNotFoundError):
+                lock.enter_context(locked(made, wait=True))
+            # Somebody may have taken it for a leftover before it was locked.
+            if made.exists():
+                yield made
+                return
+
+
+def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
+    """Removes the temporary files or folders whose makers are dead: nobody locks them any more.
+
+    What has such a name but is not ours (`is_ours`) stays, as does what can't be removed.
+    """
+    for leftover in leftovers:
+        with contextlib.suppress(OSError):
+            if is_ours(leftover):
+                with locked(leftover) as is_dead:
+                    if is_dead:
+                        remove(leftover)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether this is a file or folder of the user's own: no link, pipe or device.
+
+    Raises OSError when there is nothing at `path`.
+    """
+    about = path.lstat()
+    return _is_file_or_folder(about) and (sys.platform == "win32" or about.st_uid == os.geteuid())
+
+
+def _is_file_or_folder(about: os.stat_result) -> bool:
+    return stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)
+
+
+@contextlib.contextmanager
+def trained_alone(path: Path, hint: str) -> Iterator[None]:
+    """Hold the folder's training lock, and refuse to write if the folder is moved or replaced.
+
+    Raises AttnlmError, with `hint`, if another process holds the lock. (Windows and some network
+    file systems can't tell.)
+    """
+    with contextlib.ExitStack() as lock:
+        for look in reversed(range(_LOOKS)):
+            try:
+                # The user may keep the folder elsewhere, and have a link to it here.
+                lock.enter_context(locked(Path(os.path.realpath(path))))
+                break
+            except BlockingIOError:
+                if not look:
+                    raise AttnlmError(
+                        f"{path.name} is being trained by another process", hint
+                    ) from None
+                time.sleep(_BETWEEN_LOOKS)
+        lock.enter_context(holding(path))
+        yield
+
+
+class FolderGoneError(AttnlmError):
+    """The folder that this process trains in was moved, removed or replaced."""
+
+
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Refuse to write below `folder` as soon as another folder, or none, is at this path."""
+    before = _held.set((folder, folder.stat()))
+    try:
+        yield
+    finally:
+        _held.reset(before)
+
+
+def check_held(path: Path) -> None:
+    """Raise FolderGoneError if `path` is in a folder that is held and was moved or removed."""
+    if (held := _held.get()) is None or held[0] not in (path, *path.parents):
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(held[0].stat(), held[1]):
+            return
+    raise FolderGoneError(
+        f"{held[0]} was moved, removed or replaced during training",
+        "nothing was written since; if it was moved, resume the run by its new path",
+    )
+
+
+@contextlib.contextmanager
+def workspace(parent: Path) -> Iterator[Path]:
+    """Yield a hidden folder in `parent`, deleted in the end; those of killed processes go first."""
+    check_held(parent)
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(parent)
+    with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=parent))) as folder:
+        try:
+            yield folder
+        finally:
+            delete_folder(folder)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder as far as that is allowed, but nothing that links in it lead to."""
+    with contextlib.suppress(RecursionError):  # folders nested a thousand deep stay
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def exchange(new: Path, target: Path) -> None:
+    """Let the folders `new`, in a workspace, and `target` change places, or change nothing.
+
+    Windows and some network file systems need two steps for that. There a process that is killed
+    between them leaves the old folder beside `target`, hidden.
+    """
+    if _exchange_at_once(new, target):
+        return
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except BaseException:
+        if not os.path.lexists(target):
+            aside.rename(target)
+        raise
+    aside.rename(new)
+
+
+def _exchange_at_once(one: Path, other: Path) -> bool:
+    """Return False if the system can't exchange two folders in one step. Raises OSError."""
+    here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
+    paths = os.fsencode(one), os.fsencode(other)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = libc.renamex_np(*paths, swap)
+        else:
+            failed = libc.renameat2(here, paths[0], here, paths[1], swap)
+    except (AttributeError, TypeError):
+        return False
+    error = ctypes.get_errno()
+    if failed and error not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        raise OSError(error, os.strerror(error), str(other))
+    return not failed
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove the workspaces that killed processes left in `parent`."""
+    clear(parent.glob(f"{_WORKSPACE}*"), delete_folder)
