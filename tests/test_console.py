@@ -176,10 +176,9 @@ def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
     [
         ("`embed_dim` 32 can't be divided", "--embed-dim 32 can't be divided"),
         ("give `positions` none", "give --positions none"),
-        ("leave out `dataset`, `recipe` and `name`", "leave out DATASET, --recipe and --name"),
+        ("leave out `recipe` and `start_from`", "leave out --recipe and --from"),
         ("`num_samples`, `top_k`, `windows`", "--num-samples, --top-k, --windows"),
         ("the --steps of before, `budget`", "the --steps of before, --budget"),
-        ("using `tales`; `wide_heads` and `run`", "using tales; wide_heads and RUN"),
         ("a file of `key = value` lines", "a file of `key = value` lines"),
     ],
 )

@@ -7,13 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from attnlm.base.folders import flag
 from attnlm.base.readable import harmless
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+_FLAGS = {"start_from": "--from"}  # whose names differ
 
 
 def write(text: str) -> None:
@@ -96,23 +98,8 @@ def fail(message: str, hint: str) -> None:
 
 
 def with_flags(text: str) -> str:
-    """The library's `embed_dim` as it is typed here, --embed-dim; other names lose their ticks."""
-    return re.sub(r"`(\w+)`", lambda name: _typed_names().get(name[1], name[1]), text)
-
-
-@cache
-def _typed_names() -> Mapping[str, str]:
-    """What each option and argument of any command is called in `--help`, by its Python name."""
-    from attnlm.cli.app import root_command  # whose commands print by this module
-
-    parameters = [p for command in root_command().commands.values() for p in command.params]
-    options = {p.name: max(p.opts, key=len) for p in parameters if not _is_argument(p)}
-    arguments = {p.name: p.name.upper() for p in parameters if _is_argument(p)}
-    return arguments | options
-
-
-def _is_argument(parameter: Any) -> bool:
-    return bool(parameter.param_type_name == "argument")
+    """Write the library's settings, such as `embed_dim`, as they are typed here: --embed-dim."""
+    return re.sub(r"`(\w+)`", lambda name: _FLAGS.get(name[1], flag(name[1])), text)
 
 
 def one_line(text: str) -> str:

@@ -206,7 +206,7 @@ def _accept_page(url: str, on_event: OnEvent) -> None:
     if urlsplit(url).path.lower().endswith((".txt", ".md")):
         raise AttnlmError(
             f"{without_password(url)} answers with a web page (text/html), not a text file",
-            "give the address of the file itself (its `raw` link), or pass a file",
+            "give the address of the file itself (its raw link), or pass a file",
         )
     on_event(Note(f"{without_password(url)} is a web page: its markup will be part of the text"))
 

@@ -69,7 +69,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise AttnlmError(
-            f"{path} is of `model_type` {quoted(kind)}, which attnlm does not have",
+            f"{path} is of model_type {quoted(kind)}, which attnlm does not have",
             f"import one of {', '.join(_FAMILIES)}",
         )
     settings, required, absent = family(_Reader(path, content))
