@@ -48,118 +48,79 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnlm.base.errors import AttnlmError, UsageError
-    from attnlm.base.events import Note, Progress
-    from attnlm.config.recipes import RecipeEntry, list_recipes
-    from attnlm.data.batches import Batches
-    from attnlm.data.dataset import Dataset, open_dataset
-    from attnlm.data.list_datasets import DatasetEntry, list_datasets
-    from attnlm.data.prepare import prepare
-    from attnlm.experiments.doctor import Finding, doctor
-    from attnlm.experiments.evaluate import evaluate
-    from attnlm.experiments.export import export
-    from attnlm.experiments.train import train
-    from attnlm.generation.sampling import sample, samples
-    from attnlm.runs.diff import RunDiff, diff_runs
-    from attnlm.runs.hugging_face.import_run import import_run
-    from attnlm.runs.list_runs import RunEntry, list_runs
-    from attnlm.runs.load_model import load_model
-    from attnlm.runs.open_run import open_run
-    from attnlm.runs.remove import remove_run
-    from attnlm.runs.run import Run
-    from attnlm.see.attend import Attention, attend
-    from attnlm.see.progress_bar import ProgressBar
-    from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
-    from attnlm.training.validation import Evaluation
+    from attnlm.base.errors import AttnlmError as AttnlmError
+    from attnlm.base.errors import UsageError as UsageError
+    from attnlm.base.events import Note as Note
+    from attnlm.base.events import Progress as Progress
+    from attnlm.config.recipes import RecipeEntry as RecipeEntry
+    from attnlm.config.recipes import list_recipes as list_recipes
+    from attnlm.data.batches import Batches as Batches
+    from attnlm.data.dataset import Dataset as Dataset
+    from attnlm.data.dataset import open_dataset as open_dataset
+    from attnlm.data.list_datasets import DatasetEntry as DatasetEntry
+    from attnlm.data.list_datasets import list_datasets as list_datasets
+    from attnlm.data.prepare import prepare as prepare
+    from attnlm.experiments.doctor import Finding as Finding
+    from attnlm.experiments.doctor import doctor as doctor
+    from attnlm.experiments.evaluate import evaluate as evaluate
+    from attnlm.experiments.export import export as export
+    from attnlm.experiments.train import train as train
+    from attnlm.generation.sampling import sample as sample
+    from attnlm.generation.sampling import samples as samples
+    from attnlm.runs.diff import RunDiff as RunDiff
+    from attnlm.runs.diff import diff_runs as diff_runs
+    from attnlm.runs.hugging_face.import_run import import_run as import_run
+    from attnlm.runs.list_runs import RunEntry as RunEntry
+    from attnlm.runs.list_runs import list_runs as list_runs
+    from attnlm.runs.load_model import load_model as load_model
+    from attnlm.runs.open_run import open_run as open_run
+    from attnlm.runs.remove import remove_run as remove_run
+    from attnlm.runs.run import Run as Run
+    from attnlm.see.attend import Attention as Attention
+    from attnlm.see.attend import attend as attend
+    from attnlm.see.progress_bar import ProgressBar as ProgressBar
+    from attnlm.training.events import Evaluated as Evaluated
+    from attnlm.training.events import Finished as Finished
+    from attnlm.training.events import Replanned as Replanned
+    from attnlm.training.events import Started as Started
+    from attnlm.training.events import Stepped as Stepped
+    from attnlm.training.validation import Evaluation as Evaluation
 
 __version__ = "1.0.0"
 
-_HOMES = {
-    "Attention": "see.attend",
-    "AttnlmError": "base.errors",
-    "Batches": "data.batches",
-    "Dataset": "data.dataset",
-    "DatasetEntry": "data.list_datasets",
-    "Evaluated": "training.events",
-    "Evaluation": "training.validation",
-    "Finding": "experiments.doctor",
-    "Finished": "training.events",
-    "Note": "base.events",
-    "Progress": "base.events",
-    "ProgressBar": "see.progress_bar",
-    "RecipeEntry": "config.recipes",
-    "Replanned": "training.events",
-    "Run": "runs.run",
-    "RunDiff": "runs.diff",
-    "RunEntry": "runs.list_runs",
-    "Started": "training.events",
-    "Stepped": "training.events",
-    "UsageError": "base.errors",
-    "attend": "see.attend",
-    "diff_runs": "runs.diff",
-    "doctor": "experiments.doctor",
-    "evaluate": "experiments.evaluate",
-    "export": "experiments.export",
-    "import_run": "runs.hugging_face.import_run",
-    "list_datasets": "data.list_datasets",
-    "list_recipes": "config.recipes",
-    "list_runs": "runs.list_runs",
-    "load_model": "runs.load_model",
-    "open_dataset": "data.dataset",
-    "open_run": "runs.open_run",
-    "prepare": "data.prepare",
-    "remove_run": "runs.remove",
-    "sample": "generation.sampling",
-    "samples": "generation.sampling",
-    "train": "experiments.train",
+_NAMES = {
+    "base.errors": "AttnlmError UsageError",
+    "base.events": "Note Progress",
+    "config.recipes": "RecipeEntry list_recipes",
+    "data.batches": "Batches",
+    "data.dataset": "Dataset open_dataset",
+    "data.list_datasets": "DatasetEntry list_datasets",
+    "data.prepare": "prepare",
+    "experiments.doctor": "Finding doctor",
+    "experiments.evaluate": "evaluate",
+    "experiments.export": "export",
+    "experiments.train": "train",
+    "generation.sampling": "sample samples",
+    "runs.diff": "RunDiff diff_runs",
+    "runs.hugging_face.import_run": "import_run",
+    "runs.list_runs": "RunEntry list_runs",
+    "runs.load_model": "load_model",
+    "runs.open_run": "open_run",
+    "runs.remove": "remove_run",
+    "runs.run": "Run",
+    "see.attend": "Attention attend",
+    "see.progress_bar": "ProgressBar",
+    "training.events": "Evaluated Finished Replanned Started Stepped",
+    "training.validation": "Evaluation",
 }
-
-__all__ = [
-    "Attention",
-    "AttnlmError",
-    "Batches",
-    "Dataset",
-    "DatasetEntry",
-    "Evaluated",
-    "Evaluation",
-    "Finding",
-    "Finished",
-    "Note",
-    "Progress",
-    "ProgressBar",
-    "RecipeEntry",
-    "Replanned",
-    "Run",
-    "RunDiff",
-    "RunEntry",
-    "Started",
-    "Stepped",
-    "UsageError",
-    "__version__",
-    "attend",
-    "diff_runs",
-    "doctor",
-    "evaluate",
-    "export",
-    "import_run",
-    "list_datasets",
-    "list_recipes",
-    "list_runs",
-    "load_model",
-    "open_dataset",
-    "open_run",
-    "prepare",
-    "remove_run",
-    "sample",
-    "samples",
-    "train",
-]
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(["__version__", *_HOMES])
 
 
 if not TYPE_CHECKING:  # for type checkers every name would be there, of any type
 
     def __getattr__(name: str) -> Any:
-        """Loads what is asked for only then: `attnlm --help` does not wait for torch."""
+        """Load what is asked for only then: `attnlm --help` does not wait for torch."""
         if name in _HOMES:
             return getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
         raise AttributeError(f"module 'attnlm' has no attribute {name!r}")

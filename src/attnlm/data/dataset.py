@@ -13,11 +13,9 @@ from typing import Any, TypeAlias, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.folders import how_to_make
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
-from attnlm.base.folders import find_folder
-from attnlm.base.folders import is_safe_name
+from attnlm.base.folders import find_folder, how_to_make, is_safe_name
 from attnlm.base.settings import check_value, fields_of, setting
 from attnlm.tokens.tokenizer import Tokenizer, load
 

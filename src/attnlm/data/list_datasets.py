@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnlm.base.folders import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.folders import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.data.dataset import open_bin, read_meta
 
 # A folder with one of these is, or was, a data set.

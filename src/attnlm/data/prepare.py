@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from attnlm.base.folders import KINDS
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, write_json
+from attnlm.base.folders import KINDS, check_name, is_safe_name, write_latest
 from attnlm.base.workspaces import exchange, workspace
-from attnlm.base.folders import check_name, is_safe_name, write_latest
 from attnlm.config.settings import resolve
 from attnlm.data.bins import bigram_loss, write_bins
 from attnlm.data.dataset import (
