@@ -43,7 +43,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a training writes to whatever folder is at its path",
-        "base/files.py",
+        "base/workspaces.py",
         "os.path.samestat(held[0].stat(), held[1])",
         "held[0].stat()",
         "test_training.py",
