@@ -10,12 +10,6 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 
-at_second_signal: Handler | None = None
-"""What a second signal to a training run calls: the command line ends the process.
-
-None: KeyboardInterrupt is raised, and nothing more is saved.
-"""
-
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """What a closed terminal sends, several times over; Windows has none."""
 
@@ -34,6 +28,16 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(signum)
+
+
+at_first_signal: Handler = _interrupt
+at_second_signal: Handler = signal.default_int_handler
+"""What signals to a training run call, if the first is not only noted. Both raise KeyboardInterrupt
+or end the process, as the command line's do. After the second, nothing is saved."""
 
 
 class StopSignal:
@@ -72,15 +76,11 @@ class StopSignal:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         # A closed terminal sends several hangups, and a session that ends SIGTERM and SIGHUP.
-        is_second = self.signum is not None and HANGUP not in (signum, self.signum)
-        if not is_second:
-            self.signum = signum if self.signum in (None, HANGUP) else self.signum
-            if self.raises:
-                raise Interrupted(signum)
-        elif at_second_signal is not None:
+        if self.signum is not None and HANGUP not in (signum, self.signum):
             at_second_signal(signum, frame)
-        else:
-            raise KeyboardInterrupt
+        self.signum = signum if self.signum in (None, HANGUP) else self.signum
+        if self.raises:
+            at_first_signal(signum, frame)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,14 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     try:
         if not _is_file_or_folder(os.fstat(descriptor)):
             raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
-        yield _lock(descriptor, wait)
+        got_it = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            got_it = False
+        yield got_it
     finally:
         os.close(descriptor)
 
@@ -61,16 +68,6 @@ def is_locked(path: Path) -> bool:
         return True
     except OSError:
         return False
-
-
-def _lock(descriptor: int, wait: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

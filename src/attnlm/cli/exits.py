@@ -37,9 +37,8 @@ _came: int | None = None
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run `command` and end the process."""
-    # A training run notes a first signal by itself.
     _on_signals(_interrupt)
-    signals.at_second_signal = leave
+    signals.at_first_signal, signals.at_second_signal = _interrupt, leave
     sys.unraisablehook = _dropped
     try:
         code = run(command)
