@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.base.rows import rows_of
 from attnlm.compute.device import Device, choose_device
+from attnlm.compute.processes import rows_of
 from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import fold

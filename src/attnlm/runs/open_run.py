@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from attnlm.base.folders import how_to_make
-from attnlm.base.folders import problem_of
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import find_folder, is_folder
+from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
 from attnlm.base.records import read_record
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.base.records import decoded, limited
+from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.config.settings import Config
 from attnlm.runs.json_lines import Journal
 from attnlm.runs.ticker import Snapshot, snapshot_of, snapshot_record, ticker_journal

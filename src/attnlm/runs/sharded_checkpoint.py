@@ -23,8 +23,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.workspaces import exchange, workspace
-from attnlm.compute.processes import rows_of
-from attnlm.compute.processes import Processes, noticing_lost
+from attnlm.compute.processes import Processes, noticing_lost, rows_of
 from attnlm.runs.safetensors_file import LARGEST_HEADER, Shape, TensorFile, read_header
 
 if TYPE_CHECKING:
