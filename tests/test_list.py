@@ -270,7 +270,9 @@ def test_what_is_left_of_a_run_can_be_removed(project: Path) -> None:
         attnlm.remove_run("second", checkpoint_dir=runs)
 
 
-def test_folders_of_any_depth_are_removed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_removed_is_told_in_one_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = project / "checkpoints"
     inner, outer = runs / "first" / "in", runs / "out"
     inner.mkdir()
@@ -279,7 +281,9 @@ def test_folders_of_any_depth_are_removed(project: Path, monkeypatch: pytest.Mon
         inner.rename(outer / "in")
         outer.rename(inner)
     (inner / "link").symlink_to(runs / "second")
-    command("rm", "first", "--yes", cwd=project)
+    fails("rm", "first", "--yes", cwd=project, code=1, says="can't be deleted", hints="delete")
+    (left,) = runs.glob(".unfinished-*")
+    subprocess.run(["rm", "-r", left], check=True)
     assert sorted(path.name for path in runs.iterdir()) == ["latest", "second"]
 
     unlink = os.unlink
