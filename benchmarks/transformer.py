@@ -135,7 +135,8 @@ class Ours:
     def __init__(self, model: str, shape: Shape, dataset: Dataset, **settings: Any) -> None:
         torch.set_num_threads(os.cpu_count() or 1)
         device = choose_device("cpu")
-        config = settle(resolve({**_settings(model, shape), **settings}), device, dataset)
+        config = resolve({**_settings(model, shape), **settings})
+        config = settle(config, device, dataset).config
         state = initial_state(config, shape.vocab_size, device)
         self.stepper = Stepper(state, config, dataset)
         self._tokens = shape.tokens

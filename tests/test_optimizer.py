@@ -172,7 +172,7 @@ def test_threads_share_an_update_and_change_nothing(
                 give_gradients(model, step)
                 updates.step(step, pool, threads)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert len(updates._groups) > 10
+    assert len(updates._rules) > 10
     assert torch.equal(*results)
     monkeypatch.undo()
     whole, config = a_model_with_gradients(1, heads=2, **settings)

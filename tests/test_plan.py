@@ -31,8 +31,7 @@ from attnlm.model.language_model import build_model
 from attnlm.model.lora import adapt
 from attnlm.model.ops import Kernels, using
 from attnlm.model.sizes import forward_flops, training_flops
-from attnlm.training.activations import joined_matrices, kept_by_block, kept_outside
-from attnlm.training.memory import estimate_memory
+from attnlm.training.memory import FACTOR, estimate_memory, kept_by_block
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.plan import Plan
 from tests.command import alone, attnlm, fails
@@ -118,7 +117,7 @@ KEPT = (
     ],
 )
 def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool) -> None:
-    """Copies of weights too; but for integers, and a few numbers for each head."""
+    """The short formula comes near it, but for models that keep hardly anything."""
     sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
     adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
     config = resolve({**variant(name), **adapters}, sizes)
@@ -145,14 +144,9 @@ def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool)
     ):
         model.loss(ids, ids)
     found = sum(storage.nbytes() for storage in kept.values())
-    numbers = a.layers * kept_by_block(a, compiled=compiled, lora=lora).bytes(4)
-    numbers += kept_outside(a, compiled=compiled).bytes(4)
-    expected = ids.numel() * (numbers + 4 * vocab_size)
-    if lora is None:
-        expected += 4 * a.layers * joined_matrices(a)
-        assert found == pytest.approx(expected, rel=0.05, abs=20 * ids.numel())
-    else:  # the first block keeps less, as do norms that are frozen
-        assert found < expected + 20 * ids.numel() and expected < 1.5 * found
+    estimated = a.layers * kept_by_block(a) + 4 * (2 * a.body_dim + vocab_size)
+    most = 3 if name == "dot-product" or on else FACTOR
+    assert found / FACTOR < ids.numel() * estimated < most * found
 
 
 def test_memory_is_divided_among_shards_and_given_for_computation() -> None:

@@ -23,6 +23,7 @@ from attnlm.generation.decoders import CachedDecoder, PlainDecoder, fastest_deco
 from attnlm.model.linear import Linear
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
+from attnlm.training import memory
 from tests.models import V, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
@@ -128,7 +129,8 @@ def test_long_training_on_a_gpu_is_compiled_where_a_compiler_is_found(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     cuda = Device("cuda", "bfloat16", "tests")
-    settled = settle(resolve({"model": "transformer", **settings}), cuda, data)
+    monkeypatch.setattr(memory, "_memory_of", lambda device: None)
+    settled = settle(resolve({"model": "transformer", **settings}), cuda, data).config
     assert settled.training.compile == expected
 
 

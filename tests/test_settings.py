@@ -14,9 +14,8 @@ import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings
-from attnlm.config.adapters import ADAPTERS_RATE
 from attnlm.config.recipes import load_recipe, load_sizes, recipe_names, to_toml
-from attnlm.config.settings import help_of, resolve, setting_names
+from attnlm.config.settings import ADAPTERS_RATE, help_of, resolve, setting_names
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import model_skeleton

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
-from attnlm.config.adapters import check_from_a_run
 from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
@@ -19,10 +18,10 @@ def resolve_new(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> tuple[Config, list[Settings]]:
-    """A new training, in the first size of its recipe, and the recipe in all its sizes.
+    """Return the configuration of a new run, and its recipe in all its sizes; the first one counts.
 
-    From scratch, or with the weights of a `parent`: what they are for, and the name of its run.
-    Raises as `load_recipe`, `resolve` and `resolve_from` do.
+    `parent`: architecture and name of the run whose weights it starts from. Raises as
+    `load_recipe`, `resolve` and `resolve_from` do.
     """
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(recipe)
     if parent is not None:
@@ -35,7 +34,11 @@ def resolve_new(
     if len(sizes) > 1:
         _check_several(f"the recipe {recipe}", sizes, settings)
     config = resolve(settings, sizes[0])
-    check_from_a_run(config.training)
+    if config.training.lora is not None:
+        raise UsageError(
+            "`lora` needs an existing run to adapt",
+            "name it with `start_from`, or leave `lora` out",
+        )
     return config, sizes
 
 
@@ -44,7 +47,7 @@ def resolve_planned(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Config:
-    """A training run that is not begun: its recipe has one size, and adapters need no `parent`."""
+    """Return the configuration of a run that is planned: adapters need no `parent` here."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
@@ -80,7 +83,7 @@ def resolve_from(
     settings: Mapping[str, Setting],
     recipe: Mapping[str, Setting] | None = None,
 ) -> Config:
-    """Settings over recipe over defaults, for a model that has the weights of the run `whose`.
+    """Resolve settings over recipe over defaults for a model with the weights of the run `whose`.
 
     Raises as `resolve` does, and for what would change the model.
     """

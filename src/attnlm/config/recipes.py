@@ -17,8 +17,6 @@ from attnlm.base.suggestions import suggestion
 _LARGEST_RECIPE = 2**20  # bytes
 # For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
 _LARGEST_TOML = 2**14
-
-
 _ABOUT, _SIZES = "about", "sizes"
 
 
@@ -30,19 +28,19 @@ class RecipeEntry:
     purpose: str
     model: str
     tokenizer: str | None
-    """What the text is to be encoded with; None for any."""
+    """The tokenizer that the recipe was made for; None for any."""
     steps: int | None
-    """None where a budget decides."""
-    val_loss: float | None
+    """None if a budget decides."""
+    val_loss: float | None = None
     """The median of several seeds, in nats per token of Tiny Shakespeare's validation split."""
-    val_loss_range: tuple[float, float] | None
+    val_loss_range: tuple[float, float] | None = None
     """The lowest and the highest of these seeds."""
-    seconds_range: tuple[float, float] | None
-    """Of training, on two cores of a server CPU: the shortest and the longest that was measured."""
+    seconds_range: tuple[float, float] | None = None
+    """The shortest and the longest measured training time, on two cores of a server CPU."""
 
 
 def list_recipes() -> list[RecipeEntry]:
-    """The recipes that come with the package, by name.
+    """Return the recipes that come with the package, by name.
 
         purposes = {entry.name: entry.purpose for entry in attnlm.list_recipes()}
 
@@ -51,31 +49,20 @@ def list_recipes() -> list[RecipeEntry]:
     entries = []
     for name in recipe_names():
         recipe = tomllib.loads(_of_package(name))
-        about = recipe.pop(_ABOUT)
-        ranges = {
-            key: tuple(about[key]) if key in about else None
-            for key in ("val_loss_range", "seconds_range")
-        }
-        entries.append(
-            RecipeEntry(
-                name=name,
-                purpose=about["purpose"],
-                model=recipe["model"],
-                tokenizer=recipe.get("tokenizer"),
-                steps=recipe.get("steps"),
-                val_loss=about.get("val_loss"),
-                **ranges,
-            )
-        )
+        entry: dict[str, Any] = {key: recipe.get(key) for key in ("model", "tokenizer", "steps")}
+        for key, value in recipe[_ABOUT].items():
+            entry[key] = tuple(value) if isinstance(value, list) else value
+        entries.append(RecipeEntry(name=name, **entry))
     return entries
 
 
 def load_recipe(name: str) -> Settings:
-    """The settings of a recipe: one of the package's by name, a TOML file, or a run's config.json.
+    """Return the settings of a recipe: the name of one of the package's, a TOML file, or a run's
+    config.json.
 
-    A table `[about]` of a TOML file is for readers, and left out.
-    Raises AttnlmError when there is none, or when it is neither TOML nor a run's configuration;
-    UsageError for a recipe of several sizes. Its settings are checked when they are resolved.
+    The table `[about]` of a TOML file is for readers and left out. Raises AttnlmError for a file
+    that does not exist or is neither of these, UsageError for a recipe of several sizes. Settings
+    are checked when they are resolved.
     """
     settings, *larger = load_sizes(name)
     if larger:
@@ -87,7 +74,7 @@ def load_recipe(name: str) -> Settings:
 
 
 def load_sizes(name: str) -> list[Settings]:
-    """The settings of a recipe in each of its `[[sizes]]`, in their order, or once without them.
+    """Return the settings of a recipe in each of its `[[sizes]]`, or once if it has none.
 
     Raises AttnlmError as `load_recipe` does.
     """
@@ -136,9 +123,10 @@ def _loaded(name: str) -> dict[str, Any]:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Without the table about it; a setting of that name would be an error as any unknown one."""
-    is_table = isinstance(recipe.get(_ABOUT), dict)
-    return {name: value for name, value in recipe.items() if not (is_table and name == _ABOUT)}
+    """Return a recipe without its table `[about]`; a setting of that name is refused later."""
+    if isinstance(recipe.get(_ABOUT), dict):
+        del recipe[_ABOUT]
+    return recipe
 
 
 def _of_package(name: str) -> str:
@@ -146,12 +134,12 @@ def _of_package(name: str) -> str:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """Return the names of the recipes that come with the package."""
     folder = resources.files("attnlm") / "recipes"
     return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
 def to_toml(settings: Mapping[str, Setting]) -> str:
-    """A flat table as TOML, so that what `--print-config` shows is a recipe."""
+    """Return a flat table as TOML: what `--print-config` shows is a recipe."""
     # JSON writes strings, numbers and booleans as TOML does.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
-from attnlm.config.adapters import ADAPTERS_RATE, with_adapters
 from attnlm.config.stages import parsed_stages
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import (
@@ -22,6 +21,7 @@ from attnlm.model.architecture import (
     settings_of,
     unused,
 )
+from attnlm.model.low_rank import MAP_NAMES, map_shapes
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,12 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
     "llama": {"muon": 0.02, "adamw": 0.005},
     "qwen3": {"muon": 0.02, "adamw": 0.003},
 }
+ADAPTERS_RATE = 0.001
+"""The learning rate of low-rank adapters, which AdamW trains whatever trained the model."""
 
 
 def setting_names() -> list[str]:
-    """All settings, those of the model first."""
+    """Return the names of all settings, those of the model first."""
     return list(_RECORD_OF)
 
 
@@ -152,7 +154,7 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
-    training = with_adapters(model, training)
+    training = _with_adapters(model, training)
     _check_training(model, training, given)
     return Config(model, with_steps(training, training.steps), (*dropped, *useless))
 
@@ -231,6 +233,42 @@ def _check_training(
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",
             f"give `warmup` {steps} or less",
         )
+
+
+def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingConfig:
+    """Return the settings with defaults for low-rank adapters, if the run trains some."""
+    if training.lora is None:
+        for name in ("lora_alpha", "lora_on"):
+            if getattr(training, name) is not None:
+                raise UsageError(f"`{name}` has no effect without `lora`", f"leave `{name}` out")
+        return training
+    there = tuple(map_shapes(model))
+    if not there:
+        raise UsageError(
+            f"`lora` adapts the maps of a model's blocks, and {model.model} has none",
+            "leave `lora` out",
+        )
+    for name, excluded in {
+        "`shard`": training.shard,
+        "`compile` on": training.compile == "on",
+        "`optimizer` muon": training.optimizer == "muon",
+    }.items():
+        if excluded:
+            raise UsageError(f"{name} can't be combined with `lora`", "leave one of them out")
+    on = training.lora_on or ("query,value" if "query" in there else "up,down")
+    named = there if on == "all" else [name.strip() for name in on.split(",")]
+    for name in named:
+        if name not in MAP_NAMES:
+            hint = suggestion(name, MAP_NAMES, f"choose from {', '.join(there)}, or all")
+            raise UsageError(f"`lora_on` can't be {quoted(name)}", hint)
+        if name not in there:
+            raise UsageError(
+                f"`lora_on` {name}: this {model.model} has no such map",
+                f"give `lora_on` {there[0]}, or several of {', '.join(there)}",
+            )
+    ordered = ",".join(name for name in there if name in named)
+    alpha = training.lora_alpha or 2.0 * training.lora
+    return replace(training, lora_alpha=alpha, lora_on=ordered)
 
 
 def _has_matrices(model: Architecture) -> bool:

@@ -17,7 +17,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.budget import TRIAL_SHARE, Budget, seconds_per_step
-from attnlm.experiments.settle import check_fits, settle, within_memory
+from attnlm.experiments.settle import settle
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.price import step_price
 
@@ -77,9 +77,8 @@ def affordable_size(
 
 def _seconds_per_token(config: Config, dataset: Dataset, budget: Budget, share: float) -> float:
     device = choose_device(config.training.device, config.training.dtype)
-    check_fits(config, dataset, device)
     with keeping_threads():  # each trial begins with all of them
-        config = settle(within_memory(config, dataset, device), device, dataset)
+        config = settle(config, device, dataset).config
         return seconds_per_step(config, dataset, device, budget, share) / config.tokens_per_step
 
 

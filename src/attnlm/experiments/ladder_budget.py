@@ -95,6 +95,6 @@ def settled(
             training = replace(training, eval_tokens=part)
         return training, None
     with keeping_threads():
-        configs = [settle(config, device, dataset) for config in configs]
+        configs = [settle(config, device, dataset).config for config in configs]
         plan = planned(configs, dataset, device, Budget(training.budget, began), on_event)
     return plan.training, LadderBudget(plan, dict(zip(rungs, plan.paces, strict=True)))

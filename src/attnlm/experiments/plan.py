@@ -22,12 +22,10 @@ from attnlm.config.settings import Config, resolve, with_steps
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.other_processes import check_launched
-from attnlm.experiments.settle import check_fits, settle, within_memory
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.experiments.settle import settle
 from attnlm.runs.open_run import open_run
 from attnlm.runs.parent import check_tokenizer
 from attnlm.runs.run import Run
-from attnlm.training.memory import check_memory
 from attnlm.training.plan import Plan
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
@@ -171,18 +169,12 @@ def _measured(
 ) -> tuple[str, Config, float]:
     """The device, the configuration as it is trained there, and the seconds of a step."""
     device = _device_here(config.training)
-    config = within_memory(config, data, device)
-    if isinstance(data, Dataset):
-        check_fits(config, data, device)
-    else:
-        parameters = count_parameters(model_skeleton(config.model, data.vocab_size))
-        check_memory(config, data.vocab_size, parameters, data.val_tokens, device)
     training = replace(config.training, seed=config.training.seed or 0)
     try:
         with keeping_threads(), keeping_random_state(device):
             if processes.is_main:
                 on_event(Note("measuring ten steps"))
-                config = settle(replace(config, training=training), device, data)
+                config = settle(replace(config, training=training), device, data).config
             config = resolve({}, processes.from_main(config.settings()))
             use_precision(device)
             trial = replace(config, training=with_steps(config.training, 2**30))

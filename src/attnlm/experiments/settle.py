@@ -1,4 +1,4 @@
-"""Settles what a configuration leaves open: seed, device, what is compiled, threads."""
+"""Settles what a configuration leaves open: seed, compilation, micro-batch, kernels, threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import torch
 
@@ -19,10 +20,14 @@ from attnlm.compute.device import Device, use_precision
 from attnlm.config.settings import Config, with_steps
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
-from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, parts_compile
-from attnlm.training.memory import affordable_micro_batch, check_memory
+from attnlm.training.memory import (
+    MemoryEstimate,
+    affordable_micro_batch,
+    check_memory,
+    estimate_memory,
+)
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
@@ -36,28 +41,58 @@ _LARGE_STEP = 4e9
 _WORTH = 0.1
 
 
-def settle(config: Config, device: Device, dataset: TrainingData) -> Config:
-    """Settles what was left open, so that the saved configuration is complete."""
-    training = config.training
-    decided = replace(
-        training,
-        seed=secrets.randbits(31) if training.seed is None else training.seed,
+class Settled(NamedTuple):
+    """A complete configuration, the number of parameters, and the memory that training takes."""
+
+    config: Config
+    parameters: int
+    memory: MemoryEstimate
+
+
+def settle(
+    config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
+) -> Settled:
+    """Settle what a configuration leaves open, so that the run that records it can be repeated.
+
+    The micro-batch of a run that is resumed stays as it is. Raises AttnlmError if the data are too
+    short for the context, or the run can't fit into memory.
+    """
+    training = replace(
+        config.training,
+        seed=secrets.randbits(31) if config.training.seed is None else config.training.seed,
         device=device.name,
         dtype=device.dtype,
         compile=_settled_compile(config, device, dataset),
     )
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    about = dataset.vocab_size, parameters, dataset.val_tokens
+    if training.micro_batch_size is None and not is_resumed:
+        size = affordable_micro_batch(replace(config, training=training), *about, device)
+        training = replace(training, micro_batch_size=size)
+    check_fits(replace(config, training=training), dataset, device)
     use_precision(device)
-    decided = _with_kernels(replace(config, training=decided), device, dataset)
-    config = replace(config, training=decided)
+    training = _with_kernels(replace(config, training=training), device, dataset)
+    config = replace(config, training=training)
     threads = training.threads or _chosen_threads(config, device, dataset)
-    return replace(config, training=replace(decided, threads=threads))
+    config = replace(config, training=replace(training, threads=threads))
+    return Settled(config, parameters, estimate_memory(config, *about, device.name))
+
+
+def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
+    """Raise AttnlmError if data are too short for the context, or memory for the training run."""
+    longest = min(len(dataset.train), dataset.val_tokens) - 1
+    hint = f"give `block_size` {longest} or less, or prepare a longer text"
+    check_length(len(dataset.train), config.model.block_size, "training", hint)
+    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
+    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 
 
 def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
-    """What is compiled: "on" all of a step, "parts" of it, or "off" nothing.
+    """Return what is compiled: "on" the whole step, "parts" of it, or "off" nothing.
 
-    Raises AttnlmError where that is asked for and there is no compiler, no folder for what it
-    makes, or there are no such parts.
+    Raises AttnlmError if it was asked for and there is no compiler, no folder for what it makes, or
+    there are no such parts.
     """
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
@@ -124,13 +159,13 @@ def _is_long(config: Config, dataset: TrainingData) -> bool:
 
 
 def _work(config: Config, dataset: TrainingData) -> float:
-    """About how many floating-point operations a step takes."""
+    """Return about how many floating-point operations a step takes."""
     parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
     return 6.0 * parameters * config.tokens_per_step
 
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
-    """As many as make a step fastest, by a trial whose weights are thrown away."""
+    """Return the number of threads that makes a step fastest, by a trial on a model of its own."""
     training, everything = config.training, torch.get_num_threads()
     work = _work(config, dataset)
     if device.name != "cpu" or training.compile == "on" or training.is_sharded:
@@ -156,33 +191,3 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
 def _has_compiler(*commands: str) -> bool:
     """Return True if one of these commands exists; by default those that compile C++."""
     return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
-
-
-def within_memory(config: Config, dataset: TrainingData, device: Device) -> Config:
-    """Return a configuration that fits: `micro_batch_size` is lowered if none was given.
-
-    Precision and compilation, which memory depends on, are settled first.
-    """
-    compiled = _settled_compile(config, device, dataset)
-    training = replace(config.training, dtype=device.dtype, compile=compiled)
-    config = replace(config, training=training)
-    if training.micro_batch_size is not None:
-        return config
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    size = affordable_micro_batch(
-        config, dataset.vocab_size, parameters, dataset.val_tokens, device
-    )
-    return replace(config, training=replace(training, micro_batch_size=size))
-
-
-def check_fits(config: Config, dataset: Dataset, device: Device) -> int:
-    """How many parameters the model has, which fits.
-
-    Raises AttnlmError where the data are too short for the context, or memory for the training.
-    """
-    hint = f"give `block_size` {dataset.largest_block_size} or less, or prepare a longer text"
-    check_length(dataset.train_tokens, config.model.block_size, "training", hint)
-    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
-    return parameters

@@ -26,7 +26,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.affordable_size import affordable_size
 from attnlm.experiments.budget import Budget, planned
 from attnlm.experiments.other_processes import begun_before, check_alike, check_launched, join, tell
-from attnlm.experiments.settle import check_fits, settle, within_memory
+from attnlm.experiments.settle import settle
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
 from attnlm.experiments.whole_split import measure_on_whole
 from attnlm.model.language_model import LanguageModel
@@ -41,7 +41,6 @@ from attnlm.see.log_listener import LogListener
 from attnlm.see.log_tools import check_tools
 from attnlm.training.deadline import Deadline
 from attnlm.training.loop import fit
-from attnlm.training.memory import check_memory
 from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.state import begun_state, saved_facts
 
@@ -226,9 +225,7 @@ def _begin(
             )
         )
     device = choose_device(config.training.device, config.training.dtype)
-    config = within_memory(config, dataset, device)
-    parameters = check_fits(config, dataset, device)
-    config = settle(config, device, dataset)
+    config, parameters, _ = settle(config, device, dataset)
     deadline = within if isinstance(within, Deadline) else None
     if isinstance(within, Budget):
         plan = planned([config], dataset, device, within, on_event)
@@ -284,8 +281,7 @@ def _resume(
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
     dataset = open_dataset_of(run, data_dir, verify=verify)
-    config = settle(config, device, dataset)
-    check_memory(config, run.vocab_size, run.parameters, run.dataset["val_tokens"], device)
+    config = settle(config, device, dataset, is_resumed=True).config
     run = replace(run, config=config)
     fresh = not run.last.exists() and restarts() > 0  # it ended before it was saved
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)

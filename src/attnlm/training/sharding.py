@@ -1,24 +1,28 @@
-"""A model of which each process has a part: PyTorch's FSDP2 (Zhao et al., 2023).
+"""Sharding: each process holds some rows of every parameter (FSDP2; Zhao et al., 2023).
 
-Rows of every parameter are divided among the processes. A block's are gathered when it is computed,
-and its gradients are averaged and divided again.
+The rows of a block are gathered when it is computed; its gradients are averaged and divided again.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlm.compute.device import Device
-from attnlm.compute.processes import Processes, noticing_lost
+from attnlm.compute.processes import Processes, noticing_lost, rows_of
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import MLP, LanguageModel, build_model
+from attnlm.training.optimizer import Optimizer, Span, placed_spans
+from attnlm.training.update_rules import AdamW, Muon, Place, orthogonalize
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 def sharded_model(
     architecture: Architecture, vocab_size: int, device: Device, processes: Processes
 ) -> LanguageModel:
-    """This process' part of the model that `build_model` gives from the same random state.
+    """Return this process's rows of the model that `build_model` makes from the same random state.
 
     No more than one block, embeddings and head are whole at any time.
     """
@@ -54,14 +58,8 @@ def sharded_model(
     return model
 
 
-def local_part(parameter: Tensor) -> Tensor:
-    """What this process has of a sharded parameter: some of its rows."""
-    part: Tensor = parameter.to_local()  # type: ignore[attr-defined]
-    return part
-
-
 def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh) -> Tensor:
-    """As a tensor of that shape, the rows of which are divided among a mesh's processes."""
+    """Return a tensor of that shape whose rows are divided among a mesh; `part` is ours."""
     from torch.distributed.tensor import DTensor, Shard
 
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -69,7 +67,7 @@ def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh) -> Tensor:
 
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
-    """All of it, on the main process' CPU; None in the others, which have to ask for it too."""
+    """Return the whole model on rank 0's CPU, None in the others, which have to call this too."""
     whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
     # PyTorch's collectives below have less patience.
@@ -81,3 +79,77 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
             if name in into:
                 into[name].copy_(values)
     return whole
+
+
+class ShardedOptimizer(Optimizer):
+    """The optimizer of a sharded model: each process updates its rows of every parameter.
+
+    AdamW works on the rows as they are. Muon gathers each matrix in one of the processes.
+    """
+
+    sums_gradients = False
+
+    def __init__(self, model: nn.Module, config: TrainingConfig, processes: Processes) -> None:
+        self._processes = processes
+        super().__init__(placed_spans(model, config, lambda p: p.to_local()), config)  # type: ignore[attr-defined]
+        parameters = dict(model.named_parameters())
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        """The shapes of the whole parameters."""
+        mesh = processes.mesh(self.gradient.device.type)
+        for span in self._spans:
+            gradient = self.gradient[span.part].view(span.values.shape)
+            parameters[span.name].grad = part_of_whole(gradient, self.shapes[span.name], mesh)
+
+    def _rules_for(self, place: Place, spans: list[Span]) -> Iterator[AdamW | Muon]:
+        decay, vectors = self._decay(place), (self.gradient, self._mean, self._square)
+        if place.shape is None:
+            pieces = [
+                (span.values.view(-1), *(vector[span.part] for vector in vectors))
+                for span in spans
+                if span.values.numel()
+            ]
+            if pieces:
+                yield AdamW(pieces, decay, self._config)
+            return
+        part, stack = slice(spans[0].part.start, spans[-1].part.stop), spans[0].values.shape
+        gradient, mean = (v[part].view(len(spans), *stack) for v in vectors[:2])
+        orthogonalized = functools.partial(_orthogonalize_rows, place.shape[0], self._processes)
+        values = [span.values for span in spans]
+        yield Muon(values, gradient, mean, decay, self._config, place.shape, orthogonalized)
+
+    def _norm(self) -> Tensor:
+        square: Tensor = torch.linalg.vector_norm(self.gradient).square()
+        self._processes.add_up(square, "a step")
+        return square.sqrt()
+
+
+def _orthogonalize_rows(
+    rows: int, processes: Processes, parts_Nrc: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """`orthogonalize` for the r rows that this process has of N matrices: (N, r, C) → the same.
+
+    Process k makes the matrices k, k + count, … whole.
+    """
+    import torch.distributed as dist
+
+    count, rank, width = processes.count, processes.rank, parts_Nrc.size(2)
+    group = processes.mesh(parts_Nrc.device.type).get_group()
+    ours = len(range(rank, len(parts_Nrc), count))
+    heights = [(r := rows_of(rows, k, count)).stop - r.start for k in range(count)]
+    sent = [len(range(k, len(parts_Nrc), count)) * heights[rank] * width for k in range(count)]
+    received = [ours * height * width for height in heights]
+    outgoing = torch.cat([parts_Nrc[k::count].flatten() for k in range(count)])
+    incoming = outgoing.new_empty(sum(received))
+    dist.all_to_all_single(incoming, outgoing, received, sent, group=group)
+    pieces = incoming.split(received)
+    whole_nRC = torch.cat(
+        [p.view(ours, h, width) for p, h in zip(pieces, heights, strict=True)], dim=1
+    )
+    if ours:
+        whole_nRC = orthogonalize(whole_nRC, dtype)
+    incoming = torch.cat([piece.flatten() for piece in whole_nRC.split(heights, dim=1)])
+    dist.all_to_all_single(outgoing, incoming, sent, received, group=group)
+    result = torch.empty_like(parts_Nrc)
+    for k, piece in enumerate(outgoing.split(sent)):
+        result[k::count] = piece.view(result[k::count].shape)
+    return result

@@ -23,8 +23,7 @@ from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import parameter_of
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
-from attnlm.training.sharded_optimizer import ShardedOptimizer
-from attnlm.training.sharding import part_of_whole, sharded_model
+from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
 
 
 @dataclass

@@ -106,7 +106,9 @@ class Stepper:
             wrong = ["loss", *state.optimizer.not_finite()]
             first = self._sound_step if len(wrong) > 1 else state.step
             raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
-        state.optimizer.average(self._cut.pieces)
+        cut = self._cut  # FSDP has averaged over processes
+        pieces = cut.pieces if state.optimizer.sums_gradients else cut.rounds * cut.shares
+        state.optimizer.average(pieces)
         with noticing_lost():
             state.optimizer.step(state.step, self._pool, self._cut.shares)
         self._loss_sum += loss
@@ -132,12 +134,11 @@ class Stepper:
         What all have to agree on travels with them: whether the loss is finite, and whether a
         signal has come. Raises StepNotFiniteError, and LostProcessError if a process has ended.
         """
-        gradient, rest = self.state.optimizer.exchanged()
-        rest[0], rest[1] = loss, float(self.stop.has_come)
-        self.processes.add_up(gradient, self._work)
+        numbers = loss, self.stop.has_come
+        rest = self.state.optimizer.all_reduce(self.processes, numbers, self._work)
         self._work = _STEP
         # NCCL's wait with a timeout has waited for the GPU, so that reading costs nothing more.
-        total, stopping = rest[:2].tolist()
+        total, stopping = rest.tolist()
         if not math.isfinite(total):
             raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
         self._sound_step = self.state.step

@@ -38,19 +38,14 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), of tensors of any shapes."""
 
     def __init__(
-        self,
-        values: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        means: Sequence[Tensor],
-        squares: Sequence[Tensor],
-        weight_decay: float,
-        config: TrainingConfig,
+        self, pieces: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
     ) -> None:
-        self._values, self._gradients = list(values), list(gradients)
-        self._means, self._squares = list(means), list(squares)
+        """`pieces`: values, gradient, mean and mean square of each tensor."""
+        columns = map(list, zip(*pieces, strict=True))
+        self._values, self._gradients, self._means, self._squares = columns
         self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
-        self.work = 100.0 * sum(v.numel() for v in values)  # in products: it waits for memory
-        self._made = [torch.zeros((), device=values[0].device)] * len(values)
+        self.work = 100.0 * sum(v.numel() for v in self._values)  # it waits for memory
+        self._made = [torch.zeros((), device=pieces[0][0].device)] * len(pieces)
 
     def update(self, rate: float, step: int) -> None:
         """The update after step 0, 1, …"""
