@@ -164,4 +164,4 @@ def test_large_vocabularies_are_estimated_from_above(model: str, width: int, mea
     config = resolve({"model": model, **sizes, **more})
     parameters = count_parameters(model_skeleton(config.model, 50_257))
     estimate = estimate_memory(config, 50_257, parameters, 1024, "cpu").total / 1e6
-    assert measured < estimate < 1.2 * measured
+    assert measured < estimate < 1.25 * measured

@@ -34,6 +34,8 @@ _FLOAT = 4  # bytes
 _COPIES_BY_MUON = 5
 # Libraries, the batches drawn ahead, kernels' own memory.
 _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
+# The tokenizer, and what else grows with the vocabulary: fits peaks measured with 50,257 ids.
+_PER_ID = 1500
 # Tokens of an evaluation that are computed together: enough for matmuls at full speed, on a CPU few
 # enough for its caches. There are fewer if one of them takes more than _BYTES_PER_TOKEN.
 _TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
@@ -129,7 +131,7 @@ def estimate_memory(
         evaluation=evaluation,
         # Two copies while training goes on; rank 0 gathers the whole model, to sample from it.
         checkpoint=_FLOAT * (2 * (trained + optimizer) + parameters) if shards > 1 else 0,
-        process=_PROCESS[device],
+        process=_PROCESS[device] + _PER_ID * vocab_size,
     )
 
 
