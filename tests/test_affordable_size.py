@@ -19,7 +19,6 @@ from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import affordable_size as sizes
-from attnlm.experiments.budget import Budget
 from attnlm.training.price import step_price
 from tests.clock import Clock
 from tests.command import attnlm as command
@@ -37,13 +36,13 @@ def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
 
 def chosen(
     seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any
-) -> tuple[Config, Budget]:
-    budget = Budget(seconds, time.perf_counter())
+) -> tuple[Config, float]:
     told: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
         recipes = recipes or load_sizes("best")
-        found = sizes.affordable_size(recipes, settings, text, budget, told.append)
+        about = {**settings, "budget": float(seconds)}, text, time.perf_counter()
+        found = sizes.affordable_size(recipes, about[0], *about[1:], told.append)
     assert all(isinstance(note, Note) for note in told) and told
     return found
 
@@ -57,9 +56,9 @@ def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
 
 def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
     small = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 20_000, "val_tokens": 2_000})
-    config, budget = chosen(120, small)
-    assert config.model.dropout == 0.2 and budget.most_steps is not None
-    assert budget.most_steps * config.tokens_per_step == pytest.approx(40 * 20_000, rel=0.01)
+    config, expected = chosen(120, small)
+    assert config.model.dropout == 0.2 and config.training.steps == expected
+    assert expected * config.tokens_per_step == pytest.approx(40 * 20_000, rel=0.01)
     tiny = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 2_700, "val_tokens": 300})
     assert chosen(120, tiny)[0].model.embed_dim == 64  # the first: a larger one is of no use
     huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
@@ -73,13 +72,13 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
         return 1e-6
 
     monkeypatch.setattr(sizes, "_seconds_per_token", tried)
-    recipes, budget = load_sizes("best"), Budget(300.0, time.perf_counter())
+    recipes, began = load_sizes("best"), time.perf_counter()
     limit = 2
-    config, _ = sizes.affordable_size(recipes, {}, MEGABYTE, budget, ignore)
+    config, _ = sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
     assert config.model.layers == 2
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
-        sizes.affordable_size(recipes, {}, MEGABYTE, budget, ignore)
+        sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
 
 
 def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
@@ -141,12 +140,12 @@ def test_sizes_without_a_time_are_refused(tmp_path: Path) -> None:
 def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     dataset: Dataset,
 ) -> None:
-    budget = Budget(60.0, time.perf_counter())
-    given: dict[str, Any] = {"device": "cpu", "block_size": 8}
+    began = time.perf_counter()
+    given: dict[str, Any] = {"device": "cpu", "block_size": 8, "budget": 60.0}
     huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
     with pytest.raises(AttnlmError, match="memory"):
-        sizes.affordable_size(huge, given, dataset, budget, ignore)
-    config, _ = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, budget, ignore)
+        sizes.affordable_size(huge, given, dataset, began, ignore)
+    config, _ = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, began, ignore)
     assert config.model.embed_dim == 8
 
 
@@ -195,13 +194,13 @@ def test_each_size_is_tried_with_all_threads(
         torch.set_num_threads(1)  # as a training does
         return 1e-4
 
-    monkeypatch.setattr(sizes, "seconds_per_step", seconds_per_step)
+    monkeypatch.setattr(sizes, "_seconds_per_step", seconds_per_step)
     recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        budget = Budget(60.0, time.perf_counter())
-        sizes.affordable_size(recipes, {"device": "cpu"}, dataset, budget, tried.append)
+        given: dict[str, Any] = {"device": "cpu", "budget": 60.0}
+        sizes.affordable_size(recipes, given, dataset, time.perf_counter(), tried.append)
         assert [count for count in tried if isinstance(count, int)] == [2, 2, 2]
         assert torch.get_num_threads() == 2
     finally:

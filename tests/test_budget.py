@@ -1,261 +1,262 @@
-"""A budget is kept: steps and learning rate follow the clock, and are recorded to be repeated."""
+"""A budget is a clock: learning rate, evaluations and the end follow the time that has passed."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
-import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base import clock as clocks
+from attnlm.base.events import Note
+from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
-from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
-from attnlm.config.stages import Stage, parsed_stages, written
 from attnlm.data.dataset import Dataset
-from attnlm.experiments import budget as budgets
-from attnlm.runs.run import Run
-from attnlm.training.deadline import Deadline, Pace
-from attnlm.training.events import Evaluated, Replanned
+from attnlm.see.report import report
+from attnlm.see.report_page import report_page
+from attnlm.see.reproduce import train_command
+from attnlm.training import loop
+from attnlm.training.events import Evaluated, Stepped
+from attnlm.training.schedule import Clock as Budget
 from attnlm.training.schedule import learning_rate_factor
-from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
+from attnlm.training.validation import validation_loss
 from tests.clock import Clock
+from tests.command import attnlm as command
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
 
 
-def factors(**settings: Any) -> list[float]:
-    training = resolve({"warmup": 4, "schedule": "linear", **settings}).training
-    assert training.steps is not None
-    return [learning_rate_factor(step, training) for step in range(training.steps)]
+@pytest.fixture
+def paced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes step number n of a training take `pace(n)` seconds, and everything else no time."""
+    step, clock.tick = Stepper.step, 1e-6
+
+    def set_pace(pace: Any) -> Clock:
+        def timed(stepper: Stepper, *about: Any) -> Any:
+            clock.advance(pace(stepper.state.step))
+            return step(stepper, *about)
+
+        monkeypatch.setattr(Stepper, "step", timed)
+        return clock
+
+    return set_pace
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-@pytest.mark.parametrize("cooldown", [0.5, 1.0])
-def test_a_learning_rate_that_is_planned_again_never_jumps_and_ends_low(
-    schedule: str, cooldown: float
+def constant(seconds: float) -> Any:
+    return lambda step: seconds
+
+
+PACES = {
+    "constant": constant(1.0),
+    "slower and slower": lambda step: 1.0 + step / 50,
+    "a first step that is compiled": lambda step: 12.0 if step == 0 else 0.8,
+    "twice as slow from the middle on": lambda step: 1.0 if step < 50 else 2.0,
+    "faster from the middle on": lambda step: 2.0 if step < 25 else 0.9,
+}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
+    pace: str, dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
-    how: dict[str, Any] = {"schedule": schedule, "cooldown": cooldown}
-    planned = factors(steps=100, **how)
-    slower = factors(steps=60, stages="0:100,40:60", **how)
-    twice = factors(steps=70, stages="0:100,10:20,14:70", **how)
-    assert slower[:41] == planned[:41] and twice[:11] == planned[:11]
-    for found in (slower, twice):
-        assert max(abs(a - b) for a, b in itertools.pairwise(found)) < 0.3
-        assert found[4:] == sorted(found[4:], reverse=True)
-        assert found[-1] < 0.1
-    assert factors(steps=100, stages="0:100", **how) == planned
-
-
-def test_what_was_planned_before_does_not_change_by_what_is_planned_later() -> None:
-    before = factors(steps=80, stages="0:100,30:80")
-    after = factors(steps=200, stages="0:100,30:80,50:200")
-    assert before[:51] == after[:51] and len(after) == 200
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "0",
-        "1:5",
-        "0:0",
-        "0:5,",
-        "0:5,5:9",
-        "0:9,4:4",
-        "0:9,4:12,3:20",
-        "0:9, 4:12",
-        "0:٣",
-        "0:-1",
-    ],
-)
-def test_stages_that_do_not_follow_each_other_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="`stages` can't be"):
-        resolve({"steps": 9, "stages": text})
-
-
-def test_stages_are_read_as_written_and_fit_the_other_settings() -> None:
-    stages = (Stage(0, 9), Stage(4, 12), Stage(11, 20))
-    assert parsed_stages(written(stages)) == stages
-    recorded = resolve({"steps": 20, "stages": written(stages)}).settings()
-    assert resolve({}, recorded).settings() == recorded
-    assert resolve({"steps": 30}, recorded).training.stages is None
-    assert resolve({"budget": 9.0}, recorded).training.stages is None
-    with pytest.raises(UsageError, match="does not end at `steps` 19"):
-        resolve({"steps": 19, "stages": written(stages)})
-    with pytest.raises(UsageError, match="exclude each other"):
-        resolve({"budget": 9.0, "stages": written(stages)})
-
-
-def ran(clock: Clock, pace: list[float], trial: float, budget: float = 100.0) -> tuple[float, Any]:
-    """A run on a clock, whose steps take these seconds and then the last of them again."""
+    clock = paced(PACES[pace])
     began = clock.now
-    deadline = Deadline(began + budget, budget, Pace(trial, 2 * trial))
-    training: Any = deadline.planned(resolve({"budget": budget}).training)
-    deadline.begin(0)
-    step = 0
-    while step < training.steps:
-        clock.now += pace[min(step, len(pace) - 1)]
-        step += 1
-        if step % training.eval_every == 0 or step == training.steps:
-            clock.now += 2 * trial
-            deadline.evaluated(2 * trial)
-        if deadline.is_look_due():
-            training = deadline.planned_again(training, step) or training
-    return clock.now - began, training
-
-
-@pytest.mark.parametrize(
-    ("pace", "trial"),
-    [
-        ([0.1], 0.1),
-        ([0.1], 0.5),
-        ([0.5], 0.1),
-        ([0.1] * 300 + [0.4], 0.1),
-        ([0.4] * 100 + [0.1], 0.4),
-        ([2.0], 2.0),
-        ([1.0] * 10 + [4.0], 1.0),
-    ],
-)
-def test_a_budget_is_kept_whatever_the_pace(pace: list[float], trial: float, clock: Clock) -> None:
-    took, training = ran(clock, pace, trial)
-    assert 90 <= took <= 110
-    assert learning_rate_factor(training.steps - 1, training) < 0.1
-
-
-def test_a_machine_that_stops_ends_the_run_after_few_steps(clock: Clock) -> None:
-    took, training = ran(clock, [0.1] * 500 + [200.0, 0.1], 0.1)
-    assert training.steps == 501 + 3 and took == pytest.approx(252, abs=5)
-
-
-def timeless(run: Run) -> list[dict[str, Any]]:
-    timed = ("seconds", "tokens_per_second")
-    return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
-
-
-def test_a_run_of_a_budget_is_repeated_by_what_it_recorded(
-    dataset: Dataset, tmp_path: Path, ticking_clock: Clock
-) -> None:
-    where: dict[str, Any] = {"checkpoint_dir": tmp_path}
-    began = ticking_clock.now
-    events: list[object] = []
+    rates: list[float] = []
 
     def listen(event: object) -> None:
-        events.append(event)
-        if isinstance(event, Evaluated):  # so that fewer steps fit than were planned
-            ticking_clock.now += 0.15
+        if isinstance(event, Stepped):
+            assert event.learning_rate is not None and event.steps is not None
+            rates.append(event.learning_rate)
 
-    run = attnlm.train(dataset.path, budget=2.0, on_event=listen, **SMALL, **where)
-    assert 1.4 < ticking_clock.now - began < 2.2
-    replanned = [event for event in events if isinstance(event, Replanned)]
-    assert replanned and replanned[-1].run.config == run.config
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": listen}
+    run = attnlm.train(dataset.path, budget=100.0, **SMALL, **folders)
+    assert clock.now - began == pytest.approx(100, abs=3)
+    records, training = run.metrics(), run.config.training
+    made = records[-1]["step"]
+    assert (training.steps, training.budget) == (made, 100.0)
     assert attnlm.open_run(run.path).config == run.config
-    training = run.config.training
-    assert training.stages is not None and training.budget is None
-    assert run.metrics()[-1]["step"] == training.steps
-    assert run.metrics()[-1]["learning_rate"] < 0.1 * training.learning_rate
-    again = attnlm.train(dataset.path, recipe=run.path / "config.json", **where)
-    assert again.last.read_bytes()[-1000:] == run.last.read_bytes()[-1000:]
-    assert again.metrics()[-1]["val_loss"] == run.metrics()[-1]["val_loss"]
+    assert 10 <= len(records) <= 12 and records[-1]["learning_rate"] < 0.05 * max(rates)
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    falls = [a - b for a, b in itertools.pairwise([*rates[1:], 0.0])]
+    assert max(falls) < 0.05 * max(rates)  # nothing jumps
 
 
-def test_a_run_of_a_budget_is_resumed_by_its_plan_and_without_a_clock(
-    dataset: Dataset, tmp_path: Path
+def test_a_machine_that_stops_for_long_ends_the_run(
+    dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
-    where: dict[str, Any] = {"checkpoint_dir": tmp_path}
-    given = {"steps": 40, "stages": "0:50,10:30,20:40", "eval_every": 8, **SMALL}
-    whole = attnlm.train(dataset.path, **given, **where)
+    clock = paced(lambda step: 300.0 if step == 30 else 1.0)
+    began = clock.now
+    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    assert run.config.training.steps == 31 and clock.now - began == pytest.approx(330, abs=2)
+
+
+def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(
+    dataset: Dataset, tmp_path: Path, paced: Any
+) -> None:
+    paced(constant(1000.0))
+    notes: list[object] = []
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": notes.append}
+    run = attnlm.train(dataset.path, budget=60.0, warmup=50, **SMALL, **folders)
+    assert run.metrics()[-1]["step"] == run.config.training.steps == 1
+    assert run.config.training.warmup == 0
+    assert any(str(n).startswith("only 1 steps were made in 60 s") for n in notes)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 100), (10, 100), (24, 100)])
+def test_at_a_constant_pace_the_rate_is_that_of_as_many_steps(
+    schedule: str, warmup: int, steps: int
+) -> None:
+    training = resolve({"schedule": schedule, "warmup": warmup, "steps": steps}).training
+    timed = resolve({"schedule": schedule, "warmup": warmup, "budget": 100.0}).training
+    for step in range(steps):
+        progress = (step + 1) / steps
+        rate = learning_rate_factor(step, timed, (step + 1) / progress)
+        assert rate == pytest.approx(learning_rate_factor(step, training))
+
+
+def test_a_warm_up_takes_a_quarter_of_the_time_at_most() -> None:
+    training = resolve({"warmup": 500, "budget": 9.0}).training
+    rates = [learning_rate_factor(step, training, 40) for step in range(40)]
+    assert max(rates) == rates[10] and rates[:11] == sorted(rates[:11])
+
+
+def test_evaluations_that_take_long_are_fewer(
+    dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = paced(constant(0.5))
+    evaluate = validation_loss
+
+    def slow(*about: Any, **more: Any) -> Any:
+        clock.advance(6.0)
+        return evaluate(*about, **more)
+
+    monkeypatch.setattr(loop, "validation_loss", slow)
+    began = clock.now
+    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    assert 90 < clock.now - began < 110
+    assert 3 <= len(run.metrics()) <= 5
+
+
+def test_evaluations_take_what_of_the_split_is_measured_to_be_affordable(
+    dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = paced(constant(0.5))
+    evaluate = validation_loss
+
+    def slow(*about: Any, most: int | None, **more: Any) -> Any:
+        found = evaluate(*about, most=most, **more)
+        clock.advance(found.tokens / 100)  # tokens a second
+        return found
+
+    monkeypatch.setattr(loop, "validation_loss", slow)
+    monkeypatch.setattr("attnlm.training.price._FEWEST_TOKENS", 16)
+    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
+    assert {record["evaluated_tokens"] for record in run.metrics()} == {96}
+    asked = attnlm.train(
+        dataset.path, budget=100.0, eval_tokens=24, eval_every=30, checkpoint_dir=tmp_path, **SMALL
+    )
+    assert {record["evaluated_tokens"] for record in asked.metrics()} == {24}
+    assert [record["step"] for record in asked.metrics()][:4] == [0, 30, 60, 90]
+
+
+def test_a_run_that_is_resumed_continues_the_clock(
+    dataset: Dataset, tmp_path: Path, paced: Any
+) -> None:
+    clock = paced(constant(1.0))
 
     def stop(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == 16:
+        if isinstance(event, Evaluated) and event.record["step"] > 35:
             raise Interrupted(2)
 
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path}
     with pytest.raises(Interrupted):
-        attnlm.train(dataset.path, name="mine", on_event=stop, **given, **where)
-    events: list[object] = []
-    resumed = attnlm.train(resume="mine", on_event=events.append, **where)
-    assert timeless(resumed) == timeless(whole)
-    assert resumed.last.read_bytes() == whole.last.read_bytes()
-    assert not any(isinstance(event, Replanned) for event in events)
-    longer = attnlm.train(resume="mine", steps=60, **where)
-    assert longer.config.training.stages is None and longer.metrics()[-1]["step"] == 60
+        attnlm.train(dataset.path, budget=100.0, name="mine", on_event=stop, **SMALL, **folders)
+    stopped = attnlm.open_run("mine", checkpoint_dir=tmp_path)
+    assert stopped.config.training.steps is None
+    before = stopped.metrics()[-1]
+    began = clock.now
+    run = attnlm.train(resume="mine", **folders)
+    assert clock.now - began == pytest.approx(100 - before["step"], abs=4)
+    rates = [record["learning_rate"] for record in run.metrics()]
+    assert rates[1:] == sorted(rates[1:], reverse=True) and rates[-1] < 0.05 * rates[0]
+    steps = run.config.training.steps
+    assert steps == pytest.approx(100, abs=4)
+
+    # It is finished now; with steps it is extended by these, as any other run.
+    notes: list[Any] = []
+    attnlm.train(resume="mine", on_event=notes.append, **folders)
+    assert any(isinstance(note, Note) and "is finished" in note.text for note in notes)
+    longer = attnlm.train(resume="mine", steps=120, **folders)
+    assert longer.config.training.budget is None and longer.metrics()[-1]["step"] == 120
 
 
-def test_a_trial_holds_one_model_at_a_time_and_none_afterwards(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+def test_a_run_is_made_again_by_the_steps_that_it_made(
+    dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
-    config = resolve({"model": "transformer", **SMALL, "threads": 2, "steps": 9})
-    alive: weakref.WeakSet[object] = weakref.WeakSet()
-    most = 0
-
-    def counted(*about: Any) -> Any:
-        nonlocal most
-        state = initial_state(*about)
-        alive.add(state.optimizer)
-        most = max(most, len(alive))
-        return state
-
-    monkeypatch.setattr(budgets, "initial_state", counted)
-    gc.disable()  # what refers to itself would stay until Python looks for such things
-    try:
-        budget = budgets.Budget(30.0, time.perf_counter())
-        budgets.seconds_per_step(config, dataset, choose_device("cpu"), budget, 0.001)
-        assert most == 1 and not alive
-    finally:
-        gc.enable()
+    paced(constant(2.0))
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path}
+    run = attnlm.train(dataset.path, budget=100.0, warmup=4, **SMALL, **folders)
+    steps = run.config.training.steps
+    command = train_command(run)
+    assert f"--steps {steps} " in command and "--budget" not in command
+    page = report_page(report(run, data_dir=dataset.path.parent)).decode()
+    assert "the same schedule, but not the same bytes" in " ".join(page.split())
+    again = attnlm.train(dataset.path, recipe=run.path / "config.json", **folders)
+    assert (again.config.training.steps, again.config.training.budget) == (steps, None)
+    losses = [r.metrics()[-1]["val_loss"] for r in (run, again)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-def test_too_short_a_budget_is_refused_with_advice(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_stages_that_attnlm_1_0_0_recorded_are_read(dataset: Dataset, tmp_path: Path) -> None:
+    run = attnlm.train(dataset.path, steps=4, checkpoint_dir=tmp_path, **SMALL)
+    path = run.path / "config.json"
+    content = read_json(path)
+    write_json(path, {**content, "config": {**content["config"], "stages": "0:9,2:4"}})
+    assert attnlm.open_run(run.path).config == run.config
+    assert attnlm.evaluate(run.path, data=dataset).loss == run.metrics()[-1]["val_loss"]
+
+
+def test_a_machine_that_is_slower_than_measured_is_told_once(
+    dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
-    def stepping(*_: object) -> float:
-        return 0.5
+    path = tmp_path / "mine.toml"
+    path.write_text("budget = 100.0\nblock_size = 8\n[[sizes]]\nembed_dim = 8\n[[sizes]]\n")
+    paced(lambda step: 0.05 if step < 3 else 2.0)
+    notes: list[object] = []
+    settings: dict[str, Any] = {"seed": 1, "device": "cpu", "batch_size": 1}
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": notes.append}
+    attnlm.train(dataset.path, recipe=path, **settings, **folders)
+    told = [n.text for n in notes if isinstance(n, Note) and "the machine is slower" in n.text]
+    assert len(told) == 1 and "steps fit into the time, not" in told[0]
 
-    monkeypatch.setattr(budgets, "seconds_per_step", stepping)
-    with pytest.raises(AttnlmError, match="a step takes 500 ms, and fewer than 10") as caught:
-        attnlm.train(dataset.path, budget=4.0, checkpoint_dir=tmp_path / "runs", **SMALL)
-    assert "a smaller model" in str(caught.value.hint) and "`budget` of" in str(caught.value.hint)
-    assert not (tmp_path / "runs").exists()
 
-
-def test_a_trial_whose_first_step_takes_too_long_ends_there(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shard", [False, True])
+def test_processes_follow_the_clock_of_rank_0(
+    shard: bool, dataset: Dataset, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(budgets, "_LONGEST_FIRST_STEP", 1e-9)
-    with pytest.raises(AttnlmError, match="fewer than 10 steps fit"):
-        attnlm.train(dataset.path, budget=60.0, checkpoint_dir=tmp_path / "runs", **SMALL)
-
-
-def test_a_batch_that_would_take_hours_is_not_tried(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches: list[int] = []
-
-    def seconds_of_step(stepper: Stepper) -> float:
-        batches.append(stepper.config.batch_size)
-        return 200.0
-
-    monkeypatch.setattr(budgets, "_seconds_of_step", seconds_of_step)
-    with pytest.raises(AttnlmError, match="a step takes 100 s or more, and fewer than 10"):
-        attnlm.train(dataset.path, budget=200.0, checkpoint_dir=tmp_path / "runs", **SMALL)
-    assert set(batches) == {1}
+    flags = ["--budget", "5s", "--processes", "2", *(["--shard"] if shard else [])]
+    sizes = ["--block-size", "8", "--batch-size", "4", "--device", "cpu", "--name", "mine"]
+    done = command("train", dataset.path, *flags, *sizes, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    run = attnlm.open_run(tmp_path / "checkpoints" / "mine")
+    last = run.metrics()[-1]
+    assert last["step"] == run.config.training.steps
+    assert last["learning_rate"] < 0.5 * run.config.training.learning_rate
+    assert run.config.training.eval_tokens is not None
 
 
 def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnlm.base import clock as clocks
-
     monkeypatch.setattr(clocks, "command_began", 12.0)
     assert clocks.began() == 12.0
     monkeypatch.setattr(clocks, "command_began", None)
     assert clocks.began() == pytest.approx(time.perf_counter(), abs=5)
-    budget = budgets.Budget(60.0, time.perf_counter() - 50)
-    assert budget.ends - time.perf_counter() == pytest.approx(10, abs=1)
-    late = replace(budget, began=time.perf_counter() - 70)
-    assert 1 < late.ends - time.perf_counter() <= 2
+    now = time.perf_counter()
+    assert Budget.of(60.0, now - 50).ends - now == pytest.approx(10, abs=1)
+    assert Budget.of(60.0, now - 70).ends - now == pytest.approx(2, abs=1)  # it began late

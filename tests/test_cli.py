@@ -196,11 +196,11 @@ def test_a_recipe_for_another_tokenizer_is_noted_in_one_line(project: Path) -> N
     assert done.stderr.splitlines().count(note) == 1
 
 
-def test_a_budget_becomes_steps(project: Path, ticking_clock: Clock) -> None:
+def test_a_budget_records_its_steps(project: Path, ticking_clock: Clock) -> None:
     flags = ["--budget", "2s", "--block-size", "8", "--json"]
     facts = json.loads(attnlm("train", *flags, cwd=project).stdout)
     config = json.loads((project / facts["run"] / "config.json").read_text())["config"]
-    assert config["steps"] == facts["steps"] and "budget" not in config
+    assert config["steps"] == facts["steps"] and config["budget"] == 2.0
 
 
 @pytest.mark.parametrize(

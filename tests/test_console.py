@@ -35,7 +35,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
     return stream
 
 
-def evaluated(step: int, text: str) -> Evaluated:
+def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
     record: dict[str, Any] = {
         "step": step,
         "val_loss": 2.5,
@@ -43,7 +43,7 @@ def evaluated(step: int, text: str) -> Evaluated:
         "tokens_per_second": 9,
         "seconds": 1.0,
     }
-    return Evaluated(record, improved=True, snapshot=Snapshot(step, text, None))
+    return Evaluated(record, True, Snapshot(step, text, None), is_last)
 
 
 def begun(steps: int) -> ProgressBar:
@@ -64,7 +64,7 @@ def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
     display = displays.TrainingDisplay()
     display._bar = begun(9)
     display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
-    display(evaluated(9, "word " * 20))
+    display(evaluated(9, "word " * 20, is_last=True))
     display.close()
     assert lines(shown) == [
         r"step      0  2.5000  ⏎ROMEO:⏎\x1b[2Jfox…",
@@ -89,7 +89,7 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
     display._bar = begun(999)
     monkeypatch.setattr(displays, "_SECONDS_BETWEEN_LINES", 1e6)
     for step in range(1000):
-        display(evaluated(step, "said"))
+        display(evaluated(step, "said", is_last=step == 999))
     display.close()
     assert [line.split()[1] for line in lines(shown)] == ["0", "999"]
 

@@ -166,13 +166,7 @@ def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
     stopped = replace(climbed.rungs[1], records=climbed.rungs[1].records[:-1])
     shorter = replace(climbed, rungs=(climbed.rungs[0], stopped))
     assert "single-head made 4 steps, not 6" in shorter.warnings
-    config = climbed.rungs[0].run.config
-    again = replace(config, training=replace(config.training, stages="0:9,4:6"))
-    planned_again = replace(climbed.rungs[0], run=replace(climbed.rungs[0].run, config=again))
-    warnings = replace(climbed, rungs=(planned_again, climbed.rungs[1])).warnings
-    assert any(said.startswith("bigram was planned again") for said in warnings)
     alike = replace(climbed, rungs=(climbed.rungs[0],))
-    assert not any("planned again" in warning for warning in climbed.warnings)
     assert not any("defaults" in warning for warning in alike.warnings)
 
 
@@ -299,16 +293,13 @@ def test_a_budget_becomes_one_number_of_steps(
     )
     (started,) = (event for event in events if isinstance(event, LadderStarted))
     plan = ladder.plan
-    assert started.plan.steps > 1 and plan.steps > 1 and plan.budget == 1.0
+    assert started.plan.steps is None and plan.budget == 1.0
+    assert plan.steps is not None and plan.steps > 1
     assert read_plan(ladder.path) == plan
     assert {rung.last["step"] for rung in ladder.rungs} == {plan.steps}
-    assert {rung.run.config.training.eval_every for rung in ladder.rungs} == {plan.eval_every}
-    planned = f"about {started.plan.steps:,} steps of every model"
-    assert any(isinstance(e, Note) and planned in e.text for e in events)
     # The larger one came first, and set the steps.
     runs = [event.run.config.model.model for event in events if isinstance(event, Started)]
     assert runs == ["single-head", "bigram"]
-    assert sum(rung.last["seconds"] for rung in ladder.rungs) < 1.2
 
 
 def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:

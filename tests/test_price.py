@@ -36,7 +36,7 @@ SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
 @pytest.fixture
 def dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing is cheap by itself, and few tokens are enough."""
-    monkeypatch.setattr(affordable_tokens, "__kwdefaults__", {"cheap": 0.0})
+    monkeypatch.setattr(price, "_CHEAP", 0.0)
     monkeypatch.setattr(price, "_FEWEST_TOKENS", 16)
 
 

@@ -149,7 +149,6 @@ def test_a_batch_is_cut_into_equal_shares(
     [
         ({"processes": 3}, "a `batch_size` of 8 can't be divided among 3 processes", "9 or 6"),
         ({"processes": 9}, "divided among 9 processes", "give `batch_size` 9"),
-        ({"processes": 2, "budget": 9.0}, "`budget` is for one process", "leave `budget` out"),
         ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
     ],
 )

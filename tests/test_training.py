@@ -26,13 +26,11 @@ from attnlm.base.settings import Setting
 from attnlm.base.signals import Interrupted
 from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.model.architecture import MODELS, RUNGS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
-from attnlm.training.deadline import Deadline, Pace
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import saved_state
@@ -793,14 +791,3 @@ def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
     with pytest.raises(AttnlmError, match="validation split has") as caught:
         attnlm.evaluate(run, data=few.path)
     assert caught.value.hint == "prepare a longer text"
-
-
-def test_a_budget_of_few_steps_cuts_the_warm_up() -> None:
-    """Or the run's own configuration would be refused when it is opened."""
-    config = resolve({"model": "multi-head", "warmup": 50, "budget": 9.0})
-    for every in (None, 2):
-        given = replace(config.training, eval_every=every)
-        deadline = Deadline(time.perf_counter() + 9.0, 9.0, Pace(0.5, 0.5), every)
-        planned = deadline.planned(given)
-        assert planned.steps is not None and 0 < planned.warmup == planned.steps // 4
-        assert resolve(replace(config, training=planned).settings()).training == planned

@@ -30,7 +30,7 @@
     print(model(ids).softmax(-1)[0, -1])  # the probabilities of the next token
 
 Nothing is printed. What happens is reported to `on_event`, a function of one argument: `prepare`
-reports Note and Progress, `train` also Started, Stepped, Evaluated, Replanned and Finished;
+reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished;
 `on_event=print` shows each as a line, `on_event=attnlm.ProgressBar()` shows a bar. For fewer lines,
 choose: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
 as a table with its curve, and its attention as a shaded grid for each head.
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from attnlm.see.progress_bar import ProgressBar as ProgressBar
     from attnlm.training.events import Evaluated as Evaluated
     from attnlm.training.events import Finished as Finished
-    from attnlm.training.events import Replanned as Replanned
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
     from attnlm.training.validation import Evaluation as Evaluation
@@ -110,7 +109,7 @@ _NAMES = {
     "runs.run": "Run",
     "see.attend": "Attention attend",
     "see.progress_bar": "ProgressBar",
-    "training.events": "Evaluated Finished Replanned Started Stepped",
+    "training.events": "Evaluated Finished Started Stepped",
     "training.validation": "Evaluation",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -80,8 +80,6 @@ _SECONDS_BETWEEN_LINES = 0.25
 # Without a terminal the time left is printed once: after so many seconds of steps, if it is as long
 # as that.
 _SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
-# So is a new number of steps that differs by this share from the one printed before.
-_WORTH_TELLING = 0.5
 
 
 _TENSORBOARD = "tensorboard --logdir"
@@ -98,11 +96,10 @@ class TrainingDisplay:
     """The run, once it has begun."""
     _bar: ProgressBar | None = None  # on a terminal
     _next_line: float = 0.0
-    _told_steps: int = 1
     _tell_time_at: float | None = None  # None before the first steps
 
     def __call__(self, event: object) -> None:
-        from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
+        from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
         if isinstance(event, Note):
             self._say(with_flags(event.text))
@@ -112,8 +109,6 @@ class TrainingDisplay:
                 self._started(event)
         elif isinstance(event, Stepped) and not self.quiet:
             self._stepped(event)
-        elif isinstance(event, Replanned) and not self.quiet:
-            self._replanned(event)
         elif isinstance(event, Evaluated) and not self.quiet:
             self._evaluated(event)
         elif isinstance(event, Finished):
@@ -140,7 +135,7 @@ class TrainingDisplay:
                 "model": f"{model.model}, {run.parameters:,} parameters: {parts_in_words(model)}",
                 **({"start": f"the weights of {run.started_from}"} if run.started_from else {}),
                 **adapters_in_words(run.config),
-                "training": f"{_counted(training.steps, 'step')} of "
+                "training": f"{_length_in_words(training)} of "
                 f"{training.batch_size} × {model.block_size} tokens, "
                 f"{training.optimizer} {training.learning_rate:g} "
                 f"{training.schedule}, seed {training.seed}",
@@ -157,15 +152,6 @@ class TrainingDisplay:
             self._bar = ProgressBar()
             self._bar(event)
         self._tell_time_at = None
-        self._told_steps = training.steps
-
-    def _replanned(self, event: Any) -> None:
-        steps = event.run.config.training.steps
-        if self._bar is not None:
-            self._bar(event)
-        elif abs(steps - self._told_steps) > _WORTH_TELLING * self._told_steps:
-            self._told_steps = steps
-            say(str(event))
 
     def _stepped(self, event: Any) -> None:
         if self._bar is not None:
@@ -189,13 +175,13 @@ class TrainingDisplay:
     def _said(self, event: Any) -> None:
         """What the model says now, above the bar; calmly where evaluations follow each other."""
         assert self._bar is not None
-        now, step = time.perf_counter(), event.record["step"]
-        if event.snapshot is None or (now < self._next_line and step != self._bar.total):
+        now = time.perf_counter()
+        if event.snapshot is None or (now < self._next_line and not event.is_last):
             return
         self._next_line = now + _SECONDS_BETWEEN_LINES
         self._bar.clear()
         text = event.snapshot.text.replace("\n", "⏎")
-        say_aside(f"step {step:>6}  {event.record['val_loss']:.4f}  {text}")
+        say_aside(f"step {event.step:>6}  {event.record['val_loss']:.4f}  {text}")
 
     def _say(self, text: str) -> None:
         if self._bar is not None:
@@ -225,6 +211,15 @@ def division_in_words(training: TrainingConfig) -> str:
 def _device_in_words(device: Device, threads: int) -> str:
     on_cpu = f", {_counted(threads, 'thread')}" if device.name == "cpu" else ""
     return f"{device.name} ({device.reason}), {device.dtype}{on_cpu}"
+
+
+def _length_in_words(training: TrainingConfig) -> str:
+    """`800 steps`, `2 min in steps` or `2 min, at most 800 steps`."""
+    steps = "in steps" if training.steps is None else _counted(training.steps, "step")
+    if training.budget is None:
+        return steps
+    most = "" if training.steps is None else ", at most"
+    return f"{duration(training.budget)}{most} {steps}"
 
 
 def _counted(number: int, noun: str) -> str:

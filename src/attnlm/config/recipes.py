@@ -119,6 +119,8 @@ def _loaded(name: str) -> dict[str, Any]:
         loaded = loaded.get("config") if isinstance(loaded, dict) else None
     if not isinstance(loaded, dict):
         raise AttnlmError(f"{name} is not a run's config.json", "give the file from a run's folder")
+    if "steps" in loaded and path.suffix == ".json":
+        loaded.pop("budget", None)  # of a run with a budget: the steps that it made
     return _settings(loaded)
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
-from attnlm.config.stages import parsed_stages
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import (
     MODELS,
@@ -104,6 +103,7 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
     Raises UsageError when the settings given are at fault, AttnlmError when the recipe is.
     """
     recipe = dict(recipe or {})
+    recipe.pop("stages", None)  # how attnlm 1.0.0 recorded the changing plan of a budget
     tokenizer = _stated_tokenizer(recipe.pop("tokenizer", None))
     try:
         return replace(_merge(settings, recipe), recipe_tokenizer=tokenizer)
@@ -149,20 +149,19 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     if "lora" in given:
         defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in given:
-        for other in ("steps", "stages"):
-            _check_not_both(given, other, "budget")
+        _check_not_both(settings, "steps", "budget")
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
     training = _with_adapters(model, training)
     _check_training(model, training, given)
-    return Config(model, with_steps(training, training.steps), (*dropped, *useless))
+    if training.budget is None and training.steps is not None:
+        training = with_steps(training, training.steps)
+    return Config(model, training, (*dropped, *useless))
 
 
-def with_steps(training: TrainingConfig, steps: int | None) -> TrainingConfig:
-    """The same training for `steps` updates, and what follows from them."""
-    if steps is None:
-        return training
+def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
+    """Return the same training for `steps` updates in place of a budget."""
     eval_every = training.eval_every or max(1, math.ceil(steps / 10))
     return replace(training, steps=steps, budget=None, eval_every=eval_every)
 
@@ -175,8 +174,6 @@ def _without_unused(
         recipe.pop("steps", None)
     if "steps" in settings:
         recipe.pop("budget", None)
-    if "steps" in settings or "budget" in settings:
-        recipe.pop("stages", None)
     if settings.get("sampling") == "random":
         recipe.pop("stride", None)
     if "model" not in settings:
@@ -205,8 +202,6 @@ def _check_training(
             f"a `batch_size` of {windows} can't be divided among {processes} processes",
             f"give `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
         )
-    if processes > 1 and training.budget is not None:
-        raise UsageError("`budget` is for one process", "leave `budget` out")
     if training.shard and training.compile == "on":
         raise UsageError("`compile` on can't be combined with `shard`", "leave one of them out")
     if training.recompute and model.embed_dim is None:
@@ -219,16 +214,8 @@ def _check_training(
             f"`optimizer` muon has no matrices to update inside {model.model}",
             "give `optimizer` adamw",
         )
-    steps = training.steps
-    if training.stages is not None:
-        stages = parsed_stages(training.stages)
-        if stages[-1].steps != steps:
-            raise UsageError(
-                f"the last of `stages` {training.stages} does not end at `steps` {steps}",
-                f"give `steps` {stages[-1].steps}, or leave `stages` out",
-            )
-        steps = stages[0].steps
-    if steps is not None and training.warmup > steps:
+    steps, is_timed = training.steps, training.budget is not None
+    if steps is not None and not is_timed and training.warmup > steps:
         raise UsageError(
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",
             f"give `warmup` {steps} or less",

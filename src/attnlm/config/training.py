@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnlm.base.readable import duration
 from attnlm.base.settings import setting
 from attnlm.model.low_rank import LoRA
 
@@ -27,11 +28,9 @@ class TrainingConfig:
     )
     steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
     budget: float | None = setting(
-        "seconds to train for, in place of steps", above=0, at_most=10**8
-    )
-    stages: str | None = setting(
-        "the step plan that a run with a budget recorded, STEP:TOTAL,…: from STEP on, "
-        "TOTAL steps in all; give it to reproduce that run"
+        "seconds to train for, in place of steps: learning rate and evaluations follow the clock",
+        above=0,
+        at_most=10**8,
     )
     batch_size: int = setting("windows per step", default=32, at_least=1, at_most=LARGEST_BATCH)
     micro_batch_size: int | None = setting(
@@ -144,6 +143,13 @@ class TrainingConfig:
         "maps that have adapters, separated by commas: query, key, value, projection, gate, up, "
         "down, or all; default: query,value, or without attention up,down"
     )
+
+    @property
+    def length(self) -> str:
+        """`800`, the number of steps, or `2 min` of a run with a budget that has not ended."""
+        if self.steps is None:
+            return "?" if self.budget is None else duration(self.budget)
+        return f"{self.steps:,}"
 
     @property
     def is_sharded(self) -> bool:

@@ -13,13 +13,15 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.choices import keeping_threads
-from attnlm.compute.device import choose_device
-from attnlm.config.settings import Config, resolve
+from attnlm.compute.device import Device, choose_device
+from attnlm.config.settings import Config, resolve, with_steps
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.budget import TRIAL_SHARE, Budget, seconds_per_step
 from attnlm.experiments.settle import settle
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.price import step_price
+from attnlm.training.schedule import Clock
+from attnlm.training.state import initial_state, keeping_random_state
+from attnlm.training.step import Stepper
 
 # Measured on several texts and budgets: docs/training.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
@@ -28,6 +30,8 @@ _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
 """Up to so many passes over the text, so much."""
 _MOST_PASSES = 40.0
 """After these, models only learn the text by heart."""
+# Of the budget, for all sizes together.
+_TRIAL_SHARE = 0.03
 # By how much a larger model may make more operations a second than a smaller one.
 _MOST_GAINED = 2.0
 
@@ -36,54 +40,77 @@ def affordable_size(
     sizes: Sequence[Settings],
     settings: Mapping[str, Setting],
     dataset: Dataset,
-    budget: Budget,
+    began: float,
     on_event: OnEvent,
-) -> tuple[Config, Budget]:
-    """The largest size of a recipe that sees enough tokens in the time, and as many as are of use.
+) -> tuple[Config, float]:
+    """Return the largest size of a recipe that sees enough tokens, and the steps there is time for.
 
-    The sizes are in order, and each is tried for a moment until one is too large. `settings` are
-    those given beside the recipe, which hold for every size. Raises AttnlmError where the first is
-    too large for the data, the memory or the time.
+    The sizes are in order, and each is tried for a moment until one is too large. The budget counts
+    from `began`; its steps are limited to those that are of use. `settings` are those given beside
+    the recipe, which hold for every size. Raises AttnlmError where the first is too large for the
+    data or the memory.
     """
     on_event(Note("measuring how large a model there is time for"))
-    share = TRIAL_SHARE / len(sizes)
+    budget = resolve(settings, sizes[0]).training.budget
+    assert budget is not None
+    clock, trial = Clock.of(budget, began), _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens
-    chosen, seen, speed = 0, 0.0, math.inf
+    chosen, seen, speed, pace = 0, 0.0, math.inf, 0.0
     for number, recipe in enumerate(sizes):
         config = resolve(settings, recipe)
         least = _TOKENS_PER_WEIGHT * multiplied_weights(config.model, dataset.vocab_size)
         price = step_price(config, dataset.vocab_size) / config.tokens_per_step
-        hoped = min(most, _seconds_left(budget) * _MOST_GAINED * speed / price)
+        hoped = min(most, _seconds_left(clock) * _MOST_GAINED * speed / price)
         if number and (config.model.block_size > dataset.largest_block_size or hoped < least):
             break
         try:
-            seconds = _seconds_per_token(config, dataset, budget, share)
+            seconds = _seconds_per_token(config, dataset, trial)
         except (AttnlmError, torch.OutOfMemoryError):  # it takes too much memory or time
             if not number:
                 raise
             break
-        tokens = min(most, _seconds_left(budget) / seconds)
+        tokens = min(most, _seconds_left(clock) / seconds)
         if number and tokens < least:
             break
-        chosen, seen, speed = number, tokens, price / seconds
+        chosen, seen, speed, pace = number, tokens, price / seconds, seconds
     passes = seen / dataset.train_tokens
     dropout = next(share for most, share in _DROPOUT if passes <= most)
     config = resolve(settings, sizes[chosen])
     if "dropout" in config.model.settings():  # the recipe's own goes before the rule's
         config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
     on_event(Note(_in_words(config, passes)))
-    return config, replace(budget, most_steps=math.ceil(most / config.tokens_per_step))
+    useful = math.ceil(most / config.tokens_per_step)
+    fitting = _seconds_left(clock) / pace / config.tokens_per_step
+    if useful < 2 * fitting:
+        config = replace(config, training=replace(config.training, steps=useful))
+    return config, min(useful, fitting)
 
 
-def _seconds_per_token(config: Config, dataset: Dataset, budget: Budget, share: float) -> float:
+def _seconds_per_token(config: Config, dataset: Dataset, trial: float) -> float:
+    """Return the time of a token in a training step, measured for `trial` seconds or two steps."""
     device = choose_device(config.training.device, config.training.dtype)
     with keeping_threads():  # each trial begins with all of them
         config = settle(config, device, dataset).config
-        return seconds_per_step(config, dataset, device, budget, share) / config.tokens_per_step
+        seconds = _seconds_per_step(config, dataset, device, trial)
+        return seconds / config.tokens_per_step
 
 
-def _seconds_left(budget: Budget) -> float:
-    return budget.ends - time.perf_counter()
+def _seconds_per_step(config: Config, dataset: Dataset, device: Device, trial: float) -> float:
+    config = replace(config, training=with_steps(config.training, 2**30))
+    with keeping_random_state(device):
+        stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
+        began = time.perf_counter()
+        stepper.step().item()  # slower than others
+        since = time.perf_counter()
+        while True:
+            stepper.step().item()
+            now = time.perf_counter()
+            if now - began >= trial:
+                return (now - since) / (stepper.state.step - 1)
+
+
+def _seconds_left(clock: Clock) -> float:
+    return clock.ends - time.perf_counter()
 
 
 def _in_words(config: Config, passes: float) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +17,12 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Setting
 from attnlm.base.workspaces import delete_folder, trained_alone, workspace
+from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
+from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.ladder_budget import LadderBudget, settled
+from attnlm.experiments.settle import check_fits
 from attnlm.experiments.train import begin_run, train
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
@@ -26,13 +31,17 @@ from attnlm.runs.ladder_plan import RECORD, Plan, check_tokens, checked_rungs, r
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.see.ladder import Ladder, Rung
-from attnlm.training.deadline import Deadline
-from attnlm.training.price import step_price
+from attnlm.training.price import affordable_tokens, step_price
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
 # What every rung shares beside the seed and the steps: the defaults of most of them.
 _BLOCK_SIZE, _BATCH_SIZE = 64, 32
+# Of a budget: seconds for a rung's sample and the page, the smaller of two; the shortest training;
+# and by how much a ladder may end too late for equal numbers of steps, the larger of two.
+_SPEAKING, _SPEAKING_SHARE, _SHORTEST, _LATE, _LATE_SHARE = 0.8, 0.015, 0.1, 3.0, 0.05
+_STEP_OVERHEAD = 2e7
+"""Operations that a step could make in the time it takes for anything else."""
 _SETTINGS = ("steps", "budget", "eval_every", "eval_tokens", "threads")
 
 
@@ -87,10 +96,10 @@ def climb(
     }
     given = {key: value for key, value in asked.items() if value is not None}
     checkpoint_dir = Path(checkpoint_dir)
-    path, within = _existing(name, resume, checkpoint_dir), None
+    path = _existing(name, resume, checkpoint_dir)
     if path is None:
         opened = open_dataset(dataset, data_dir=Path(data_dir))
-        path, made, within = _begin(opened, given, name, checkpoint_dir, began, on_event)
+        path, made = _begin(opened, given, name, checkpoint_dir, on_event)
     else:
         made = read_plan(path)
         _check_unchanged(made, given)
@@ -101,10 +110,11 @@ def climb(
         trained: dict[str, Run] = {}
         for rung in _in_order(made, opened.vocab_size):
             on_event(Note(f"rung {len(trained) + 1} of {len(made.rungs)}: {rung}"))
-            deadline = None if within is None else within.deadline(rung, made)
-            run = _trained(path, made, rung, opened, Path(data_dir), on_event, deadline)
-            if made.budget is not None and not trained:
-                made = _as_made(made, run, path)
+            share = None if made.budget is None else _share(made, rung, trained, opened, began)
+            run = _trained(path, made, rung, opened, Path(data_dir), on_event, share)
+            if made.steps is None:
+                made = _as_made(made, run)
+                made.write(path)
             trained[rung] = run
         wholes = {rung: run.whole() for rung, run in trained.items()}
         is_whole = all(wholes.values())
@@ -122,18 +132,42 @@ def _in_order(made: Plan, vocab_size: int) -> list[str]:
     """For a budget the largest first: it takes most of the time, and so sets the steps of all."""
     if made.budget is None:
         return list(made.rungs)
-    prices = {rung: step_price(resolve(made.settings(rung)), vocab_size) for rung in made.rungs}
-    return sorted(made.rungs, key=lambda rung: -prices[rung])
+    return sorted(made.rungs, key=lambda rung: -_price(made, rung, vocab_size))
 
 
-def _as_made(made: Plan, run: Run, path: Path) -> Plan:
+def _share(
+    made: Plan, rung: str, trained: Mapping[str, Run], dataset: Dataset, began: float
+) -> float:
+    """Return the seconds of a rung: those of the first decide how many steps all of them make.
+
+    Its share follows from the operations of a step. The others make fewer steps than it only where
+    the ladder would end much too late.
+    """
+    assert made.budget is not None
+    prices = {rung: _price(made, rung, dataset.vocab_size) for rung in made.rungs}
+    own = prices[rung]
+    others = sum(prices[other] for other in made.rungs if other not in (rung, *trained))
+    left = began + made.budget - time.perf_counter()
+    left -= len(made.rungs) * min(_SPEAKING, _SPEAKING_SHARE * made.budget)
+    if not trained:
+        return max(left * own / (own + others), _SHORTEST)
+    first = next(iter(trained))
+    rate = float(trained[first].metrics()[-1]["seconds"]) / prices[first]
+    late = max(_LATE, _LATE_SHARE * made.budget)
+    left = max(left + late, late)
+    return max(left - rate * others, left * own / (own + others))
+
+
+def _price(made: Plan, rung: str, vocab_size: int) -> float:
+    return step_price(resolve({}, made.settings(rung)), vocab_size) + _STEP_OVERHEAD
+
+
+def _as_made(made: Plan, run: Run) -> Plan:
     """The plan with the steps that its first run made; the others make as many."""
     training = run.config.training
-    assert training.steps is not None and training.eval_every is not None
-    if (training.steps, training.eval_every) != (made.steps, made.eval_every):
-        made = replace(made, steps=training.steps, eval_every=training.eval_every)
-        made.write(path)
-    return made
+    steps = run.metrics()[-1]["step"]
+    every = made.eval_every or max(1, math.ceil(steps / 10))
+    return replace(made, steps=steps, eval_every=every, eval_tokens=training.eval_tokens)
 
 
 def _existing(name: str | None, resume: str | Path | None, checkpoint_dir: Path) -> Path | None:
@@ -175,10 +209,9 @@ def _begin(
     given: dict[str, Any],
     name: str | None,
     checkpoint_dir: Path,
-    began: float,
     on_event: OnEvent,
-) -> tuple[Path, Plan, LadderBudget | None]:
-    """A new ladder's folder, whole from the first, its plan, and how it shares a budget."""
+) -> tuple[Path, Plan]:
+    """A new ladder's folder, whole from the first, and its plan."""
     rungs = checked_rungs(given.get("rungs", DEFAULT_RUNGS))
     prompt, tokens = given.get("prompt", ""), given.get("tokens", 200)
     seed = given.get("seed", drawn_seed())
@@ -196,8 +229,7 @@ def _begin(
     }
     if not alike.keys() & {"steps", "budget"}:
         alike["budget"] = DEFAULT_BUDGET
-    training, within = settled(dataset, rungs, alike, began, on_event)
-    assert training.steps is not None and training.eval_every is not None
+    training = _settled(dataset, rungs, alike)
     made = Plan(
         dataset=dataset.name,
         dataset_path=str(dataset.path),
@@ -227,7 +259,24 @@ def _begin(
                 f"{taken} exists, and runs are never overwritten", "give the ladder another `name`"
             )
         new.rename(path)
-    return path, made, within
+    return path, made
+
+
+def _settled(
+    dataset: Dataset, rungs: Sequence[str], alike: Mapping[str, Setting]
+) -> TrainingConfig:
+    """Steps and evaluations that all rungs share, where these do not follow a clock."""
+    configs = [resolve({**alike, **variant(rung)}) for rung in rungs]
+    training = configs[0].training
+    device = choose_device(training.device, training.dtype)
+    for config in configs:
+        check_fits(config, dataset, device)
+    if training.budget is None and training.eval_tokens is None:
+        sizes = dataset.vocab_size, dataset.val_tokens
+        parts = [affordable_tokens(config, *sizes) for config in configs]
+        part = min((part for part in parts if part is not None), default=None)
+        training = replace(training, eval_tokens=part)
+    return training
 
 
 def _taken(path: Path, rungs: Sequence[str]) -> Path | None:
@@ -242,7 +291,7 @@ def _trained(
     dataset: Dataset,
     data_dir: Path,
     on_event: OnEvent,
-    deadline: Deadline | None,
+    share: float | None,
 ) -> Run:
     """The run of a rung: made, gone on with, or as it is where it is done."""
     where, folder = run_path(path, rung), path.parent
@@ -251,15 +300,16 @@ def _trained(
         _check_belongs(run, made, rung)
         if run.last.exists():
             facts, _, _ = load_checkpoint(run.last, run.config.model, run.vocab_size)
-            if facts.get("evaluated_step") == run.config.training.steps:
+            if facts.get("evaluated_step") == facts["step"] == run.config.training.steps:
                 run.metrics_until(facts["evaluated_step"])  # refuses where some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=where, checkpoint_dir=folder, data_dir=data_dir, on_event=on_event)
         with run.alone():  # nothing was saved yet: it begins again
             delete_folder(where)
-    config = resolve(made.settings(rung))
-    return begin_run(config, dataset, where.name, folder, on_event, deadline)
+    settings = made.settings(rung)
+    config = resolve({}, settings if share is None else {**settings, "budget": share})
+    return begin_run(config, dataset, where.name, folder, on_event, time.perf_counter())
 
 
 def _check_belongs(run: Run, made: Plan, rung: str) -> None:

@@ -15,6 +15,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
+from attnlm.base.readable import duration
 from attnlm.base.settings import Setting
 from attnlm.base.workspaces import FolderGoneError
 from attnlm.compute.choices import keeping_threads
@@ -24,7 +25,6 @@ from attnlm.config.new_training import resolve_new
 from attnlm.config.settings import Config, described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.affordable_size import affordable_size
-from attnlm.experiments.budget import Budget, planned
 from attnlm.experiments.other_processes import begun_before, check_alike, check_launched, join, tell
 from attnlm.experiments.settle import settle
 from attnlm.experiments.snapshot import passage_texts, take_snapshot
@@ -39,15 +39,16 @@ from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.log_listener import LogListener
 from attnlm.see.log_tools import check_tools
-from attnlm.training.deadline import Deadline
 from attnlm.training.loop import fit
 from attnlm.training.price import affordable_sample, affordable_tokens
+from attnlm.training.schedule import Clock
 from attnlm.training.state import begun_state, saved_facts
 
 _ROUNDING = (
     *("device", "threads", "compile", "matmul", "attention_kernel"),
     *("processes", "micro_batch_size", "recompute"),
 )
+_FEW_STEPS = 10  # teach a model next to nothing
 _OF_THE_DEVICE = ("dtype", "compile", "matmul", "attention_kernel", "threads")
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
@@ -77,11 +78,11 @@ def train(
     another run and the weights of its `checkpoint` (auto, best or last): a new run, with data of
     the same tokenizer and a training of its own; with `lora` it trains adapters of them. `verify`
     reads all of the data's bins where `open_dataset` would read samples. `on_event` is called with
-    what happens: Note, Started, Stepped, Evaluated, Replanned and Finished. The run's curve.png is
+    what happens: Note, Started, Stepped, Evaluated and Finished. The run's curve.png is
     redrawn at each evaluation.
     `log` names tools that follow too: tensorboard, wandb, mlflow, trackio; a resumed run goes on
-    with those that it had, unless others are given. A `budget` is for the whole call; how many
-    steps fit is planned again as it goes.
+    with those that it had, unless others are given. A `budget` is for the whole call: the learning
+    rate and the evaluations follow the clock.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and
     SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised. So
@@ -120,14 +121,12 @@ def train(
             if parent is not None:
                 check_tokenizer(parent, opened)
                 record = parent_record(parent, checkpoint)
-            budget = config.training.budget
-            within = None if budget is None else Budget(budget, began)
-            if within is not None and len(sizes) > 1:
-                config, within = affordable_size(
-                    sizes, settings, opened, within, on_event or ignore
-                )
-            about = name, checkpoint_dir, on_event, within, processes
-            return begin_run(config, opened, *about, record, log or ())
+            expected = None
+            if len(sizes) > 1:
+                chosen = affordable_size(sizes, settings, opened, began, on_event or ignore)
+                config, expected = chosen
+            about = name, checkpoint_dir, on_event, began, processes
+            return begin_run(config, opened, *about, record, log or (), expected)
         _check_beside_resume(settings, dataset, recipe, name, start_from)
         # It may have been trained further since it was opened.
         where = resume.path.absolute() if isinstance(resume, Run) else resume
@@ -135,7 +134,7 @@ def train(
         with _training(on_event, log) as listener, run.alone():
             resumed = _resume(run, Path(data_dir), verify, settings, listener)
             check_launched(resumed[0].config.training, processes)
-            return _fitted(*resumed, listener, processes=processes)
+            return _fitted(*resumed, listener, began, processes)
 
 
 def begin_run(
@@ -144,21 +143,22 @@ def begin_run(
     name: str | None,
     checkpoint_dir: str | Path,
     on_event: OnEvent | None,
-    within: Budget | Deadline | None,
+    began: float,
     processes: Processes = ALONE,
     parent: Mapping[str, Any] | None = None,
     log: Sequence[str] = (),
+    expected_steps: float | None = None,
 ) -> Run:
-    """Trains a new run: for a budget, for the steps of its configuration, or with these to a
-    deadline, which may change them. Its weights start from those of its `parent`, if it has one.
+    """Trains a new run; its weights start from those of its `parent`, if it has one.
+
+    A budget counts from `began`. `expected_steps`: how many a trial promised, if there was one.
     """
     with _training(on_event, log) as listener:
-        run, device, deadline = _begin(
-            config, dataset, name, Path(checkpoint_dir), within, parent, listener
-        )
+        run, device = _begin(config, dataset, name, Path(checkpoint_dir), parent, listener)
         try:
             with run.alone():
-                return _fitted(run, dataset, device, True, listener, deadline, processes)
+                about = listener, began, processes, expected_steps
+                return _fitted(run, dataset, device, True, *about)
         except FolderGoneError:
             raise  # another run may be at this path
         except (AttnlmError, LostProcessError, KeyboardInterrupt):
@@ -183,14 +183,22 @@ def _fitted(
     device: Device,
     fresh: bool,
     on_event: OnEvent,
-    deadline: Deadline | None = None,
-    processes: Processes = ALONE,
+    began: float,
+    processes: Processes,
+    expected_steps: float | None = None,
 ) -> Run:
     tell(run, fresh, processes)
     state = begun_state(run, device, fresh, processes)
     tokens = affordable_sample(run.config, run.vocab_size)
     taking = functools.partial(_snapshot, dataset, tokens)
-    run = fit(run, dataset, state, on_event, taking, deadline, processes)
+    budget, clock = run.config.training.budget, None
+    if budget is not None:
+        clock = Clock.of((1 - state.progress) * budget, began)
+        clock.expected_steps = expected_steps
+    run = fit(run, dataset, state, on_event, taking, clock, processes)
+    if budget is not None and state.step < _FEW_STEPS:
+        made = f"only {state.step} steps were made in {duration(budget)}"
+        on_event(Note(f"{made}: a smaller model or `batch_size`, or more time, gives a better one"))
     measure_on_whole(run, dataset, on_event)
     return run
 
@@ -208,11 +216,10 @@ def _begin(
     dataset: Dataset,
     name: str | None,
     checkpoint_dir: Path,
-    within: Budget | Deadline | None,
     parent: Mapping[str, Any] | None,
     on_event: OnEvent,
-) -> tuple[Run, Device, Deadline | None]:
-    """A new run's folder, where it is trained, and by when it is to end."""
+) -> tuple[Run, Device]:
+    """A new run's folder, and where it is trained."""
     for key in config.dropped:
         on_event(
             Note(f"ignoring the recipe's {key}: it does not apply to this {config.model.model}")
@@ -226,18 +233,14 @@ def _begin(
         )
     device = choose_device(config.training.device, config.training.dtype)
     config, parameters, _ = settle(config, device, dataset)
-    deadline = within if isinstance(within, Deadline) else None
-    if isinstance(within, Budget):
-        plan = planned([config], dataset, device, within, on_event)
-        config, deadline = replace(config, training=plan.training), plan.deadline
-    elif config.training.eval_tokens is None:
+    if config.training.budget is None and config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = replace(config, training=replace(config.training, eval_tokens=affordable))
     with explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config, dataset, parameters, name=name, checkpoint_dir=checkpoint_dir, parent=parent
         )
-    return run, device, deadline
+    return run, device
 
 
 def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> None:
@@ -274,8 +277,8 @@ def _resume(
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     config = resolve(changed, recorded)
-    planned, total = run.config.training.steps or 0, config.training.steps or 0
-    if total < planned:
+    planned, total = run.config.training.steps, config.training.steps
+    if planned is not None and total is not None and total < planned:
         on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
     device = choose_device(config.training.device, config.training.dtype)
     if "device" not in settings:
@@ -287,9 +290,9 @@ def _resume(
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
     step, evaluated_step = saved["step"], saved["evaluated_step"]
     more = f"give `steps` {2 * step}, or any total above {step}"
-    if step > (config.training.steps or 0):
+    if total is not None and step > total:
         raise AttnlmError(f"{run.name} has made {step} steps already", more)
-    if step == evaluated_step == config.training.steps:
+    if step == evaluated_step == total:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)
     with explaining(run.path, f", then: {again}"):

@@ -20,7 +20,7 @@ def facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     )
     yield "SHA-256 of the training tokens", about["train_sha256"]
     yield "tokenizer", f"{run.tokenizer.name}, {run.vocab_size:,} ids"
-    steps = f"{checkpoint.step:,} of {training.steps:,}"
+    steps = f"{checkpoint.step:,} of {training.length}"
     tokens = checkpoint.step * run.config.tokens_per_step
     yield "steps", f"{steps}, {tokens:,} tokens"
     whole = run.whole().get(checkpoint.which, {})

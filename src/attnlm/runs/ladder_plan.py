@@ -16,7 +16,7 @@ from attnlm.config.variants import folder_name, variant
 RECORD = "ladder.json"
 _FORMAT = 1
 _MOST_TOKENS, _LARGEST_SEED = 2**26, 2**63
-_OPTIONAL = ("eval_tokens", "threads")
+_OPTIONAL = ("steps", "eval_every", "eval_tokens", "threads")
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,22 @@ class Plan:
     val_sha256: str
     rungs: tuple[str, ...]
     seed: int
-    steps: int
-    eval_every: int
     block_size: int
     batch_size: int
     prompt: str
     tokens: int
+    steps: int | None = None
+    """None while the first rung of a ladder with a budget still decides."""
+    eval_every: int | None = None
     budget: float | None = None
-    """Seconds that the steps were planned for, where they were."""
+    """Seconds for all rungs, where they were given in place of steps."""
     eval_tokens: int | None = None
     """What evaluations take of the validation split, where that is not all."""
     threads: int | None = None
 
     def settings(self, rung: str) -> dict[str, Any]:
         """What is given to a rung's training."""
-        alike = ("seed", "steps", "eval_every", "block_size", "batch_size", *_OPTIONAL)
+        alike = ("seed", "block_size", "batch_size", *_OPTIONAL)
         given = {key: getattr(self, key) for key in alike}
         return {**variant(rung), **{k: v for k, v in given.items() if v is not None}}
 
@@ -89,7 +90,7 @@ def read_plan(path: Path) -> Plan:
 
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("dataset", "dataset_path", "train_sha256", "val_sha256", "prompt"), (str,)),
-    **dict.fromkeys(("seed", "steps", "eval_every", "block_size", "batch_size", "tokens"), (int,)),
+    **dict.fromkeys(("seed", "block_size", "batch_size", "tokens"), (int,)),
     "rungs": (list,),
     "budget": (float, type(None)),
     **dict.fromkeys(_OPTIONAL, (int, type(None))),

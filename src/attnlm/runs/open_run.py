@@ -49,7 +49,7 @@ def open_run(
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
     about = asdict(stored.dataset)
     trained_on = all(about[key] for key in ("train_tokens", "val_tokens", "val_bytes"))
-    if config.training.steps is None or not (trained_on or stored.imported_from):
+    if config.training.length == "?" or not (trained_on or stored.imported_from):
         raise damaged(path / "config.json")
     return Run(
         path,

@@ -44,7 +44,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     result = run.result()
     step = 0 if result is None else result.last["step"]
     batch = f"{training.batch_size} × {run.config.model.block_size} tokens"
-    yield "steps", f"{step:,} of {training.steps:,}, each {batch}, seed {training.seed}"
+    yield "steps", f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
     if result is not None:
         final, part = result.final, f", {result.part}" if result.part else ""
         yield (

@@ -18,7 +18,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run
 from attnlm.see.drawing import drawing
 from attnlm.see.verdict import best_record, verdict_of
-from attnlm.training.events import Evaluated, Finished, Replanned, Started
+from attnlm.training.events import Evaluated, Finished, Started
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ class CurveDrawer:
 
     def __call__(self, event: object) -> None:
         self._on_event(event)
-        if isinstance(event, Started | Replanned):
+        if isinstance(event, Started):
             self._run = event.run
         elif isinstance(event, Finished) or self._is_due(event):
             self._draw()
@@ -89,7 +89,7 @@ class CurveDrawer:
             isinstance(event, Evaluated)
             and time.perf_counter() >= self._due
             and self._run is not None
-            and event.record["step"] != self._run.config.training.steps
+            and not event.is_last
         )
 
     def _draw(self) -> None:

@@ -93,12 +93,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
     for rung in ladder.rungs:
         step, best = rung.last["step"], rung.best["step"]
         if step != ladder.plan.steps:
-            yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps:,}"
-        if rung.run.config.training.stages is not None:
-            yield (
-                f"{rung.model} was planned again during training to keep the budget: its learning "
-                "rate fell differently from the others'"
-            )
+            yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps or 0:,}"
         if rung.last["val_loss"] > best_record(rung.records)["val_loss"]:
             yield f"{rung.model} is shown at step {best:,}: its loss rose after that"
     falling = [r.model for r in ladder.rungs if r.verdict.startswith("loss still falling")]

@@ -18,8 +18,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run, damaged
 from attnlm.see.attend import Numbers
 from attnlm.see.log_tools import TOOLS, Pixels, Tool, check_tools
-from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
-from attnlm.training.schedule import learning_rate
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
 _RECORD = "logs.json"
 _MOST_POINTS = 1000  # of a number's curve, evaluations excluded
@@ -55,10 +54,8 @@ class LogListener:
             self._start(event)
         elif self._run is None or not self._tools:
             return
-        elif isinstance(event, Replanned):
-            self._run = event.run
         elif isinstance(event, Stepped):
-            self._stepped(event, self._run)
+            self._stepped(event)
         elif isinstance(event, Evaluated):
             self._evaluated(event, self._run)
         elif isinstance(event, Finished):
@@ -87,16 +84,17 @@ class LogListener:
 
             self._try(name, start)
 
-    def _stepped(self, event: Stepped, run: Run) -> None:
-        training, self._step = run.config.training, event.step
+    def _stepped(self, event: Stepped) -> None:
+        self._step = event.step
         if event.step < self._next_point:
             return
-        self._next_point = event.step + (training.steps or 0) // _MOST_POINTS
+        self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
         values = {
             "loss/batch": event.loss,
-            "learning_rate": learning_rate(event.step, training),
             "tokens_per_second": event.tokens_per_second,
         }
+        if event.learning_rate is not None:
+            values["learning_rate"] = event.learning_rate
         if event.gradient_norm is not None:
             values["gradient_norm"] = event.gradient_norm
         self._each(lambda tool: tool.numbers(event.step, values))

@@ -91,14 +91,13 @@ class ProgressBar:
             _write_line(last)
 
     def _follow_training(self, event: object) -> None:
-        from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
+        from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
         if isinstance(event, Started):
             self.begin("train", event.run.config.training.steps, "step", event.first_step)
-        elif isinstance(event, Replanned):
-            self.total = event.run.config.training.steps
         elif isinstance(event, Stepped):
             self._losses["loss"] = event.loss
+            self.total = event.steps or self.total
             self._show(event.step, event.tokens_per_second, event.seconds_left)
         elif isinstance(event, Evaluated):
             record = event.record

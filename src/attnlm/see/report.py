@@ -86,7 +86,7 @@ class Report:
     def was_extended(self) -> bool:
         """Whether it was given more steps later, so that the learning rate did not fall once."""
         training = self.run.config.training
-        return any(
+        return training.budget is None and any(
             not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
             for record in self.records
         )

@@ -33,14 +33,21 @@ def prepare_command(dataset: Dataset) -> str:
 
 
 def train_command(run: Run) -> str:
-    """What makes the run again, with every setting, so that no default matters."""
+    """Return what makes the run again, with every setting, so that no default matters.
+
+    Of a run with a budget it gives the steps that the run made. The learning rate then falls by the
+    steps, not by the clock, so that the bytes differ.
+    """
     words = ["attnlm", "train", run.dataset["name"]]
     if run.parent is not None:
         which = run.parent["checkpoint"].removesuffix(".safetensors")
         path = Path(run.parent["path"])
         is_usual = path.parent == Path("checkpoints").absolute()
         words += ["--from", path.name if is_usual else str(path), "--checkpoint", which]
-    for name, value in run.config.settings().items():
+    settings = run.config.settings()
+    if "steps" in settings:
+        settings.pop("budget", None)
+    for name, value in settings.items():
         if isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
@@ -66,9 +73,7 @@ def ladder_command(plan: Plan) -> str:
     usual = Path(plan.dataset_path) == Path("data") / plan.dataset
     dataset = plan.dataset if usual else plan.dataset_path
     words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
-    for name in ("steps", "eval_every", "seed", "tokens"):
-        words += [flag(name), str(getattr(plan, name))]
-    for name in ("eval_tokens", "threads"):
+    for name in ("steps", "eval_every", "seed", "tokens", "eval_tokens", "threads"):
         if getattr(plan, name) is not None:
             words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])

@@ -26,7 +26,8 @@ class Started:
     def __str__(self) -> str:
         return (
             f"{self.run.name}: {self.run.config.model.model}, {self.run.parameters:,} parameters; "
-            f"step {self.first_step:,} of {self.run.config.training.steps:,}; {self.device.name}, "
+            f"step {self.first_step:,} of {self.run.config.training.length}; "
+            f"{self.device.name}, "
             f"about {byte_size(self.memory)}"
         )
 
@@ -35,7 +36,8 @@ class Started:
 class Stepped:
     """Reported a few times a second, with the newest batch's loss in nats per token.
 
-    `seconds_left` is for the steps to come and their evaluations, at the pace of the latest ones.
+    `seconds_left` is for the steps to come and their evaluations, at the pace of the latest ones;
+    so is `steps`, how many the run makes in all, if it has a budget.
     """
 
     step: int
@@ -45,6 +47,8 @@ class Stepped:
     gradient_norm: float | None = None
     """Of the whole gradient of that batch, before it was clipped; None where it was not taken: of a
     sharded model it takes all processes, and is taken for clipping only"""
+    learning_rate: float | None = None
+    steps: int | None = None
 
     def __str__(self) -> str:
         speed = f"{self.tokens_per_second:,.0f}"
@@ -55,18 +59,6 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Replanned:
-    """After `step`, the time that is left holds another number of steps: that of `run`'s config."""
-
-    run: Run
-    step: int
-
-    def __str__(self) -> str:
-        steps = self.run.config.training.steps
-        return f"step {self.step:>6}  {steps:,} steps in all fit into the time, at this speed"
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """An evaluation was made and is on disk; `record` is its line of metrics.jsonl.
 
@@ -74,11 +66,13 @@ class Evaluated:
     `train_loss` since the last evaluation (None at step 0), `val_loss` and `bits_per_byte` over
     `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
     `improved`: the validation loss is the lowest so far. `snapshot` is a sample, with attention.
+    `is_last`: the run ends here.
     """
 
     record: dict[str, Any]
     improved: bool
     snapshot: Snapshot | None = field(default=None, repr=False)
+    is_last: bool = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "record" or name not in self.record:

@@ -11,31 +11,37 @@ from dataclasses import replace
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import OnEvent
+from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import remedy
 from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, check_unchanged
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import folded
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
-from attnlm.training.deadline import Deadline
-from attnlm.training.events import Evaluated, Finished, Replanned, Started, Stepped
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.kernels import kernels_of
 from attnlm.training.memory import estimate_memory
+from attnlm.training.price import evaluated_part, is_whole_affordable
 from attnlm.training.saving import Saver, ShardedSaver
-from attnlm.training.schedule import learning_rate
+from attnlm.training.schedule import Clock, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 _REPORT_SHARE = 0.01
 """The largest fraction of the time that reports may take."""
+
+# Of a budget: what evaluations may take, and what drawing and ending do, in seconds at most.
+_EVALUATION_SHARE, _CLOSING_SHARE, _CLOSING = 0.15, 0.05, 1.0
+# A run is told to be slower than measured at this fraction of the steps, after this progress.
+_FAR_FEWER, _TELLING = 0.6, 0.15
 
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
 """Gives a snapshot of the model at a step, and the tokens that its maps are of."""
@@ -47,26 +53,23 @@ def fit(
     state: TrainingState,
     on_event: OnEvent,
     take_snapshot: TakeSnapshot | None = None,
-    deadline: Deadline | None = None,
+    clock: Clock | None = None,
     processes: Processes = ALONE,
 ) -> Run:
     """Trains from `state` to the run's last step, reporting Started to Finished.
 
-    With a `deadline` the number of steps follows the clock, and the run is returned with the last
-    one. `take_snapshot` is called at each evaluation. All processes stop by a signal to one of
+    A run with a budget ends by the `clock` of rank 0; the run is returned with the steps that it
+    made. `take_snapshot` is called at each evaluation. All processes stop by a signal to one of
     them; the main one writes. Raises AttnlmError when numbers are no longer finite or can't be
     saved; LostProcessError; Interrupted on a signal, after saving if a step was made.
     """
-    memory = estimate_memory(
-        run.config, run.vocab_size, run.parameters, run.dataset["val_tokens"], state.device.name
-    )
-    on_event(Started(run, state.device, state.step, memory.total))
     with keeping_random_state(state.device):
-        stepper = Stepper(state, run.config, dataset, processes)
+        stepper = Stepper(state, run.config, dataset, processes, clock)
         with stepper.stop.listening():
-            loop = _Loop(run, dataset, stepper, on_event, take_snapshot, deadline)
+            loop = _Loop(run, dataset, stepper, on_event, take_snapshot, clock)
             try:
                 with _explaining(run, state):
+                    loop.begin()
                     loop.steps_and_evaluations()
             except Interrupted:
                 if not stepper.stop.raises:
@@ -115,10 +118,10 @@ class _Loop:
         stepper: Stepper,
         on_event: OnEvent,
         take_snapshot: TakeSnapshot | None,
-        deadline: Deadline | None,
+        clock: Clock | None,
     ) -> None:
         self.run, self._dataset, self._stepper = run, dataset, stepper
-        self._deadline = deadline
+        self._clock = clock
         self._on_event, self._take_snapshot = on_event, take_snapshot
         self._is_main = stepper.processes.is_main
         self._state, self._config = stepper.state, run.config.training
@@ -126,7 +129,9 @@ class _Loop:
         self._saver = kind(run, self._state, stepper.processes)
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
-        self._evaluation_seconds, self._step_seconds = 0.0, math.inf
+        self._evaluation_seconds = self._validation_seconds = 0.0
+        self._step_seconds = math.inf
+        self._next_evaluation = _after(self._state.progress)
         self._restart_clock()
         self._report_due = self._since + _SECONDS_BETWEEN_REPORTS
 
@@ -146,12 +151,33 @@ class _Loop:
         if self._is_main:
             replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
 
+    def begin(self) -> None:
+        """Reports the start, after a run with a budget has chosen what its evaluations take."""
+        if self._config.budget is not None and self._config.eval_tokens is None:
+            few = evaluated_part(self.run.config, 0.0, self._dataset.val_tokens)
+            for _ in range(2):  # the first evaluation is slower than others
+                began = time.perf_counter()
+                speed = self._validation_loss(few).tokens / (time.perf_counter() - began)
+            part = evaluated_part(self.run.config, speed, self._dataset.val_tokens)
+            part = self._stepper.processes.from_main(part)
+            self._settle(replace(self._config, eval_tokens=part))
+        run, device = self.run, self._state.device
+        about = run.vocab_size, run.parameters, run.dataset["val_tokens"], device.name
+        memory = estimate_memory(run.config, *about)
+        self._tell(Started(run, device, self._state.step, memory.total))
+        self._restart_clock()
+
+    def _settle(self, config: TrainingConfig) -> None:
+        """Records what a run with a budget has settled meanwhile."""
+        self._config = config
+        self.run = replace(self.run, config=replace(self.run.config, training=config))
+        if self._is_main:
+            self.run.save_config()
+
     def steps_and_evaluations(self) -> None:
         """Trains to the last step, or until patience runs out."""
         state = self._state
         state.model.train()
-        if self._deadline is not None:
-            self._deadline.begin(state.step)
         while True:
             self._stepper.stop.check()
             if self._is_evaluation_due():
@@ -160,21 +186,60 @@ class _Loop:
                 self._evaluation_seconds = time.perf_counter() - due_since
                 self._tell(evaluated)
                 self._restart_clock()
-                if self._deadline is not None:
-                    self._deadline.evaluated(self._evaluation_seconds)
+                if self._config.budget is not None:
+                    self._plan_evaluation(self._config.budget)
                 self._stepper.stop.check()
-            config = self._config
-            assert config.steps is not None
-            out_of_patience = config.patience is not None and state.stale >= config.patience
-            if state.step >= config.steps or out_of_patience:
+            if self._is_over or self._is_out_of_patience:
                 self._saver.finish()
-                self._on_event(Finished(self.run, state.step, out_of_patience))
+                if self._is_over and self._config.budget is not None:
+                    warmup = min(self._config.warmup, state.step // 4)
+                    self._settle(replace(self._config, steps=state.step, warmup=warmup))
+                self._on_event(Finished(self.run, state.step, self._is_out_of_patience))
                 return
             loss = self._step()
+            if self._clock is not None:
+                self._clock.closing = self._closing_seconds()
             if self._is_main and time.perf_counter() >= self._report_due:
                 self._report(loss)
-            if self._deadline is not None and self._deadline.is_look_due():
-                self._plan_again(self._deadline)
+
+    @property
+    def _is_over(self) -> bool:
+        state, steps = self._state, self._config.steps
+        if self._config.budget is not None:
+            return state.progress >= 1 and state.step > 0
+        assert steps is not None
+        return state.step >= steps
+
+    @property
+    def _is_out_of_patience(self) -> bool:
+        return self._config.patience is not None and self._state.stale >= self._config.patience
+
+    def _plan_evaluation(self, budget: float) -> None:
+        """Sets the progress at which a run with a budget evaluates next: in tenths, or less often
+        where evaluations would take too much of the budget."""
+        pause = self._evaluation_seconds / _EVALUATION_SHARE / budget
+        following = _after(self._state.progress + max(0.0, pause - 0.1))
+        self._next_evaluation = self._stepper.processes.from_main(following)
+        clock, steps = self._clock, self._stepper.expected_steps(self._state.step)
+        if clock is None or clock.expected_steps is None or steps is None:
+            return
+        if 0 < steps < _FAR_FEWER * clock.expected_steps and self._state.progress > _TELLING:
+            expected, clock.expected_steps = clock.expected_steps, None
+            note = f"about {steps:,.0f} steps fit into the time, not {expected:,.0f} as measured"
+            self._on_event(Note(f"{note} when the size was chosen: the machine is slower now"))
+
+    def _closing_seconds(self) -> float:
+        """Return what follows the last step, and half a step, for the end to be on time on average.
+
+        The whole split is measured by `experiments/whole_split.py`, and the curve drawn.
+        """
+        budget, most = self._config.budget or 0.0, self._config.eval_tokens or 0
+        closing = self._evaluation_seconds + self._step_seconds / 2
+        steps = self._stepper.expected_steps(self._state.step) or 0.0
+        whole = min(self._dataset.val_tokens - 1, MOST_TOKENS)
+        if 0 < most < whole and is_whole_affordable(self.run.config, whole, int(steps), 1):
+            closing += self._validation_seconds * whole / most
+        return closing + min(_CLOSING, _CLOSING_SHARE * budget)
 
     def _step(self) -> Tensor:
         """The next step's loss; the gradient's norm is noted where a report is likely to follow."""
@@ -185,26 +250,15 @@ class _Loop:
         self._step_seconds = time.perf_counter() - began
         return loss
 
-    def _plan_again(self, deadline: Deadline) -> None:
-        """Lets the number of steps follow the clock; what is planned is recorded first."""
-        self._stepper.read_loss_sum()  # a GPU may lag behind
-        training = deadline.planned_again(self._config, self._state.step)
-        if training is None:
-            return
-        self.run = replace(self.run, config=replace(self.run.config, training=training))
-        self.run.save_config()
-        self._config = training
-        self._state.optimizer.follow(training)
-        self._on_event(Replanned(self.run, self._state.step))
-
     def _is_evaluation_due(self) -> bool:
-        step, config = self._state.step, self._config
-        assert config.steps is not None and config.eval_every is not None
-        if step == self._state.evaluated_step:
+        state, config, every = self._state, self._config, self._config.eval_every
+        if state.step == state.evaluated_step:
             return False
-        if step == 0 and config.eval_every >= config.steps:
+        if state.step == 0 and every is not None and every >= (config.steps or math.inf):
             return False  # one evaluation was asked for, and it is the last step's
-        return step % config.eval_every == 0 or step == config.steps
+        if every is None:
+            return state.step == 0 or state.progress >= self._next_evaluation
+        return state.step % every == 0 or self._is_over
 
     def _restart_clock(self) -> None:
         self._since_step, self._since = self._state.step, time.perf_counter()
@@ -215,20 +269,25 @@ class _Loop:
 
     def _report(self, loss: Tensor) -> None:
         config, step = self._config, self._state.step
-        assert config.steps is not None and config.eval_every is not None
         began = time.perf_counter()
         self._stepper.check_loss()
-        speed, steps_left = self._tokens_per_second(), config.steps - step
-        evaluations_left = math.ceil(steps_left / config.eval_every)
-        left = steps_left * self._tokens_per_step / speed
-        left += evaluations_left * self._evaluation_seconds
+        speed, steps = self._tokens_per_second(), self._stepper.expected_steps(step)
+        if self._clock is not None:
+            left = max(0.0, self._clock.ends - began)
+        else:
+            assert config.steps is not None and config.eval_every is not None
+            steps_left = config.steps - step
+            left = steps_left * self._tokens_per_step / speed
+            left += math.ceil(steps_left / config.eval_every) * self._evaluation_seconds
         norm = self._state.optimizer.norm
         measured = None if norm is None else norm.item()
         cost = time.perf_counter() - began + self._state.optimizer.norm_seconds
         self._report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_SHARE)
-        self._tell(Stepped(step, loss.item(), speed, left, measured))
+        rate = learning_rate(step, config, steps)
+        total = config.steps if steps is None else round(steps)
+        self._tell(Stepped(step, loss.item(), speed, left, measured, rate, total))
 
-    def _tell(self, event: Evaluated | Stepped) -> None:
+    def _tell(self, event: Started | Evaluated | Stepped) -> None:
         """What listeners do with it, such as drawing a curve, is no time of the training."""
         began = time.perf_counter()
         self._on_event(event)
@@ -255,18 +314,9 @@ class _Loop:
         loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
         tokens_per_second = self._tokens_per_second()
         with folded(state.model):
-            evaluation = validation_loss(
-                state.model,
-                self._dataset.val,
-                state.device,
-                bytes_per_token=self._dataset.bytes_per_token,
-                kernels=kernels_of(self._config),
-                threads=self._config.threads or 1,
-                most=self._config.eval_tokens,
-                processes=self._stepper.processes,
-                is_sharded=self._config.is_sharded,
-                stop=self._stepper.stop,
-            )
+            began = time.perf_counter()
+            evaluation = self._validation_loss(self._config.eval_tokens)
+            self._validation_seconds = time.perf_counter() - began
             if not math.isfinite(evaluation.loss):
                 raise StepNotFiniteError(
                     f"validation loss is no longer a finite number, at step {state.step}"
@@ -277,6 +327,7 @@ class _Loop:
         state.evaluated(evaluation.loss)
         self._stepper.reset_loss_sum()
         state.seconds = self.seconds()
+        steps = self._stepper.expected_steps(state.step)
         record = {
             "step": state.step,
             "tokens": state.step * self._tokens_per_step,
@@ -285,11 +336,32 @@ class _Loop:
             "val_loss": evaluation.loss,
             "evaluated_tokens": evaluation.tokens,
             "bits_per_byte": evaluation.bits_per_byte,
-            "learning_rate": learning_rate(state.step, self._config),
+            "learning_rate": learning_rate(state.step, self._config, steps),
             "tokens_per_second": round(tokens_per_second),
         }
         if taken is not None:
             run.append_evaluation(record, *taken)
         if self._saver.is_writer:
             self._saver.save(evaluation.loss if improved else None)
-        return Evaluated(record, improved, taken and taken[0])
+        is_last = self._is_over or self._is_out_of_patience
+        return Evaluated(record, improved, taken and taken[0], is_last)
+
+    def _validation_loss(self, most: int | None) -> Evaluation:
+        """Return the loss of the weights, over at most so many tokens of the split."""
+        return validation_loss(
+            self._state.model,
+            self._dataset.val,
+            self._state.device,
+            bytes_per_token=self._dataset.bytes_per_token,
+            kernels=kernels_of(self._config),
+            threads=self._config.threads or 1,
+            most=most,
+            processes=self._stepper.processes,
+            is_sharded=self._config.is_sharded,
+            stop=self._stepper.stop,
+        )
+
+
+def _after(progress: float) -> float:
+    """Return the next tenth, where a run with a budget evaluates."""
+    return min(1.0, (math.floor(10 * progress + 1e-6) + 1) / 10)

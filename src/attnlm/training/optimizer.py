@@ -136,14 +136,17 @@ class Optimizer(ABC):
         norm: Tensor = torch.linalg.vector_norm(self.gradient)
         return norm
 
-    def follow(self, config: TrainingConfig) -> None:
-        """Takes the learning rate from that configuration from now on."""
-        self._config = config
-
-    def step(self, step: int, pool: ThreadPoolExecutor | None = None, threads: int = 1) -> None:
+    def step(
+        self,
+        step: int,
+        pool: ThreadPoolExecutor | None = None,
+        threads: int = 1,
+        steps: float | None = None,
+    ) -> None:
         """Make the update after step 0, 1, … and set the gradients to 0.
 
-        `threads` threads, of `pool` and this one, share the work; the result is the same.
+        `threads` threads, of `pool` and this one, share the work; the result is the same. `steps`:
+        how many the run makes; default: those of its configuration.
         """
         clip = self._config.gradient_clip
         self.norm, self.norm_seconds = None, 0.0
@@ -154,7 +157,7 @@ class Optimizer(ABC):
             began = time.perf_counter()
             self.norm = self._norm()
             self.norm_seconds = time.perf_counter() - began
-        rate = self._config.learning_rate * learning_rate_factor(step, self._config)
+        rate = self._config.learning_rate * learning_rate_factor(step, self._config, steps)
 
         def update(rules: Sequence[AdamW | Muon]) -> None:
             with using(self._kernels):

@@ -14,9 +14,11 @@ from attnlm.training.validation import MOST_TOKENS
 # Of the operations between two evaluations: what the evaluation, and what its sample may take.
 _EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
 # A second or so: such an evaluation may take up to half of what is trained in between.
-CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
+_CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
 # What is affordable whatever the share.
 _FREE, _FREE_SAMPLE = 2e10, 2e10
+# Of a budget: what an evaluation of the whole split may take, and else one of a part of it.
+_WHOLE_SHARE, _PART_SHARE = 0.02, 0.01
 # Fewer tokens say too little about the loss.
 _FEWEST_TOKENS = 2**11
 _SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
@@ -38,19 +40,17 @@ def step_price(config: Config, vocab_size: int) -> float:
     return _STEP * config.tokens_per_step * forward_price(config.model, vocab_size)
 
 
-def affordable_tokens(
-    config: Config, vocab_size: int, val_tokens: int, *, cheap: float = CHEAP
-) -> int | None:
+def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """How many tokens of the split evaluations take while training; None for all of them.
 
-    All of them where that is cheap beside the training or, up to `cheap` operations, not dearer
+    All of them where that is cheap beside the training or, up to `_CHEAP` operations, not dearer
     than it; else as many as are cheap beside the training, in whole windows.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_price(config.model, vocab_size)
     between = _between_evaluations(config, vocab_size)
     affordable = _EVALUATION_SHARE * between / forward
-    by_itself = min(cheap, max(_FREE, _CHEAP_SHARE * between))
+    by_itself = min(_CHEAP, max(_FREE, _CHEAP_SHARE * between))
     if tokens <= affordable or tokens * forward <= by_itself:
         return None
     length = config.model.block_size
@@ -58,21 +58,25 @@ def affordable_tokens(
     return fewer if fewer < tokens else None
 
 
+def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
+    """Return how many tokens the evaluations of a run with a budget take, at so many per second."""
+    assert config.training.budget is not None
+    tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
+    if tokens <= _WHOLE_SHARE * most:
+        return tokens
+    length = config.model.block_size
+    fewer = max(1, max(_FEWEST_TOKENS, int(_PART_SHARE * most)) // length) * length
+    return min(tokens, fewer)
+
+
 def affordable_sample(config: Config, vocab_size: int) -> int:
     """How many tokens the model says at each evaluation: 80, or fewer of a large model."""
     by_itself = _TIMES_SLOWER_ALONE * forward_price(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
-    share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size)
+    has_steps = config.training.eval_every is not None
+    share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size) if has_steps else 0.0
     tokens = int(max(share, _FREE_SAMPLE) / by_itself)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
-
-
-def evaluation_price(config: Config, vocab_size: int, val_tokens: int) -> float:
-    """What an evaluation with its sample costs, in training steps: a guess before it is known."""
-    tokens = min(config.training.eval_tokens or MOST_TOKENS, val_tokens, MOST_TOKENS)
-    price = tokens * forward_price(config.model, vocab_size)
-    price += _SAMPLED_TOKENS * config.model.layers * _PER_LAYER_ALONE / 4
-    return price / step_price(config, vocab_size)
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:

@@ -1,47 +1,67 @@
-"""The learning rate as a function of the step."""
+"""How far a training run is, by its steps or by the clock, and the learning rate that follows."""
 
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import dataclass
 
-from attnlm.config.stages import parsed_stages
 from attnlm.config.training import TrainingConfig
 
-
-def learning_rate(step: int, config: TrainingConfig) -> float:
-    """The learning rate of the update that led to `step`; before any update, of the first."""
-    return config.learning_rate * learning_rate_factor(max(0, step - 1), config)
+# A process may have taken all of a very short budget to start.
+_AT_LEAST = 2.0  # seconds
 
 
-def learning_rate_factor(step: int, config: TrainingConfig) -> float:
-    """The share of the highest learning rate that step 0 … steps − 1 is taken with.
+@dataclass
+class Clock:
+    """The time of a run with a budget, which is over at `ends`, by `time.perf_counter`."""
+
+    ends: float
+    closing: float = 0.0
+    """Seconds that are needed after the last step: to evaluate, save, measure and draw."""
+    expected_steps: float | None = None
+    """How many steps a trial before the run has promised, if there was one."""
+    _read: float | None = None
+
+    @classmethod
+    def of(cls, seconds: float, began: float) -> Clock:
+        """Return the clock of a command or call that began at `began` and may take `seconds`."""
+        return cls(max(began + seconds, time.perf_counter() + min(seconds, _AT_LEAST)))
+
+    def advance(self, progress: float) -> float:
+        """Return the progress now; `progress` is that of the last call, from 0 to 1 at the end.
+
+        It grows in proportion to the time that is left. Time counts from the first call on: the
+        first step is slower than others.
+        """
+        now = time.perf_counter()
+        since, self._read = now if self._read is None else self._read, now
+        left = self.ends - self.closing - now
+        return 1 - (1 - progress) * left / (left + now - since) if left > 0 else 1.0
+
+
+def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
+    """Return the rate of the update that led to `step`; before any update, that of the first."""
+    return config.learning_rate * learning_rate_factor(max(0, step - 1), config, steps)
+
+
+def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
+    """Return the fraction of the highest learning rate for the update after step 0 … `steps` − 1.
 
     It rises in a line over `warmup` steps, stays, and falls towards 0 over the last `cooldown`
-    fraction of the steps after the warm-up. One function of step and total: nothing to store.
+    fraction of the steps after the warm-up. A run with a budget has as many `steps` as fit at its
+    pace so far, and a warm-up of a quarter of them at most.
     """
-    place, steps = _place(step, config)
-    if place < config.warmup:
-        return (place + 1) / (config.warmup + 1)
-    falling = config.cooldown * (steps - config.warmup)
-    left = (steps - place) / falling if config.schedule != "constant" else 1.0
+    warmup: float = config.warmup
+    if steps is None:
+        assert config.steps is not None
+        steps = config.steps
+    else:
+        warmup = min(warmup, steps / 4)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    falling = config.cooldown * (steps - warmup)
+    left = (steps - step) / falling if config.schedule != "constant" else 1.0
     if left >= 1:
         return 1.0
     return left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
-
-
-def _place(step: int, config: TrainingConfig) -> tuple[float, int]:
-    """Where a step stands in the schedule, and how long that is.
-
-    Of a run that was planned again, both are in steps of its first plan: each later one goes from
-    where it begins to the same end in as many steps as it has left, so that nothing jumps.
-    """
-    assert config.steps is not None
-    if config.stages is None:
-        return step, config.steps
-    first, *later = parsed_stages(config.stages)
-    ends = [*(stage.begin for stage in later), config.steps]
-    left: float = first.steps - min(step, ends[0])
-    for stage, end in zip(later, ends[1:], strict=True):
-        if step > stage.begin:
-            left *= (stage.steps - min(step, end)) / (stage.steps - stage.begin)
-    return first.steps - left, first.steps

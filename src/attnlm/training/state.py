@@ -42,6 +42,8 @@ class TrainingState:
     """Evaluations since the best one."""
     loss_sum: float = 0.0
     """Of the training losses since the newest evaluation."""
+    progress: float = 0.0
+    """The fraction of its budget that a run with a budget has used."""
     seconds: float = 0.0
     """Wall time of the run, evaluations and saving included, but not what listeners do. Not saved
     with the weights."""
@@ -87,7 +89,7 @@ class TrainingState:
         return {name: getattr(self, name) for name in _FACTS}
 
 
-_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum")
+_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum", "progress")
 
 
 @contextlib.contextmanager
@@ -198,6 +200,7 @@ def saved_facts(run: Run) -> dict[str, Any]:
 
 def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:
     known = {field.name: field.default for field in fields(TrainingState)}
+    facts = {"progress": 0.0, **facts}  # which attnlm 1.0.0 did not save
     if any(type(facts.get(name)) is not type(known[name]) for name in _FACTS):
         raise _not_of(run)
     if not _fit_together(facts):
@@ -220,6 +223,7 @@ def _fit_together(facts: Mapping[str, Any]) -> bool:
         and 0 <= facts["best_step"] <= max(0, facts["evaluated_step"])
         and not math.isnan(facts["best_loss"])
         and facts["stale"] >= 0
+        and 0 <= facts["progress"] <= 1
         and abs(facts["loss_sum"]) <= torch.finfo(torch.float32).max
         and type(older) is float
         and 0 <= older < math.inf

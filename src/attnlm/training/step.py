@@ -16,9 +16,11 @@ from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
 from attnlm.data.dataset import Ids
+from attnlm.training.schedule import Clock
 from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
+_BEFORE_THE_CLOCK = 1e-9  # the progress of a first step
 _KINDS = ("loss", "gradient", "weights")
 _STEP = "a step"
 
@@ -69,9 +71,11 @@ class Stepper:
         config: Config,
         dataset: TrainingData,
         processes: Processes = ALONE,
+        clock: Clock | None = None,
     ) -> None:
         self.state, self.config, self.processes = state, config.training, processes
         self.stop = StopSignal(alone=processes.count == 1)
+        self._clock = clock
         threads = (config.training.threads or 1) if state.device.name == "cpu" else 1
         if state.device.name == "cpu":
             keep_freed_memory()
@@ -106,15 +110,32 @@ class Stepper:
             wrong = ["loss", *state.optimizer.not_finite()]
             first = self._sound_step if len(wrong) > 1 else state.step
             raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
+        else:
+            state.progress = self._progress()
         cut = self._cut  # FSDP has averaged over processes
         pieces = cut.pieces if state.optimizer.sums_gradients else cut.rounds * cut.shares
         state.optimizer.average(pieces)
         with noticing_lost():
-            state.optimizer.step(state.step, self._pool, self._cut.shares)
+            about = self._pool, self._cut.shares, self.expected_steps(state.step + 1)
+            state.optimizer.step(state.step, *about)
         self._loss_sum += loss
         state.step += 1
         self.stop.raises = False  # from now on there is something to save
         return loss
+
+    def expected_steps(self, made: int) -> float | None:
+        """Return how many steps a run with a budget makes, if it has made so many; else None."""
+        if self.config.budget is None:
+            return None
+        return max(made, 1) / max(self.state.progress, _BEFORE_THE_CLOCK)
+
+    def _progress(self) -> float:
+        """Return the progress after this step: of the clock, or of the steps if these end first."""
+        state, steps = self.state, self.config.steps
+        if self._clock is None:
+            return state.progress
+        by_steps = 0.0 if steps is None else (state.step + 1) / steps
+        return max(self._clock.advance(state.progress), by_steps)
 
     def _round(self, number: int) -> list[Tensor]:
         """The losses of the shares of a round, whose gradients are added to theirs."""
@@ -131,14 +152,16 @@ class Stepper:
     def _add_up_processes(self, loss: Tensor) -> Tensor:
         """Add up the gradients of all processes; return the mean of their losses.
 
-        What all have to agree on travels with them: whether the loss is finite, and whether a
-        signal has come. Raises StepNotFiniteError, and LostProcessError if a process has ended.
+        What all have to agree on travels with them: whether the loss is finite, whether a signal
+        has come, and the progress of rank 0. Raises StepNotFiniteError, and LostProcessError if a
+        process has ended.
         """
-        numbers = loss, self.stop.has_come
+        progress = self._progress() if self.processes.is_main else 0.0
+        numbers = loss, self.stop.has_come, progress
         rest = self.state.optimizer.all_reduce(self.processes, numbers, self._work)
         self._work = _STEP
         # NCCL's wait with a timeout has waited for the GPU, so that reading costs nothing more.
-        total, stopping = rest.tolist()
+        total, stopping, self.state.progress = rest.tolist()
         if not math.isfinite(total):
             raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
         self._sound_step = self.state.step
