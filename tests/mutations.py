@@ -502,8 +502,8 @@ MUTATIONS = (
     Mutation(
         "all processes drop the same in their windows",
         "training/step.py",
-        "self._first + first, *windows",
-        "first, *windows",
+        "self._first + begin, *windows",
+        "begin, *windows",
         "test_processes.py",
     ),
     Mutation(

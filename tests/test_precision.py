@@ -18,6 +18,7 @@ from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
+from attnlm.experiments import settle as launch
 from attnlm.experiments.settle import settle
 from attnlm.generation.decoders import CachedDecoder, PlainDecoder, fastest_decoding
 from attnlm.model.linear import Linear
@@ -132,6 +133,35 @@ def test_long_training_on_a_gpu_is_compiled_where_a_compiler_is_found(
     monkeypatch.setattr(memory, "_memory_of", lambda device: None)
     settled = settle(resolve({"model": "transformer", **settings}), cuda, data).config
     assert settled.training.compile == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "tried"),
+    [
+        ({}, "cpu", True),
+        ({"device": "cuda"}, "cuda", False),
+        ({"dtype": "bfloat16"}, "cuda", False),
+        ({"model": "gpt2", "embed_dim": 512, "batch_size": 64}, "cuda", False),
+    ],
+)
+def test_a_small_model_is_trained_on_the_faster_device(
+    settings: Settings, device: str, tried: bool, monkeypatch: pytest.MonkeyPatch, data: Dataset
+) -> None:
+    cuda, asked = Device("cuda", "bfloat16", "a GPU"), set[str]()
+
+    def fastest(kind: str, sizes: str, ways: dict[str, Any], **_: Any) -> str:
+        if kind != "device":
+            return next(iter(ways))
+        asked.update(ways)
+        ways["cpu"]()
+        return "cpu"
+
+    monkeypatch.setattr(
+        launch, "choose_device", lambda name, dtype="auto": CPU if name == "cpu" else cuda
+    )
+    monkeypatch.setattr(launch, "fastest", fastest)
+    found = launch.chosen_device(resolve({"threads": 1, **settings}), data)
+    assert found.name == device and asked == ({"cuda", "cpu"} if tried else set())
 
 
 def test_a_run_is_resumed_on_another_device(

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,17 @@ from attnlm.base.settings import Setting
 from attnlm.base.signals import Interrupted
 from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
+from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.model.architecture import MODELS, RUNGS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
+from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import saved_state
+from tests.command import attnlm as command
 from tests.models import FRUITS
 
 SMALL: dict[str, Setting] = {
@@ -186,30 +190,6 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
     replace(stopped, stopped_after=1000.0).save_config()
     resumed = attnlm.train(resume=stopped.path)
     assert resumed.metrics()[1]["seconds"] < 1000 < resumed.metrics()[2]["seconds"]
-    assert_same_run(whole, resumed)
-
-
-def test_a_run_that_an_older_version_stopped_goes_on(trained: Any, tmp_path: Path) -> None:
-    whole = trained()
-    with pytest.raises(Interrupted):
-        trained(name="older", on_event=StopAt(5))
-    older = attnlm.open_run(tmp_path / "checkpoints" / "older")
-    config = files.read_json(older.path / "config.json")
-    del config["stopped_after"]
-    files.write_json(older.path / "config.json", config)
-    state = saved_state(older, choose_device("cpu"))
-
-    def save_with(seconds: object) -> None:
-        facts = {**state.facts(), "seconds": seconds}
-        save_checkpoint(older.last, state.optimizer.weights(), facts, state.optimizer.state())
-
-    for wrong in ("long", math.nan):
-        save_with(wrong)
-        with pytest.raises(AttnlmError, match="does not hold the state"):
-            attnlm.train(resume=older.path)
-    save_with(500.0)
-    resumed = attnlm.train(resume=older.path)
-    assert resumed.metrics()[1]["seconds"] < 500 < resumed.metrics()[2]["seconds"]
     assert_same_run(whole, resumed)
 
 
@@ -438,6 +418,88 @@ def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -
     assert len(resumed.metrics()) == len(records) == len(whole.metrics())
 
 
+def test_few_functions_stand_between_the_command_and_a_gradient(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven with `main` and `run_and_exit`, which a command in this process goes without."""
+    package, stacks, resolved = str(Path(attnlm.__file__).parent), [], []
+    backward = OneLayer._predict_backward
+
+    def spy(self: OneLayer) -> None:
+        stack = traceback.extract_stack()
+        stacks.append([frame.name for frame in stack if frame.filename.startswith(package)])
+        backward(self)
+
+    def counted(*settings: Any) -> Config:
+        resolved.append(settings)
+        return resolve(*settings)
+
+    monkeypatch.setattr(OneLayer, "_predict_backward", spy)
+    monkeypatch.setattr("attnlm.config.new_training.resolve", counted)
+    arguments = ["train", dataset.path, "--heads", "4", "--threads", "1", "--device", "cpu"]
+    command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
+    assert len(stacks[0]) + 2 <= 11, stacks[0]
+    assert len(resolved) == 1
+
+
+def test_a_function_is_called_after_every_step(trained: Any) -> None:
+    losses: dict[int, float] = {}
+
+    def note(step: int, loss: torch.Tensor) -> None:
+        losses[step] = loss.item()
+
+    run = trained(on_step=note)
+    assert list(losses) == list(range(1, 13))
+    mean = sum(losses[step] for step in range(6, 11)) / 5
+    assert run.metrics()[2]["train_loss"] == pytest.approx(mean, rel=1e-5)
+
+    def stop(step: int, loss: torch.Tensor) -> None:
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        trained(name="stopped", on_step=stop)
+    stopped = attnlm.open_run(run.path.parent / "stopped")
+    assert stopped.checkpoint("last").step == 3
+
+
+def test_a_finished_run_of_that_name_is_accepted_where_asked(
+    trained: Any, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = trained(name="mine")
+    content = run.last.read_bytes()
+    with pytest.raises(AttnlmError, match="exists") as caught:
+        trained(name="mine")
+    assert "`exist_ok`" in caught.value.hint
+    told: list[str] = []
+    again = trained(name="mine", exist_ok=True, on_event=lambda event: told.append(str(event)))
+    assert again.path == run.path and run.last.read_bytes() == content
+    assert told == ["mine exists: it is finished and has this configuration"]
+    with pytest.raises(AttnlmError, match="`learning_rate` differs"):
+        trained(name="mine", exist_ok=True, learning_rate=0.5)
+    trained(name="new", exist_ok=True)
+    with pytest.raises(Interrupted):
+        trained(name="part", on_event=StopAt(7))
+    with pytest.raises(AttnlmError, match="is not finished"):
+        trained(name="part", exist_ok=True)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
+    names = ["--name", "mine", "--checkpoint-dir", tmp_path / "checkpoints"]
+    command("train", dataset.path, *options, *names, cwd=tmp_path, code=1)
+    done = command("train", dataset.path, *options, *names, "--exist-ok", cwd=tmp_path)
+    assert done.stdout.strip() == str(run.path)
+
+
+def test_a_run_is_resumed_with_another_precision(trained: Any) -> None:
+    run = trained(model="transformer")
+    told: list[str] = []
+    resumed = attnlm.train(
+        resume=run.path, dtype="bfloat16", steps=14, on_event=lambda event: told.append(str(event))
+    )
+    training = resumed.config.training
+    assert (training.dtype, training.compile) == ("bfloat16", "off")
+    assert any("another precision" in text for text in told)
+
+
 def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
     run = trained()
     for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
@@ -490,8 +552,6 @@ def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) 
         ("stale", -1),
         ("loss_sum", -math.inf),
         ("loss_sum", math.nan),
-        ("seconds", math.nan),
-        ("seconds", -1.0),
     ],
 )
 def test_resume_refuses_facts_that_do_not_fit_together(

@@ -94,6 +94,8 @@ class TrainingDisplay:
     """The tools that were named to follow it."""
     run: Run | None = None
     """The run, once it has begun."""
+    memory: int | None = None
+    """Bytes that it takes, as estimated."""
     _bar: ProgressBar | None = None  # on a terminal
     _next_line: float = 0.0
     _tell_time_at: float | None = None  # None before the first steps
@@ -104,7 +106,7 @@ class TrainingDisplay:
         if isinstance(event, Note):
             self._say(with_flags(event.text))
         elif isinstance(event, Started):
-            self.run = event.run
+            self.run, self.memory = event.run, event.memory
             if not self.quiet:
                 self._started(event)
         elif isinstance(event, Stepped) and not self.quiet:

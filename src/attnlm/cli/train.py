@@ -32,9 +32,9 @@ from attnlm.cli.options import (
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_training import resolve_new
+from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
-from attnlm.config.settings import Config, resolve, setting_names
+from attnlm.config.settings import resolve, setting_names
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
 
@@ -43,7 +43,16 @@ if TYPE_CHECKING:
 
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
-    *("recipe", "print_config", "name", "checkpoint_dir", "resume", "start_from", "checkpoint"),
+    *(
+        "recipe",
+        "print_config",
+        "name",
+        "exist_ok",
+        "checkpoint_dir",
+        "resume",
+        "start_from",
+        "checkpoint",
+    ),
     "log",
     *("device", "dtype", "compile", "threads", "processes"),
 )
@@ -71,6 +80,12 @@ def train(
     name: Annotated[
         str | None, typer.Option(help="name of the run; default: <model>-001, <model>-002, …")
     ] = None,
+    exist_ok: Annotated[
+        bool,
+        typer.Option(
+            "--exist-ok", help="accept a finished run of that name with the same configuration"
+        ),
+    ] = False,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
@@ -100,21 +115,30 @@ def train(
 ) -> None:
     """Train a model on prepared data."""
     given = {name: value for name, value in settings.items() if value is not None}
+    parent: Any = start_from
+    if start_from is not None and not is_launched():
+        parent = opened_run(start_from, checkpoint_dir)
+    weights = None if parent is None or is_launched() else (parent.config.model, parent.name)
     if print_config:
         if recipe is not None:
             load_recipe(recipe)  # has one size
-        config = _resolved(given, recipe, start_from, checkpoint_dir)
-        console.result(to_toml(config.settings()).rstrip())
+        console.result(to_toml(resolve_new(given, recipe, weights).config.settings()).rstrip())
         return
     tools = None if log is None else _tools(log)
+    asked: str | Resolved | None = recipe
+    data: str | Path | None = dataset
+    count = 1
     if is_launched():
         # PyTorch warns of each attempt to connect, with the stack of its C++ code.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if not is_main():
-            quiet = True
-    elif (
-        count := _check(given, dataset, recipe, resume, start_from, checkpoint_dir, data_dir)
-    ) > 1:
+        quiet = quiet or not is_main()
+    elif resume is not None:
+        count = _to_resume(opened_run(resume, checkpoint_dir), given)
+    else:  # what is wrong is said before torch is loaded
+        asked = resolve_new(given, recipe, weights)
+        data, given = find_folder(dataset, data_dir, kind="data set"), {}
+        count = asked.config.training.processes
+    if count > 1:
         from attnlm.compute.processes import run_processes
 
         run_processes(count, sys.argv[1:])
@@ -126,12 +150,13 @@ def train(
     with contextlib.closing(display):
         try:
             run = run_train(
-                dataset,
-                recipe=recipe,
+                data,
+                recipe=asked,
                 resume=resume,
-                start_from=start_from,
+                start_from=parent,
                 checkpoint=checkpoint,
                 name=name,
+                exist_ok=exist_ok,
                 checkpoint_dir=checkpoint_dir,
                 data_dir=data_dir,
                 verify=verify,
@@ -151,7 +176,7 @@ def train(
                 console.say("stopped before the first step: there is nothing to save")
             raise
     if is_main():
-        _report(run, json, quiet)
+        _report(run, json, quiet, display.memory)
         model = run.config.model.model
         if model in RUNGS and not (recipe or resume or start_from):
             words, about = ["--recipe", "best", "--budget", "2m"], _BEST
@@ -163,23 +188,6 @@ def train(
 
 
 _BEST = "a transformer, as large as the text and two minutes allow"
-
-
-def _check(
-    given: Mapping[str, Any],
-    dataset: str | None,
-    recipe: str | None,
-    resume: str | None,
-    start_from: str | None,
-    checkpoint_dir: Path,
-    data_dir: Path,
-) -> int:
-    """How many processes are to train. What is wrong is said before torch is loaded."""
-    if resume is not None:
-        return _to_resume(opened_run(resume, checkpoint_dir), given)
-    config = _resolved(given, recipe, start_from, checkpoint_dir)
-    find_folder(dataset, data_dir, kind="data set")
-    return config.training.processes
 
 
 _MOST_FOR_EACH_CORE = 4  # processes, unless they were asked for here
@@ -195,15 +203,6 @@ def _to_resume(run: Run, given: Mapping[str, Any]) -> int:
             "give `processes`, or start them with torchrun",
         )
     return count
-
-
-def _resolved(
-    given: Mapping[str, Any], recipe: str | None, start_from: str | None, checkpoint_dir: Path
-) -> Config:
-    if start_from is None:
-        return resolve_new(given, recipe)[0]
-    parent = opened_run(start_from, checkpoint_dir)
-    return resolve_new(given, recipe, (parent.config.model, parent.name))[0]
 
 
 def _tools(log: str) -> list[str]:
@@ -222,7 +221,7 @@ def _saved_step(run: Run) -> str:
     return ""
 
 
-def _report(run: Run, json: bool, quiet: bool) -> None:
+def _report(run: Run, json: bool, quiet: bool, memory: int | None) -> None:
     from attnlm.see.plain_curve import plain_curve
     from attnlm.see.verdict import best_record, verdict_of
 
@@ -249,7 +248,7 @@ def _report(run: Run, json: bool, quiet: bool) -> None:
     )
     console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
     if json:
-        console.result_json(_facts(run, last, best["val_loss"]))
+        console.result_json(_facts(run, last, best["val_loss"], memory))
     else:
         console.result(str(run.path))
 
@@ -261,16 +260,7 @@ def _in_words(record: Mapping[str, Any]) -> str:
     )
 
 
-def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
-    from attnlm.training.memory import estimate_memory
-
-    memory = estimate_memory(
-        run.config,
-        run.vocab_size,
-        run.parameters,
-        run.dataset["val_tokens"],
-        run.config.training.device,
-    )
+def _facts(run: Run, last: Any, best_loss: float, memory: int | None) -> dict[str, object]:
     return {
         "run": str(run.path),
         "model": run.config.model.model,
@@ -284,5 +274,5 @@ def _facts(run: Run, last: Any, best_loss: float) -> dict[str, object]:
         "whole": run.whole(),
         "seconds": last["seconds"],
         "tokens_per_second": last["tokens_per_second"],
-        "estimated_memory": memory.total,
+        "estimated_memory": memory,
     }

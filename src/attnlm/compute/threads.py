@@ -64,9 +64,9 @@ def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor)
     """
     futures = [pool.submit(job) for job in jobs[1:]]
     try:
-        first = [job() for job in jobs[:1]]
+        first = jobs[0]()
         rest = zip(jobs[1:], futures, strict=True)
-        return [*first, *(job() if future.cancel() else future.result() for job, future in rest)]
+        return [first, *(job() if future.cancel() else future.result() for job, future in rest)]
     finally:
         wait([future for future in futures if not future.cancel()])
 

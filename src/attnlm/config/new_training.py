@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
@@ -13,24 +15,38 @@ from attnlm.model.architecture import Architecture
 _FREE = ("dropout",)  # no weight depends on it
 
 
+class Resolved(NamedTuple):
+    """A recipe and the settings given beside it, resolved."""
+
+    config: Config
+    """The configuration in the first size of the recipe."""
+    sizes: Sequence[Settings] = ({},)
+    """The recipe in all its sizes."""
+    settings: Mapping[str, Setting] = {}
+    began: float | None = None
+    """When a budget starts to count, by `time.perf_counter`; None: with the command or call."""
+
+
 def resolve_new(
     settings: Mapping[str, Setting],
-    recipe: str | None,
+    recipe: str | Path | Resolved | None,
     parent: tuple[Architecture, str] | None = None,
-) -> tuple[Config, list[Settings]]:
-    """Return the configuration of a new run, and its recipe in all its sizes; the first one counts.
+) -> Resolved:
+    """Resolve the configuration of a new run; a recipe that is resolved is returned as it is.
 
     `parent`: architecture and name of the run whose weights it starts from. Raises as
     `load_recipe`, `resolve` and `resolve_from` do.
     """
-    sizes: list[Settings] = [{}] if recipe is None else load_sizes(recipe)
+    if isinstance(recipe, Resolved):
+        return recipe
+    sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
     if parent is not None:
         if len(sizes) > 1:
             raise UsageError(
                 f"`start_from` keeps a run's model size, but the recipe {recipe} chooses one",
                 "leave one of them out",
             )
-        return resolve_from(*parent, settings, sizes[0]), sizes
+        return Resolved(resolve_from(*parent, settings, sizes[0]), sizes, settings)
     if len(sizes) > 1:
         _check_several(f"the recipe {recipe}", sizes, settings)
     config = resolve(settings, sizes[0])
@@ -39,7 +55,7 @@ def resolve_new(
             "`lora` needs an existing run to adapt",
             "name it with `start_from`, or leave `lora` out",
         )
-    return config, sizes
+    return Resolved(config, sizes, settings)
 
 
 def resolve_planned(

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.events import Note, OnEvent
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Checkpoint, Run
 from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import lay_side_by_side
-from attnlm.training.validation import Evaluation, validation_loss
+from attnlm.training.price import is_whole_affordable
+from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
 
 
 def evaluate(
@@ -71,3 +74,31 @@ def evaluate(
     if not math.isfinite(evaluation.loss):
         raise NotFiniteError
     return evaluation
+
+
+def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
+    """Measure and record the best and the last checkpoint of a run that has ended.
+
+    Only if its evaluations took a part of the split, and all of it is cheap beside the training.
+    """
+    if not run.evaluated_part or run.whole():
+        return
+    best, last = run.checkpoint("best"), run.checkpoint("last")
+    checkpoints = [last] if best.step == last.step else [best, last]
+    if is_whole_affordable(run.config, dataset.val_tokens, last.step, len(checkpoints)):
+        which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
+        tokens = min(dataset.val_tokens, MOST_TOKENS)
+        on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
+        measured = {c.step: _measured(run, c, dataset) for c in checkpoints}
+        run.save_whole({"best": measured[best.step], "last": measured[last.step]})
+
+
+def _measured(run: Run, checkpoint: Checkpoint, dataset: Dataset) -> dict[str, Any]:
+    device = run.config.training.device
+    found = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
+    return {
+        "step": checkpoint.step,
+        "val_loss": found.loss,
+        "bits_per_byte": found.bits_per_byte,
+        "evaluated_tokens": found.tokens,
+    }

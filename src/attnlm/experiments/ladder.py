@@ -18,12 +18,13 @@ from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Setting
 from attnlm.base.workspaces import delete_folder, trained_alone, workspace
 from attnlm.compute.device import choose_device
+from attnlm.config.new_training import Resolved
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.settle import check_fits
-from attnlm.experiments.train import begin_run, train
+from attnlm.experiments.train import train
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.runs.checkpoint import load_checkpoint
@@ -309,7 +310,8 @@ def _trained(
             delete_folder(where)
     settings = made.settings(rung)
     config = resolve({}, settings if share is None else {**settings, "budget": share})
-    return begin_run(config, dataset, where.name, folder, on_event, time.perf_counter())
+    asked = Resolved(config, began=time.perf_counter())
+    return train(dataset, recipe=asked, name=where.name, checkpoint_dir=folder, on_event=on_event)
 
 
 def _check_belongs(run: Run, made: Plan, rung: str) -> None:

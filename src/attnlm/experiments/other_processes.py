@@ -15,7 +15,7 @@ from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.runs.open_run import open_dataset_of
+from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
 from attnlm.training.loop import fit
 from attnlm.training.state import begun_state
@@ -71,6 +71,8 @@ def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     set is not there, or is another one.
     """
     told = processes.from_main(None)
+    if "finished" in told:
+        return open_run(told["finished"])
     config = resolve({}, told["settings"])
     run = Run(Path(told["path"]), config, **{name: told[name] for name in _FACTS})
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import secrets
@@ -16,7 +17,7 @@ from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
 from attnlm.compute.choices import fastest
-from attnlm.compute.device import Device, use_precision
+from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.config.settings import Config, with_steps
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
@@ -39,6 +40,33 @@ _LARGE_STEP = 4e9
 # A second thread that saves less than this fraction of the time isn't worth what it costs on a busy
 # machine, where each matmul waits for the slowest.
 _WORTH = 0.1
+
+
+def chosen_device(config: Config, dataset: TrainingData) -> Device:
+    """Return the device to train on: for `auto`, the faster one by a trial if a step is small.
+
+    A GPU waits for the processor at every operation of a small model.
+    """
+    training = config.training
+    device = choose_device(training.device, training.dtype)
+    is_open = training.device == training.dtype == "auto" and training.processes == 1
+    work = _work(config, dataset)
+    if device.name == "cpu" or not is_open or training.compile == "on" or work >= _LARGE_STEP:
+        return device
+    cpu = choose_device("cpu")
+
+    def step_on(device: Device) -> Callable[[], object]:
+        @functools.cache
+        def stepper() -> Stepper:
+            return _trial(settle(config, device, dataset).config, device, dataset)
+
+        return lambda: stepper().step().item()
+
+    with keeping_random_state(device):
+        ways = {found.name: step_on(found) for found in (device, cpu)}
+        about = asdict(config.model), asdict(training), dataset.vocab_size, device.reason
+        name = fastest("device", _sizes(config, dataset), ways, about=about, worth=_WORTH)
+    return device if name == device.name else replace(cpu, reason=f"faster here than {device.name}")
 
 
 class Settled(NamedTuple):
@@ -172,20 +200,28 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
         return everything
     if everything == 1 or work >= _LARGE_STEP:
         return everything
-    trial = replace(config, training=with_steps(training, 2**30))
     kernels = training.compile, training.matmul, training.attention_kernel
     about = asdict(config.model), dataset.vocab_size, training.optimizer, kernels, training.lora
-    tokens = config.tokens_per_step // training.processes
-    sizes = f"{config.model.model}, {quantity(work)} FLOPs, {tokens:,} tokens a step"
 
     def step_by(threads: int) -> Callable[[], object]:
-        config = replace(trial, training=replace(trial.training, threads=threads))
-        state = initial_state(config, dataset.vocab_size, device)
-        return Stepper(state, config, dataset).step
+        by_threads = replace(config, training=replace(training, threads=threads))
+        return _trial(by_threads, device, dataset).step
 
     with keeping_random_state(device):
         ways = {str(count): step_by(count) for count in (1, everything)}
-        return int(fastest("threads", sizes, ways, about=about, worth=_WORTH))
+        return int(fastest("threads", _sizes(config, dataset), ways, about=about, worth=_WORTH))
+
+
+def _trial(config: Config, device: Device, dataset: TrainingData) -> Stepper:
+    """Return the steps of a model that is made to measure them."""
+    config = replace(config, training=with_steps(config.training, 2**30))
+    return Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
+
+
+def _sizes(config: Config, dataset: TrainingData) -> str:
+    """Return the sizes that a step's time depends on, in words."""
+    work, tokens = _work(config, dataset), config.tokens_per_step // config.training.processes
+    return f"{config.model.model}, {quantity(work)} FLOPs, {tokens:,} tokens a step"
 
 
 def _has_compiler(*commands: str) -> bool:

@@ -125,7 +125,9 @@ def _parents(checkpoint_dir: Path) -> set[str]:
 
 
 def _taken(path: Path, is_trained: bool) -> AttnlmError:
-    resume = f", or resume it: {resume_command(path)}" if is_trained else ""
+    resume = ""
+    if is_trained:
+        resume = f", or resume it: {resume_command(path)}; `exist_ok` accepts it if it is finished"
     return AttnlmError(
         f"a run called {path.name} exists, and runs are never overwritten",
         f"give another `name`{resume}",

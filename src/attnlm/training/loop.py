@@ -25,12 +25,10 @@ from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.kernels import kernels_of
-from attnlm.training.memory import estimate_memory
 from attnlm.training.price import evaluated_part, is_whole_affordable
-from attnlm.training.saving import Saver, ShardedSaver
 from attnlm.training.schedule import Clock, learning_rate
 from attnlm.training.sharding import whole_model
-from attnlm.training.state import TrainingState, keeping_random_state
+from attnlm.training.state import Saver, TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
 
@@ -43,6 +41,8 @@ _EVALUATION_SHARE, _CLOSING_SHARE, _CLOSING = 0.15, 0.05, 1.0
 # A run is told to be slower than measured at this fraction of the steps, after this progress.
 _FAR_FEWER, _TELLING = 0.6, 0.15
 
+OnStep = Callable[[int, Tensor], object]
+"""Takes the number of steps made and the loss of the last one, a tensor () on the device."""
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
 """Gives a snapshot of the model at a step, and the tokens that its maps are of."""
 
@@ -55,13 +55,17 @@ def fit(
     take_snapshot: TakeSnapshot | None = None,
     clock: Clock | None = None,
     processes: Processes = ALONE,
+    *,
+    memory: int = 0,
+    on_step: OnStep | None = None,
 ) -> Run:
-    """Trains from `state` to the run's last step, reporting Started to Finished.
+    """Train from `state` to the run's last step, reporting Started to Finished.
 
     A run with a budget ends by the `clock` of rank 0; the run is returned with the steps that it
-    made. `take_snapshot` is called at each evaluation. All processes stop by a signal to one of
-    them; the main one writes. Raises AttnlmError when numbers are no longer finite or can't be
-    saved; LostProcessError; Interrupted on a signal, after saving if a step was made.
+    made. `take_snapshot` is called at each evaluation, `on_step` after each step. Started reports
+    the `memory` that was estimated. All processes stop by a signal to one of them; rank 0 writes.
+    Raises AttnlmError when numbers are no longer finite or can't be saved; LostProcessError;
+    Interrupted on a signal, after saving if a step was made.
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
@@ -69,8 +73,12 @@ def fit(
             loop = _Loop(run, dataset, stepper, on_event, take_snapshot, clock)
             try:
                 with _explaining(run, state):
-                    loop.begin()
-                    loop.steps_and_evaluations()
+                    loop.begin(memory)
+                    while loop.goes_on():
+                        loss = stepper.step()
+                        loop.stepped(loss)
+                        if on_step is not None:
+                            on_step(state.step, loss)
             except Interrupted:
                 if not stepper.stop.raises:
                     with _explaining(run, state):
@@ -125,12 +133,11 @@ class _Loop:
         self._on_event, self._take_snapshot = on_event, take_snapshot
         self._is_main = stepper.processes.is_main
         self._state, self._config = stepper.state, run.config.training
-        kind = ShardedSaver if self._config.shard else Saver
-        self._saver = kind(run, self._state, stepper.processes)
+        self._saver = Saver(run, self._state, stepper.processes)
         self._tokens_per_step = self._config.batch_size * run.config.model.block_size
         self._began = time.perf_counter() - self._state.seconds
         self._evaluation_seconds = self._validation_seconds = 0.0
-        self._step_seconds = math.inf
+        self._step_began, self._step_seconds = 0.0, math.inf
         self._next_evaluation = _after(self._state.progress)
         self._restart_clock()
         self._report_due = self._since + _SECONDS_BETWEEN_REPORTS
@@ -151,8 +158,8 @@ class _Loop:
         if self._is_main:
             replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
 
-    def begin(self) -> None:
-        """Reports the start, after a run with a budget has chosen what its evaluations take."""
+    def begin(self, memory: int) -> None:
+        """Report the start, after a run with a budget has chosen what its evaluations take."""
         if self._config.budget is not None and self._config.eval_tokens is None:
             few = evaluated_part(self.run.config, 0.0, self._dataset.val_tokens)
             for _ in range(2):  # the first evaluation is slower than others
@@ -161,11 +168,9 @@ class _Loop:
             part = evaluated_part(self.run.config, speed, self._dataset.val_tokens)
             part = self._stepper.processes.from_main(part)
             self._settle(replace(self._config, eval_tokens=part))
-        run, device = self.run, self._state.device
-        about = run.vocab_size, run.parameters, run.dataset["val_tokens"], device.name
-        memory = estimate_memory(run.config, *about)
-        self._tell(Started(run, device, self._state.step, memory.total))
+        self._tell(Started(self.run, self._state.device, self._state.step, memory))
         self._restart_clock()
+        self._state.model.train()
 
     def _settle(self, config: TrainingConfig) -> None:
         """Records what a run with a budget has settled meanwhile."""
@@ -174,33 +179,40 @@ class _Loop:
         if self._is_main:
             self.run.save_config()
 
-    def steps_and_evaluations(self) -> None:
-        """Trains to the last step, or until patience runs out."""
-        state = self._state
-        state.model.train()
-        while True:
+    def goes_on(self) -> bool:
+        """Evaluate if that is due; return False after the last step, or when patience runs out."""
+        state, optimizer = self._state, self._state.optimizer
+        self._stepper.stop.check()
+        if self._is_evaluation_due():
+            due_since = time.perf_counter()
+            evaluated = self._evaluate_and_save()
+            self._evaluation_seconds = time.perf_counter() - due_since
+            self._tell(evaluated)
+            self._restart_clock()
+            if self._config.budget is not None:
+                self._plan_evaluation(self._config.budget)
             self._stepper.stop.check()
-            if self._is_evaluation_due():
-                due_since = time.perf_counter()
-                evaluated = self._evaluate_and_save()
-                self._evaluation_seconds = time.perf_counter() - due_since
-                self._tell(evaluated)
-                self._restart_clock()
-                if self._config.budget is not None:
-                    self._plan_evaluation(self._config.budget)
-                self._stepper.stop.check()
-            if self._is_over or self._is_out_of_patience:
-                self._saver.finish()
-                if self._is_over and self._config.budget is not None:
-                    warmup = min(self._config.warmup, state.step // 4)
-                    self._settle(replace(self._config, steps=state.step, warmup=warmup))
-                self._on_event(Finished(self.run, state.step, self._is_out_of_patience))
-                return
-            loss = self._step()
-            if self._clock is not None:
-                self._clock.closing = self._closing_seconds()
-            if self._is_main and time.perf_counter() >= self._report_due:
-                self._report(loss)
+        if self._is_over or self._is_out_of_patience:
+            self._saver.finish()
+            if self._is_over and self._config.budget is not None:
+                warmup = min(self._config.warmup, state.step // 4)
+                self._settle(replace(self._config, steps=state.step, warmup=warmup))
+            self._on_event(Finished(self.run, state.step, self._is_out_of_patience))
+            return False
+        self._step_began = time.perf_counter()
+        # The gradient's norm is noted where a report is likely to follow.
+        soon = self._step_began + 2 * self._step_seconds >= self._report_due
+        optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded
+        return True
+
+    def stepped(self, loss: Tensor) -> None:
+        """Note a step, and report it if a report is due."""
+        now = time.perf_counter()
+        self._step_seconds = now - self._step_began
+        if self._clock is not None:
+            self._clock.closing = self._closing_seconds()
+        if self._is_main and now >= self._report_due:
+            self._report(loss)
 
     @property
     def _is_over(self) -> bool:
@@ -240,15 +252,6 @@ class _Loop:
         if 0 < most < whole and is_whole_affordable(self.run.config, whole, int(steps), 1):
             closing += self._validation_seconds * whole / most
         return closing + min(_CLOSING, _CLOSING_SHARE * budget)
-
-    def _step(self) -> Tensor:
-        """The next step's loss; the gradient's norm is noted where a report is likely to follow."""
-        began, optimizer = time.perf_counter(), self._state.optimizer
-        soon = began + 2 * self._step_seconds >= self._report_due
-        optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded
-        loss = self._stepper.step()
-        self._step_seconds = time.perf_counter() - began
-        return loss
 
     def _is_evaluation_due(self) -> bool:
         state, config, every = self._state, self._config, self._config.eval_every

@@ -1,8 +1,9 @@
-"""What changes from step to step: made anew, or as a checkpoint holds it."""
+"""What changes from step to step: made anew, read from a checkpoint, saved as one."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,11 +18,12 @@ from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.lora import adapt, frozen
-from attnlm.runs.checkpoint import load_checkpoint, load_header, named_tensors
+from attnlm.runs.checkpoint import load_checkpoint, load_header, named_tensors, save_checkpoint
+from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.load_model import base_weights
 from attnlm.runs.parent import parent_rows
 from attnlm.runs.run import Run
-from attnlm.runs.sharded_checkpoint import parameter_of
+from attnlm.runs.sharded_checkpoint import ShardedCheckpoints, parameter_of
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
 
@@ -51,7 +53,7 @@ class TrainingState:
     """The step of the last checkpoint on disk."""
 
     def evaluated(self, loss: float) -> None:
-        """Notes an evaluation of the weights as they are."""
+        """Note an evaluation of the weights as they are."""
         if loss < self.best_loss:
             self.best_loss, self.best_step, self.stale = loss, self.step, 0
         else:
@@ -59,33 +61,15 @@ class TrainingState:
         self.evaluated_step, self.loss_sum = self.step, 0.0
 
     def copy_from_main(self, processes: Processes) -> None:
-        """Makes it the main process' state."""
+        """Take the state of rank 0."""
         for name, value in processes.from_main(self.facts()).items():
             setattr(self, name, value)
         if isinstance(self.optimizer, FlatOptimizer):
             for vector in (*self.optimizer.vectors(), *frozen(self.model).values()):
                 processes.copy_from_main(vector)
 
-    def copies(self, processes: Processes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Of weights and of the optimizer's state, by their names in a checkpoint; of a sharded
-        model this process' rows of each."""
-        optimizer = self.optimizer
-
-        def copied(named: dict[str, Tensor]) -> dict[str, Tensor]:
-            copies = {name: part.detach().cpu().clone() for name, part in named.items()}
-            if not isinstance(optimizer, ShardedOptimizer):
-                return copies
-            mesh, shapes = processes.mesh("cpu"), optimizer.shapes
-            return {
-                name: part_of_whole(part, shapes[parameter_of(name)], mesh)
-                for name, part in copies.items()
-            }
-
-        weights, state = optimizer.weights(), optimizer.state()
-        return copied(named_tensors(weights, {})), copied(named_tensors({}, state))
-
     def facts(self) -> dict[str, Any]:
-        """What is saved beside the tensors. Batches and dropout follow from seed and step."""
+        """Return what is saved beside tensors. Batches and dropout follow from seed and step."""
         return {name: getattr(self, name) for name in _FACTS}
 
 
@@ -151,8 +135,7 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
     _take(optimizer.weights(), weights)
     saved = _checked(facts, run)
     records = run.metrics_until(facts["evaluated_step"])
-    older = facts.get("seconds", 0.0)  # which is where older versions kept them
-    seconds = max([older, run.stopped_after, *(record["seconds"] for record in records)])
+    seconds = max([run.stopped_after, *(record["seconds"] for record in records)])
     return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
 
 
@@ -193,17 +176,23 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 
 
 def saved_facts(run: Run) -> dict[str, Any]:
-    """What the run's last checkpoint says of its state, without the tensors. Raises AttnlmError."""
+    """Return what the run's last checkpoint holds beside the tensors. Raises AttnlmError."""
     lora = run.config.training.adapters
     return _checked(load_header(run.last, run.config.model, run.vocab_size, lora).facts, run)
 
 
 def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    known = {field.name: field.default for field in fields(TrainingState)}
     facts = {"progress": 0.0, **facts}  # which attnlm 1.0.0 did not save
-    if any(type(facts.get(name)) is not type(known[name]) for name in _FACTS):
-        raise _not_of(run)
-    if not _fit_together(facts):
+    known = {field.name: type(field.default) for field in fields(TrainingState)}
+    if (
+        any(type(facts.get(name)) is not known[name] for name in _FACTS)
+        or not -1 <= facts["evaluated_step"] <= facts["step"]
+        or not 0 <= facts["best_step"] <= max(0, facts["evaluated_step"])
+        or math.isnan(facts["best_loss"])
+        or facts["stale"] < 0
+        or not 0 <= facts["progress"] <= 1
+        or not abs(facts["loss_sum"]) <= torch.finfo(torch.float32).max
+    ):
         raise _not_of(run)
     return {name: facts[name] for name in _FACTS}
 
@@ -215,16 +204,50 @@ def _not_of(run: Run) -> AttnlmError:
     )
 
 
-def _fit_together(facts: Mapping[str, Any]) -> bool:
-    """Whether facts of the right types are those of a run: steps in order, sums in float32."""
-    older = facts.get("seconds", 0.0)
-    return (
-        -1 <= facts["evaluated_step"] <= facts["step"]
-        and 0 <= facts["best_step"] <= max(0, facts["evaluated_step"])
-        and not math.isnan(facts["best_loss"])
-        and facts["stale"] >= 0
-        and 0 <= facts["progress"] <= 1
-        and abs(facts["loss_sum"]) <= torch.finfo(torch.float32).max
-        and type(older) is float
-        and 0 <= older < math.inf
-    )
+class Saver:
+    """Writes checkpoints: rank 0 whole files at once, or each process its rows of a sharded model.
+
+    Rows are written while training goes on, from copies.
+    """
+
+    def __init__(self, run: Run, state: TrainingState, processes: Processes) -> None:
+        self._run, self._state, self._processes = run, state, processes
+        is_sharded = run.config.training.shard
+        self._sharded = ShardedCheckpoints(processes) if is_sharded else None
+        self.is_writer = is_sharded or processes.is_main
+        """Whether this process has to call it."""
+
+    def save(self, best_loss: float | None = None) -> None:
+        """Write the last checkpoint, and before it the best one if this is it. Raises OSError."""
+        run, state, optimizer = self._run, self._state, self._state.optimizer
+        about_best = {"step": state.step, "val_loss": best_loss}
+        weights = optimizer.weights()  # all, whatever the model computes with just now
+        if self._sharded is None:
+            if best_loss is not None:
+                save_checkpoint(run.best, weights, about_best)
+                write_adapter(run, weights)
+            save_checkpoint(run.last, weights, state.facts(), optimizer.state())
+            state.saved_step = state.step
+            return
+        copies, remembered = self._rows(weights, {}), self._rows({}, optimizer.state())
+        if best_loss is not None:
+            self._sharded.save(run.best, copies, about_best)
+        saved = functools.partial(setattr, state, "saved_step", state.step)
+        self._sharded.save(run.last, copies | remembered, state.facts(), saved, after=run.best)
+
+    def _rows(self, weights: dict[str, Tensor], remembered: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies of the rows of this process, by their names in a checkpoint."""
+        tensors, optimizer = named_tensors(weights, remembered), self._state.optimizer
+        copies = {name: part.detach().cpu().clone() for name, part in tensors.items()}
+        if not isinstance(optimizer, ShardedOptimizer):
+            return copies
+        mesh, shapes = self._processes.mesh("cpu"), optimizer.shapes
+        return {
+            name: part_of_whole(part, shapes[parameter_of(name)], mesh)
+            for name, part in copies.items()
+        }
+
+    def finish(self) -> None:
+        """Wait until all is written. Raises as `save` does."""
+        if self._sharded is not None:
+            self._sharded.finish()

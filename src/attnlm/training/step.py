@@ -85,22 +85,30 @@ class Stepper:
         self._threads = threads // cut.shares
         self._shares = [Share(state, config, cut.windows, first=i == 0) for i in range(cut.shares)]
         self._pool = new_pool(cut.shares, self._threads)
-        self._work = "the beginning"
+        self._is_first = True
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
         self._is_sharded = config.training.is_sharded
 
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () still on the device."""
-        state = self.state
+        state, cut = self.state, self._cut
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        if self._is_sharded and self._work != _STEP:
+        if self._is_sharded and self._is_first:
             # PyTorch's collectives within a step have less patience.
-            self.processes.add_up(torch.zeros(()), self._work)
-            self._work = _STEP
+            self.processes.add_up(torch.zeros(()), self._kind())
+        inputs, targets = self.batches(state.step)
+        losses: list[Tensor] = []
         with noticing_lost():
-            losses = [loss for group in range(self._cut.rounds) for loss in self._round(group)]
+            for first in range(0, cut.rows, cut.at_once):
+                jobs = []
+                for i, share in enumerate(self._shares):
+                    begin = first + i * cut.windows
+                    part = slice(begin, begin + cut.windows)
+                    windows = inputs[part], targets[part]
+                    jobs.append(functools.partial(share, state.step, self._first + begin, *windows))
+                losses += compute_all(jobs, self._pool)
         state.optimizer.add_up([share.gradient for share in self._shares[1:]])
         loss = torch.stack(losses).mean()
         if self.processes.count > 1:
@@ -112,7 +120,7 @@ class Stepper:
             raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
         else:
             state.progress = self._progress()
-        cut = self._cut  # FSDP has averaged over processes
+        # FSDP has averaged over processes.
         pieces = cut.pieces if state.optimizer.sums_gradients else cut.rounds * cut.shares
         state.optimizer.average(pieces)
         with noticing_lost():
@@ -137,17 +145,13 @@ class Stepper:
         by_steps = 0.0 if steps is None else (state.step + 1) / steps
         return max(self._clock.advance(state.progress), by_steps)
 
-    def _round(self, number: int) -> list[Tensor]:
-        """The losses of the shares of a round, whose gradients are added to theirs."""
-        cut = self._cut
-        inputs, targets = self.batches(self.state.step)
-        jobs = []
-        for i, share in enumerate(self._shares):
-            first = number * cut.at_once + i * cut.windows
-            part = slice(first, first + cut.windows)
-            windows = inputs[part], targets[part]
-            jobs.append(functools.partial(share, self.state.step, self._first + first, *windows))
-        return compute_all(jobs, self._pool)
+    def _kind(self) -> str:
+        """Return the kind of step that comes next, by which patience with other processes goes.
+
+        After the start and after an evaluation the others may be further, or behind.
+        """
+        kind, self._is_first = "a first step" if self._is_first else _STEP, False
+        return kind
 
     def _add_up_processes(self, loss: Tensor) -> Tensor:
         """Add up the gradients of all processes; return the mean of their losses.
@@ -158,8 +162,7 @@ class Stepper:
         """
         progress = self._progress() if self.processes.is_main else 0.0
         numbers = loss, self.stop.has_come, progress
-        rest = self.state.optimizer.all_reduce(self.processes, numbers, self._work)
-        self._work = _STEP
+        rest = self.state.optimizer.all_reduce(self.processes, numbers, self._kind())
         # NCCL's wait with a timeout has waited for the GPU, so that reading costs nothing more.
         total, stopping, self.state.progress = rest.tolist()
         if not math.isfinite(total):
@@ -175,7 +178,7 @@ class Stepper:
             raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step))
 
     def read_loss_sum(self, *, together: bool = False) -> float:
-        """The sum of losses since the newest evaluation.
+        """Return the sum of losses since the newest evaluation.
 
         Raises StepNotFiniteError unless it, the weights and the optimizer's state are finite; of a
         sharded model each process sees its part only, unless all call it `together`.
@@ -193,9 +196,9 @@ class Stepper:
         return total
 
     def reset_loss_sum(self) -> None:
-        """Starts a new mean, after an evaluation: the other processes may be further by now."""
+        """Start a new mean, after an evaluation."""
         self._loss_sum.zero_()
-        self._work = "an evaluation and a step"
+        self._is_first = True
 
 
 def _when(wrong: list[str], first: int, last: int) -> str:
