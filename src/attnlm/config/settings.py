@@ -25,8 +25,11 @@ from attnlm.model.low_rank import MAP_NAMES, map_shapes
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration, the recipe's keys that its model does not use, and the tokenizer
-    that the recipe states it was made for."""
+    """A resolved configuration.
+
+    `dropped`: the recipe's keys that its model does not use. `recipe_tokenizer`: the tokenizer that
+    the recipe was made for.
+    """
 
     model: Architecture
     training: TrainingConfig
@@ -35,11 +38,11 @@ class Config:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all processes together."""
+        """Return the number of tokens per step, summed over all processes."""
         return self.training.batch_size * self.model.block_size
 
     def settings(self) -> Settings:
-        """All that is decided, as one flat table: what a recipe would have to say."""
+        """Return the settings as one flat table, which is a recipe."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}
         return {**self.model.settings(), **training}
 
@@ -80,14 +83,14 @@ def setting_names() -> list[str]:
 
 
 def help_of(name: str) -> str:
-    """The line that explains a setting, for `--help` and for documents."""
+    """Return the line that explains a setting in `--help` and in documents."""
     described = fields_of(_RECORD_OF[name])[name].metadata
     choices = described["choices"]
     return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
 
 
 def described_settings() -> str:
-    """All settings with type, limits and help, for the docstring of `train`."""
+    """Return all settings with type, limits and help, for the docstring of `train`."""
     lines = []
     for name, record in _RECORD_OF.items():
         described = fields_of(record)[name].metadata["limits"]
@@ -98,7 +101,7 @@ def described_settings() -> str:
 
 
 def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | None = None) -> Config:
-    """Settings over recipe over defaults, checked.
+    """Resolve settings over recipe over defaults, and check them.
 
     Raises UsageError when the settings given are at fault, AttnlmError when the recipe is.
     """
@@ -114,7 +117,7 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
 
 
 def _stated_tokenizer(stated: object) -> str | None:
-    """What a recipe says in place of a setting: the tokenizer of the data that it was made for."""
+    """Return the tokenizer that a recipe was made for, which is not a setting."""
     if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
         return stated
     raise AttnlmError("in the recipe: tokenizer must be a tokenizer's name", "such as gpt2")
@@ -169,7 +172,7 @@ def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
 def _without_unused(
     recipe: Settings, settings: Mapping[str, Setting]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Takes out of a recipe what the settings beside it replace or have no use for."""
+    """Return a recipe without the keys that the settings beside it replace or make useless."""
     if "budget" in settings:
         recipe.pop("steps", None)
     if "steps" in settings:
@@ -263,7 +266,7 @@ def _has_matrices(model: Architecture) -> bool:
 
 
 def check_setting(name: str, value: Setting) -> None:
-    """One setting by itself. Raises UsageError for an unknown name, a wrong type or range."""
+    """Check one setting by itself. Raises UsageError for an unknown name, wrong type or range."""
     if name not in _RECORD_OF:
         hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
         raise UsageError(f"unknown key {quoted(name)}", hint)

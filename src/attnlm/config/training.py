@@ -1,4 +1,4 @@
-"""The settings of a training. Each is one field, whose line of help is also that of its flag."""
+"""The settings of a training run: each field's line of help is also its option's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_STEPS = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How the model is trained. None means: decided when the run starts, and then recorded."""
+    """Settings of a training run. None: chosen when the run starts, and then recorded."""
 
     sampling: str = setting(
         "windows: a shuffled pass each epoch, or drawn at random",
@@ -53,7 +53,7 @@ class TrainingConfig:
     beta1: float = setting(
         "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
     )
-    beta2: float = setting("AdamW: decay of the mean square", default=0.999, at_least=0, below=1)
+    beta2: float = setting("AdamW's β2: decay of the mean squared gradient", default=0.999, at_least=0, below=1)
     schedule: str = setting(
         "learning rate after the warm-up: constant, or falling to 0 linearly or along a cosine",
         default="linear",
@@ -153,12 +153,12 @@ class TrainingConfig:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process has a part of the weights only."""
+        """Return True if each process holds only some rows of the weights."""
         return self.shard and self.processes > 1
 
     @property
     def adapters(self) -> LoRA | None:
-        """The adapters that are trained alone; None where all weights are."""
+        """Return the low-rank adapters that are trained, None if all weights are."""
         if self.lora is None:
             return None
         assert self.lora_alpha is not None and self.lora_on is not None

@@ -32,7 +32,7 @@ def evaluate(
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Evaluation:
-    """The loss of a run's checkpoint over the whole validation split, of `data` if given.
+    """Return the loss of a run's checkpoint over the whole validation split, of `data` if given.
 
         attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
 

@@ -1,4 +1,4 @@
-"""A run in a format of other tools."""
+"""Exports a run to a format of other tools."""
 
 from __future__ import annotations
 

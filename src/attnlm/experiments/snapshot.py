@@ -20,16 +20,14 @@ from attnlm.see.text import token_texts
 def take_snapshot(
     step: int, model: LanguageModel, dataset: Dataset, device: Device, tokens: int = 80
 ) -> Snapshot:
-    """The model's sample, of so many tokens, and maps at this step.
+    """Return a sample of so many tokens and the attention maps at this step.
 
-    Nothing is drawn from torch's random state.
-
-    The text is "" where the model's numbers give no probabilities.
+    PyTorch's random state is not used. The text is "" if the model's numbers give no probabilities.
     """
     training = model.training
     model.eval()
     try:
-        # What numbers have gone wrong is found, and named, by whoever trains.
+        # The training loop reports numbers that are not finite.
         with np.errstate(all="ignore"):
             return Snapshot(
                 step, _sample(model, dataset, device, tokens), _maps(model, dataset, device)
@@ -39,7 +37,7 @@ def take_snapshot(
 
 
 def passage_texts(model: LanguageModel, dataset: Dataset) -> list[str]:
-    """The tokens that the maps are of."""
+    """Return the tokens of the passage that the maps show."""
     return token_texts(dataset.tokenizer, _passage(model, dataset))
 
 

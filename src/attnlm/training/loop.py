@@ -91,7 +91,10 @@ def fit(
 
 @contextlib.contextmanager
 def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
-    """Turns numbers and disks that fail into AttnlmError, which tells what is left of the run."""
+    """Turn numbers that are not finite, and errors of the disk, into AttnlmError.
+
+    Its hint says what is left of the run.
+    """
 
     def left() -> str:
         if state.saved_step is None:
@@ -117,7 +120,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
 
 
 class _Loop:
-    """Steps, evaluations and reports of one training."""
+    """Evaluations, checkpoints and reports of a training run."""
 
     def __init__(
         self,
@@ -143,11 +146,11 @@ class _Loop:
         self._report_due = self._since + _SECONDS_BETWEEN_REPORTS
 
     def seconds(self) -> float:
-        """Wall time of the run so far."""
+        """Return the wall time of the run so far."""
         return time.perf_counter() - self._began
 
     def save_stopped(self) -> None:
-        """Saves the last complete step, for a training that ends before its end."""
+        """Save the last complete step of a run that is stopped."""
         state = self._state
         if not self._saver.is_writer:
             return
@@ -173,7 +176,7 @@ class _Loop:
         self._state.model.train()
 
     def _settle(self, config: TrainingConfig) -> None:
-        """Records what a run with a budget has settled meanwhile."""
+        """Record the part of its configuration that a run with a budget has just settled."""
         self._config = config
         self.run = replace(self.run, config=replace(self.run.config, training=config))
         if self._is_main:
@@ -291,7 +294,7 @@ class _Loop:
         self._tell(Stepped(step, loss.item(), speed, left, measured, rate, total))
 
     def _tell(self, event: Started | Evaluated | Stepped) -> None:
-        """What listeners do with it, such as drawing a curve, is no time of the training."""
+        """Report an event. The time of listeners, such as drawing a curve, is not the run's."""
         began = time.perf_counter()
         self._on_event(event)
         spent = time.perf_counter() - began
@@ -299,7 +302,7 @@ class _Loop:
         self._since += spent
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
-        """None where it is another process that takes it."""
+        """Return a sample and attention maps; None in processes other than rank 0."""
         state, model, device = self._state, self._state.model, self._state.device
         if self._config.is_sharded:
             whole = whole_model(model, self._stepper.processes)

@@ -1,4 +1,4 @@
-"""One thread's share of each batch: the loss of its windows, and their gradient."""
+"""The windows of a batch that one thread computes: their loss and gradient."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
 
-# Each share has gradients of its own, which are added up by one thread.
+# One thread adds up the gradients of all shares.
 MOST_SHARES = 8
 
 
 class Cut(NamedTuple):
-    """How a batch is cut into equal pieces: among processes, there into rounds that follow each
-    other, and these into shares of `windows`, one for each thread."""
+    """A batch in equal pieces: each process computes its rows in micro-batches (`rounds`), and each
+    of its threads a share of `windows` of a micro-batch."""
 
     processes: int
     rounds: int
@@ -38,24 +38,24 @@ class Cut(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """How many windows a process computes together."""
+        """Return the number of windows in a micro-batch."""
         return self.shares * self.windows
 
     @property
     def rows(self) -> int:
-        """How many windows of a batch a process has."""
+        """Return the number of windows of a batch that a process computes."""
         return self.rounds * self.at_once
 
     @property
     def pieces(self) -> int:
-        """How many there are in all."""
+        """Return the number of pieces in all."""
         return self.processes * self.rounds * self.shares
 
 
 def cut_batch(training: TrainingConfig, threads: int) -> Cut:
-    """As few rounds as `micro_batch_size` allows, and as many shares as threads, where that goes.
+    """Cut a batch into as few micro-batches as allowed, and these into a share for each thread.
 
-    The threads that are left over are PyTorch's own, within each share.
+    If fewer shares than threads divide it, PyTorch uses the other threads within each share.
     """
     processes = training.processes
     rows = training.batch_size // processes
@@ -92,16 +92,16 @@ class Share:
     def __call__(
         self, step: int, first: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
     ) -> Tensor:
-        """The mean loss of these windows, (); its gradient is added to the share's own.
+        """Return the mean loss of these windows, (), and add its gradient to the share's own.
 
-        They are those of a step's batch from number `first` on.
+        `first`: index of the first of these windows in the batch.
         """
         if self._draws:
             self._seed_dropout(step, first)
         inputs_BT, targets_BT = (_on(self._device, ids) for ids in (inputs, targets))
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
-        # The way back may compute a block again.
+        # The backward pass may compute a block again.
         with using(self._kernels), drawing_from(self._generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
@@ -109,7 +109,7 @@ class Share:
         return loss.detach()
 
     def _seed_dropout(self, step: int, first: int) -> None:
-        """Draws depend on seed, step and window alone."""
+        """Make draws depend on seed, step and window alone."""
         seeds = window_seeds(self._seed, step, first, self._windows)
         if not self._generators:
             torch.manual_seed(seeds[0])
@@ -133,8 +133,11 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 
 
 def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
-    """CUDA fetches pinned memory by itself while the processor goes on. Other GPUs would read from
-    memory that may be in use again by then."""
+    """Return ids as a tensor on a device.
+
+    CUDA copies pinned memory while the processor goes on. Other GPUs might read memory that is
+    already used again.
+    """
     if device.name != "cuda":
         return torch.from_numpy(ids).to(device.torch)
     pinned = torch.from_numpy(np.ascontiguousarray(ids)).pin_memory()

@@ -1,4 +1,4 @@
-"""What changes from step to step: made anew, read from a checkpoint, saved as one."""
+"""The state of a training run: initialised, read from a checkpoint, saved as one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_mo
 
 @dataclass
 class TrainingState:
-    """What changes from step to step: saved with the weights, all but the device."""
+    """All that changes from step to step, and the device."""
 
     model: LanguageModel
     optimizer: Optimizer
@@ -78,8 +78,10 @@ _FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum
 
 @contextlib.contextmanager
 def keeping_random_state(device: Device) -> Iterator[None]:
-    """Gives the caller's random state back afterwards, that of the device and of all GPUs too, on
-    which a seed falls wherever the model is."""
+    """Restore the random state of the CPU, the device and all GPUs afterwards.
+
+    A seed falls on all of them, wherever the model is.
+    """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     apple = torch.mps.get_rng_state() if device.name == "mps" else None
     with torch.random.fork_rng(gpus):
@@ -93,9 +95,9 @@ def keeping_random_state(device: Device) -> Iterator[None]:
 def initial_state(
     config: Config, vocab_size: int, device: Device, processes: Processes = ALONE
 ) -> TrainingState:
-    """The state before the first step; the weights follow from the seed.
+    """Return the state before the first step; the weights follow from the seed.
 
-    With `shard` each of several processes makes its part of them only, and all have to call it.
+    With `shard` each of several processes makes its rows only, and all have to call this.
     """
     training = config.training
     assert training.seed is not None
@@ -118,9 +120,9 @@ def initial_state(
 
 
 def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> TrainingState:
-    """The state that the run's last checkpoint holds, or this process' part of it.
+    """Return the state that the run's last checkpoint holds, or this process's rows of it.
 
-    Raises AttnlmError as reading it does.
+    Raises AttnlmError if the file is missing or damaged.
     """
     config = run.config
     part = (processes.rank, processes.count) if config.training.is_sharded else (0, 1)
@@ -142,11 +144,11 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
 def begun_state(
     run: Run, device: Device, fresh: bool, processes: Processes = ALONE
 ) -> TrainingState:
-    """The same state in all processes: of a `fresh` run the first, else the one that was saved.
+    """Return the same state in all processes: the first of a `fresh` run, else the saved one.
 
-    The weights of a fresh run are its parent's, where it has one; its adapters are new. Where each
-    process has all of the state, the main process reads it. Raises as `saved_state` and
-    `parent_rows` do.
+    A fresh run that starts from a parent has its weights, and new adapters if it trains some.
+    Unless the model is sharded, rank 0 reads the state. Raises as `saved_state` and `parent_rows`
+    do.
     """
     is_sharded = run.config.training.is_sharded
     reads = processes.is_main or is_sharded
@@ -165,7 +167,7 @@ def begun_state(
 
 
 def _take_base(state: TrainingState, run: Run) -> None:
-    """Gives a model with adapters the weights that they are for."""
+    """Load the frozen weights of a model with adapters."""
     if run.config.training.adapters is not None:
         _take(frozen(state.model), base_weights(run))
 

@@ -26,7 +26,7 @@ _STEP = "a step"
 
 
 class TrainingData(Protocol):
-    """What steps need of a data set: its ids, and how many there are."""
+    """A data set as steps need it: ids and their number."""
 
     @property
     def train(self) -> Ids: ...
@@ -39,7 +39,7 @@ class TrainingData(Protocol):
 
 
 def training_batches(config: Config, dataset: TrainingData, rows: slice = slice(None)) -> Batches:
-    """The batches that a configuration asks for, or these rows of each."""
+    """Return the batches of a configuration, or the given rows of each."""
     training = config.training
     assert training.seed is not None
     stride = None if training.sampling == "random" else training.stride or config.model.block_size
@@ -55,14 +55,14 @@ def training_batches(config: Config, dataset: TrainingData, rows: slice = slice(
 
 
 class StepNotFiniteError(Exception):
-    """Numbers have become NaN or infinite: which, and after which step."""
+    """Numbers have become NaN or infinite; the message says which, and after which step."""
 
 
 class Stepper:
-    """One training step after another: everything that a step needs, held ready.
+    """Makes training steps.
 
-    Processes share a batch out, and threads what a process computes at once: each computes the loss
-    of some of the windows, and their gradients are averaged.
+    Processes divide a batch among them, and threads each micro-batch of a process. Each thread
+    computes the loss of some windows; the gradients are averaged.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""AdamW and Muon: what becomes of weights, their gradient and what is remembered of it.
+"""The updates of AdamW and Muon: weights and running means from gradients.
 
 Not torch.optim's: importing that loads PyTorch's compiler, which takes longer than a small run.
 """

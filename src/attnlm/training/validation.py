@@ -23,7 +23,7 @@ from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.share import MOST_SHARES
 
-# A split longer than this is evaluated on its first part; whoever prints the loss says so.
+# Of a longer split, only its first tokens are evaluated; commands say so.
 MOST_TOKENS = 2**22
 
 
@@ -54,13 +54,13 @@ def validation_loss(
     is_sharded: bool = False,
     stop: StopSignal | None = None,
 ) -> Evaluation:
-    """Mean loss of predicting every token of a split but its first.
+    """Return the mean loss of predicting every token of a split but its first.
 
-    Windows of block_size follow each other without overlap; the last may be shorter. With `most`
-    there are no more whole ones than have so many tokens, spread evenly over the split. `kernels`
-    are those of the training. Processes and threads share the windows out; how many there are
-    changes nothing in the result. Raises AttnlmError when the split is too short for one window, or
-    has ids that the model lacks, and Interrupted in all processes if `stop` comes to one of them.
+    Windows of block_size follow each other without overlap; the last may be shorter. With `most`,
+    only windows with that many tokens in all are computed, spread evenly over the split. `kernels`
+    equal those of the training run. Processes and threads divide the windows; their number does not
+    change the result. Raises AttnlmError if the split is too short for one window or has ids that
+    the model lacks, and Interrupted in all processes if `stop` comes to one of them.
     """
     stop = stop or StopSignal()
     inputs, targets, rest = _windows(tokens, most, model)
@@ -98,7 +98,10 @@ def validation_loss(
 
 
 def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
-    """Inputs and targets, each (windows, block_size), and the ids after them, the first known."""
+    """Return inputs and targets, each (windows, block_size), and the ids that remain.
+
+    The first of these ids is an input only: it was predicted already.
+    """
     length = model.architecture.block_size
     check_length(len(tokens), length, "validation")
     if most is None or most >= len(tokens) - 1:
@@ -144,9 +147,10 @@ def _summed_losses(
     kernels: Kernels,
     stop: StopSignal | None = None,
 ) -> list[float]:
-    """The summed loss of each group of windows; those of `at_once` may have a faster form.
+    """Return the summed loss of each group of windows.
 
-    After `stop` has come, nothing more is computed: the result will not be used.
+    Groups of `at_once` windows may be computed by the one-layer form. After `stop` has come,
+    nothing more is computed: the result will not be used.
     """
     form = None
     if at_once is not None and groups and len(groups[0][0]) == at_once:
