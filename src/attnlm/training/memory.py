@@ -168,7 +168,10 @@ def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
 def affordable_micro_batch(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> int | None:
-    """The most windows at once that leave some memory to others, or one; None where all do."""
+    """Return the largest micro-batch that leaves some memory free; None if the whole batch does.
+
+    If none does, the micro-batch is one window.
+    """
     there = _memory_of(device)
     rows = config.training.batch_size // config.training.processes
     for rounds in (n for n in range(1, rows + 1) if rows % n == 0):
@@ -177,14 +180,14 @@ def affordable_micro_batch(
         some = replace(config, training=training)
         estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
         if there is None or estimate.total <= _SHARE * there:
-            return size
-    return 1 if rows > 1 else None
+            break
+    return size
 
 
 def check_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> None:
-    """Raises AttnlmError where the run clearly can't fit: by more than the estimate may be off."""
+    """Raise AttnlmError if the run needs more than FACTOR times the memory that there is."""
     estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
     there = _memory_of(device)
     if there is None or estimate.total <= FACTOR * there:
@@ -206,7 +209,7 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Bytes that a GPU has free, or a process' share of the machine's, where it tells."""
+    """Return the free memory of a GPU, or a process's part of the machine's; None if unknown."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     there = machine_memory()
