@@ -53,7 +53,9 @@ class TrainingConfig:
     beta1: float = setting(
         "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
     )
-    beta2: float = setting("AdamW's β2: decay of the mean squared gradient", default=0.999, at_least=0, below=1)
+    beta2: float = setting(
+        "AdamW's β2: decay of the mean squared gradient", default=0.999, at_least=0, below=1
+    )
     schedule: str = setting(
         "learning rate after the warm-up: constant, or falling to 0 linearly or along a cosine",
         default="linear",
