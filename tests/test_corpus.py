@@ -21,7 +21,7 @@ from attnlm.base.events import Note
 from attnlm.base.folders import is_safe_name
 from attnlm.text import corpus, documents
 from attnlm.text.corpus import Corpus, Source, get_corpus, safe_name
-from attnlm.text.encodings import PIECE, SNIFFED_BYTES
+from attnlm.text.text_files import PIECE, SNIFFED_BYTES
 from tests.web_server import WebServer, body
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
@@ -85,8 +85,8 @@ def test_text_is_what_was_encoded(content: bytes, encoding: str, text: str, tmp_
     assert text_of(content, tmp_path / "a", encoding) == text
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "latin-1"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, PIECE])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "gb18030"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, PIECE])
 def test_unix_newlines_are_exact_wherever_a_read_ends(
     size: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,31 +117,15 @@ def test_bad_bytes_are_found_behind_line_ends_that_change(tmp_path: Path) -> Non
         list(Corpus("a", "a", (path,), newlines="unix").pieces())
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "gb18030"])
-def test_pieces_are_neither_long_nor_empty(encoding: str, tmp_path: Path) -> None:
-    text = "añ日𝄞" * (PIECE // 8) + "日" * (PIECE + 1)
-    path = tmp_path / "a"
-    path.write_bytes(text.encode(encoding))
-    pieces = texts(Corpus("a", str(path), (path,), encoding))
-    assert "".join(pieces) == text
-    assert all(0 < len(piece) <= PIECE for piece in pieces)
-
-
 @pytest.mark.parametrize("offset", [0, 7, PIECE - 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
-def test_bad_bytes_are_found_where_they_are(offset: int, tmp_path: Path) -> None:
-    content = b"a" * offset + b"\xe2\x82z" + b"a" * 10
+@pytest.mark.parametrize("after", [b"", b"z" + b"a" * 10])
+def test_bad_bytes_are_found_where_they_are(offset: int, after: bytes, tmp_path: Path) -> None:
+    content = b"a" * offset + b"\xe2\x82" + after
     with pytest.raises(
         AttnlmError, match=rf"a is not valid utf-8 at byte {offset}\nhint"
     ) as caught:
         text_of(content, tmp_path / "a")
     assert "`encoding` latin-1" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("length", [3, PIECE, PIECE + 1])
-def test_a_character_cut_by_the_end_of_the_file(length: int, tmp_path: Path) -> None:
-    content = b"a" * (length - 2) + b"\xe2\x82"
-    with pytest.raises(AttnlmError, match=f"at byte {length - 2}\nhint"):
-        text_of(content, tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +148,11 @@ def test_another_encoding_is_suggested(
     with pytest.raises(AttnlmError) as caught:
         text_of(content, tmp_path / "a", encoding)
     assert f"`encoding` {suggested}" in (caught.value.hint or "")
+
+
+def test_wide_encodings_may_be_full_of_nuls(here: Path, spool: Path) -> None:
+    write_all(here, {"a": "one".encode("utf-16"), "b": "two".encode("utf-16")})
+    assert "".join(texts(get_corpus(".", encoding="UTF16", spool=spool))) == "onetwo"
 
 
 def test_each_file_loses_its_own_mark_and_no_character_spans_two(tmp_path: Path) -> None:
@@ -214,13 +203,10 @@ def test_stdin_is_read_once_and_can_be_read_twice(spool: Path) -> None:
     assert not stream.closed
 
 
-def test_bad_bytes_on_stdin_are_said_to_be_there(spool: Path) -> None:
+def test_stdin_that_is_no_text_or_closed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = get_corpus("-", spool=spool, stdin=io.BytesIO(b"\xff"))
     with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
         list(found.pieces())
-
-
-def test_stdin_that_is_closed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(AttnlmError, match="stdin is closed"):
         get_corpus("-", spool=spool)
@@ -237,11 +223,6 @@ def test_a_fifo_is_read_once(here: Path, spool: Path) -> None:
     assert ["".join(texts(found)) for _ in range(2)] == [PLAY.decode()] * 2
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(AttnlmError, match=r"can't copy stdin to .*No such file"):
-        get_corpus("-", spool=tmp_path / "none", stdin=io.BytesIO(PLAY))
-
-
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
@@ -249,18 +230,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
         ("Tale", "did you mean 'tales'?"),
         ("Book.tx", "did you mean 'book.txt'?"),
         ("folder/nowt.txt", "did you mean 'folder/note.txt'?".replace("/", os.sep)),
-        (
-            "book.txt/a",
-            f"give {corpus.SOURCES}",
-        ),
-        (
-            "",
-            f"give {corpus.SOURCES}",
-        ),
-        (
-            "a\0b",
-            f"give {corpus.SOURCES}",
-        ),
+        *((nothing, f"give {corpus.SOURCES}") for nothing in ("book.txt/a", "", "a\0b")),
     ],
 )
 def test_what_is_not_there_gets_a_near_name(
@@ -311,13 +281,9 @@ def test_a_folder_is_its_texts_in_the_order_of_their_paths(here: Path, spool: Pa
     assert texts(found) == ["B.txt", "a/z", "a-b/c", "a.txt", "b/1", "ß"]
     assert (found.name, found.source) == ("books", "books")
     assert not events
-
-
-def test_a_folder_is_named_however_it_is_given(here: Path, spool: Path) -> None:
-    write_all(here, {"folder/a": PLAY})
     assert get_corpus(".", spool=spool).name == "here"
-    assert get_corpus("folder/..", spool=spool).name == "here"
-    assert get_corpus("./folder/", spool=spool).name == "folder"
+    assert get_corpus("books/..", spool=spool).name == "here"
+    assert get_corpus("./books/", spool=spool).name == "books"
 
 
 def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> None:
@@ -334,11 +300,6 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
         Note("left out 4 of 8 files, which are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
         Note("left out 2 of 8 files, which are empty: 3.empty, 6.mark"),
     ]
-
-
-def test_wide_encodings_may_be_full_of_nuls(here: Path, spool: Path) -> None:
-    write_all(here, {"a": "one".encode("utf-16"), "b": "two".encode("utf-16")})
-    assert "".join(texts(get_corpus(".", encoding="UTF16", spool=spool))) == "onetwo"
 
 
 @pytest.mark.parametrize(
@@ -412,13 +373,6 @@ def test_each_source_has_its_encoding_and_its_name_in_errors(
             list(get_corpus(sources, spool=spool).pieces())
 
 
-def test_one_source_in_a_list_is_that_source(here: Path, spool: Path) -> None:
-    write_all(here, {"a.txt": PLAY})
-    found = get_corpus(["a.txt"], spool=spool)
-    assert found == get_corpus("a.txt", spool=spool)
-    assert (found.name, found.sources) == ("a", ("a.txt",))
-
-
 def test_an_empty_one_of_several_is_named(here: Path, spool: Path) -> None:
     write_all(here, {"a": PLAY, "b": b"", "c": codecs.BOM_UTF8})
     events: list[object] = []
@@ -429,15 +383,16 @@ def test_an_empty_one_of_several_is_named(here: Path, spool: Path) -> None:
     assert events == [Note("b is empty"), Note("c is empty"), Note("stdin is empty")]
 
 
-def test_no_source_at_all_is_not_the_default_one(spool: Path) -> None:
-    with pytest.raises(UsageError, match="no source was given"):
-        get_corpus([], spool=spool)
-
-
-def test_far_too_many_sources_are_refused(here: Path, spool: Path) -> None:
-    write_all(here, {"a": b"a"})
-    with pytest.raises(UsageError, match="20,001 sources are too many"):
-        get_corpus(["./" * 99 + "a"] * 20_001, spool=spool)
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [([], "no source was given"), (["./" * 5000 + "a"] * 105, "105 sources are too many")],
+)
+def test_no_source_and_too_many_are_refused(
+    sources: list[str], says: str, monkeypatch: pytest.MonkeyPatch, spool: Path
+) -> None:
+    monkeypatch.setattr(corpus, "_from_path", lambda source, *_: Corpus("a", source, ()))
+    with pytest.raises(UsageError, match=says):
+        get_corpus(sources, spool=spool)
 
 
 # --- The web and the named corpora ----------------------------------------------------------------
@@ -508,19 +463,10 @@ def test_a_url_is_downloaded_to_the_spool(
     assert spool in found.files[0].parents
 
 
-def test_two_downloads_do_not_meet(web: WebServer, spool: Path) -> None:
-    first = get_corpus(web.answer("/1/a", body(b"1")), spool=spool)
-    second = get_corpus(web.answer("/2/a", body(b"2")), spool=spool)
-    assert ("".join(texts(first)), "".join(texts(second))) == ("1", "2")
-
-
-def test_a_url_offline_is_refused(web: WebServer, spool: Path) -> None:
+def test_only_the_web_is_downloaded_and_nothing_offline(web: WebServer, spool: Path) -> None:
     with pytest.raises(AttnlmError, match="needs the network, which `offline` forbids"):
         get_corpus(web.url, offline=True, spool=spool)
     assert not web.asked
-
-
-def test_only_the_web_is_downloaded(spool: Path) -> None:
     with pytest.raises(AttnlmError, match="file:///etc/passwd is not an http or https address"):
         get_corpus("file:///etc/passwd", spool=spool)
 
@@ -543,11 +489,8 @@ def test_only_the_web_is_downloaded(spool: Path) -> None:
         ("\udcff", "text"),
         ("..", "text"),
         ("", "text"),
-        ("CON", "text-CON"),
         ("con.tar", "text-con.tar"),
-        ("Lpt1", "text-Lpt1"),
         ("console", "console"),
-        ("latest", "text-latest"),
         ("Latest", "text-Latest"),
         ("日" * 100, "日" * 33),
     ],
@@ -561,7 +504,7 @@ def test_names_are_made_safe(text: str, name: str) -> None:
 _CHARACTERS = st.characters(exclude_categories=()) | st.sampled_from('conCONauxlpt1. -<>:"/\\|?*')
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(st.text(_CHARACTERS, max_size=150))
 def test_any_text_becomes_a_name_on_every_system(text: str) -> None:
     for made in (safe_name(text), f"{safe_name(text)}-char"):

@@ -18,7 +18,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.data import dataset
 from attnlm.data.batches import Batches
-from attnlm.data.dataset import id_dtype, open_dataset, sampled_hash
+from attnlm.data.dataset import open_dataset, sampled_hash
 from attnlm.data.list_datasets import list_datasets
 from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate
@@ -75,41 +75,33 @@ def test_what_is_not_there_has_a_hint(data: Path, tmp_path: Path) -> None:
         assert "attnlm prepare" in (caught.value.hint or "")
     with pytest.raises(AttnlmError, match=r"has no meta\.json"):
         open_dataset(tmp_path)
-
-
-def test_latest_leads_nowhere_else(data: Path) -> None:
     (data / "latest").write_text("../data/cats-char")
     with pytest.raises(AttnlmError):
         open_dataset(data_dir=data)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json", "meta.json"])
-def test_any_flipped_bit_is_found(name: str, folder: Path) -> None:
+def test_a_file_that_is_changed_cut_short_or_missing_is_refused(name: str, folder: Path) -> None:
     path = folder / name
     whole = path.read_bytes()
-    for at in (0, len(whole) // 2, len(whole) - 3):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    places = (0, len(whole) // 2, len(whole) - 3)
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in places]
+    for content in (*flipped, whole[:-2], None):  # a newline less is still the same JSON
+        path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
             open_dataset(folder)
-
-
-@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json", "meta.json"])
-def test_a_file_cut_short_or_missing_is_refused(name: str, folder: Path) -> None:
-    path = folder / name
-    path.write_bytes(path.read_bytes()[:-2])  # a newline less is still the same JSON
-    with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
-        open_dataset(folder)
-    path.unlink()
-    with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
-        open_dataset(folder)
 
 
 def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) -> None:
     (data.parent / "other.txt").write_text("THE CAT SAT ON THE MAT,\n" * 30)
     other = prepare(data.parent / "other.txt", data_dir=data)
-    shutil.copy(other.path / "tokenizer.json", folder)
-    with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
-        open_dataset(folder)
+    path = folder / "tokenizer.json"
+    characters = files.read_json(path)["characters"][::-1]
+    files.write_json(path, {**files.read_json(path), "characters": characters})
+    for _ in range(2):  # one of the same name and size, and one that is quite different
+        with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
+            open_dataset(folder)
+        shutil.copy(other.path / "tokenizer.json", folder)
 
 
 @pytest.mark.parametrize(
@@ -118,25 +110,22 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
         {"format": 3},
         {"name": "../../x"},
         {"name": 5},
-        {"name": "x" * 10_000},
         {"source": None},
-        {"characters": -1},
+        {"sources": "cats"},
+        {"sources": [1]},
+        {"newlines": "dos"},
         {"characters": True},
         {"characters": 1.5},
         {"train_tokens": 10**30},
         {"train_tokens": 2**47},
-        {"train_tokens": "7"},
         {"val_tokens": 0},
         {"val_bytes": []},
         {"train_sha256": "x"},
         {"dtype": "object"},
         {"dtype": ["uint16"]},
         {"vocab_size": 2**62},
-        {"vocab_size": 3},
         {"tokenizer": "byte"},
         {"bigram_loss": float("nan")},
-        {"bigram_loss": "low"},
-        {"floor": float("inf")},
         {"floor": -1.0},
         {"val_fraction": {}},
     ],
@@ -146,14 +135,6 @@ def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> Non
     path = folder / "meta.json"
     files.write_json(path, {**files.read_json(path), **changes})
     with pytest.raises(AttnlmError, match=r"(meta|tokenizer)\.json|train\.bin"):
-        open_dataset(folder)
-
-
-def test_a_tokenizer_with_the_same_name_and_size_is_refused(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    content = files.read_json(path)
-    files.write_json(path, {**content, "characters": content["characters"][::-1]})
-    with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
         open_dataset(folder)
 
 
@@ -245,16 +226,6 @@ def test_shards_of_version_1_0_are_refused_and_replaced_with_force(tmp_path: Pat
     assert (made.train_tokens, len(made.train)) == (810, 810)
 
 
-@pytest.mark.parametrize("wrong", [{"sources": "cats"}, {"sources": [1]}, {"newlines": "dos"}])
-def test_sources_and_newlines_that_make_no_sense_are_refused(
-    folder: Path, wrong: dict[str, object]
-) -> None:
-    path = folder / "meta.json"
-    files.write_json(path, {**files.read_json(path), **wrong})
-    with pytest.raises(AttnlmError, match=f"its {next(iter(wrong))!r} is missing or wrong"):
-        open_dataset(folder)
-
-
 def test_a_meta_that_is_huge_deep_or_no_object_is_refused(folder: Path) -> None:
     path = folder / "meta.json"
     for content in ("[]", "[" * 50_000, "{}", "\xff", json.dumps({"a": "b" * 2**17})):
@@ -287,11 +258,6 @@ def test_large_bins_are_sampled_unless_verified(
     os.truncate(path, len(whole) - 2)
     with pytest.raises(AttnlmError, match=r"train\.bin"):
         open_dataset(path.parent)
-
-
-def test_ids_take_two_bytes_where_they_fit() -> None:
-    assert id_dtype(65536) == np.dtype("<u2")
-    assert id_dtype(65537) == np.dtype("<u4")
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> None:

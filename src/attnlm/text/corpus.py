@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import itertools
 import os
-import re
 import shutil
 import stat
 import sys
@@ -21,13 +21,20 @@ from urllib.parse import unquote, urlsplit
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
+from attnlm.base.names import is_safe_name
 from attnlm.text import hub
-from attnlm.text.compressed import COMPRESSED
-from attnlm.text.documents import Piece, ended, is_of_records, pieces_of, pieces_of_records
+from attnlm.text.documents import Piece, ended, pieces_of, pieces_of_records
 from attnlm.text.download import cached, fetch, without_password
-from attnlm.text.encodings import text_encoding, unreadable
-from attnlm.text.records import RECORDS
-from attnlm.text.text_files import bare_stem, texts_in, texts_matching
+from attnlm.text.text_files import (
+    COMPRESSED,
+    RECORDS,
+    bare_stem,
+    kind_of,
+    text_encoding,
+    texts_in,
+    texts_matching,
+    unreadable,
+)
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -40,8 +47,6 @@ NAMES = ("tinyshakespeare", "tales")
 NEWLINES = ("keep", "unix")
 SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin"
 _MOST_IN_SOURCES = 2**20  # characters, of all sources together
-# Windows opens a device under these names, whatever the case and the extension.
-DEVICE_NAME = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\.|$)", re.I)
 
 
 @dataclass(frozen=True)
@@ -84,20 +89,11 @@ class Corpus:
     def has_documents(self) -> bool:
         """Whether the ends of documents are marked in it."""
         return self.marks_ends and (
-            self.is_folder or len(self.parts) > 1 or any(map(is_of_records, self.files))
+            self.is_folder or len(self.parts) > 1 or any(map(kind_of, self.files))
         )
 
-    def stamps(self, spool: Path) -> list[tuple[int, int]]:
-        """Size and time of the last change of each of the user's own files, not those in `spool`.
-
-        Raises OSError for a file that is gone.
-        """
-        about = [path.stat() for path in self.files if spool not in path.parents]
-        own = [(status.st_size, status.st_mtime_ns) for status in about]
-        return own + [stamp for part in self.parts for stamp in part.stamps(spool)]
-
     def pieces(self) -> Iterator[Piece]:
-        """The text, in pieces of 1 to 2¹⁸ characters, without byte order marks.
+        """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
         Raises AttnlmError for a file that can't be read, with the byte offset where it can't be
         decoded, or the line or row that is no record.
@@ -106,7 +102,7 @@ class Corpus:
             yield from ended(part.pieces()) if self.marks_ends else part.pieces()
         for path in self.files:
             shown = str(path) if self.is_folder else self.shown
-            if is_of_records(path):
+            if kind_of(path):
                 yield from pieces_of_records(
                     path, self.column, self.newlines, shown, marked=self.marks_ends
                 )
@@ -130,16 +126,12 @@ def get_corpus(
     on_event: OnEvent = ignore,
     stdin: BinaryIO | None = None,
 ) -> Corpus:
-    """The text that `source` names.
+    """Return the text that `source` names, as `attnlm.prepare` describes it.
 
-    That is a named corpus, "-", an http(s) URL, a data set `hf:NAME`, or a file, a folder or a
-    pattern of files: of text, or of records with their text in `column` (.jsonl, .parquet), as it
-    is or compressed (.gz, .zst). Several sources make one text, in their order. None is Tiny
-    Shakespeare, or `tales` where that can't be had in 15 seconds. A path object always means a
-    path. What can't be read twice is copied once into the existing folder `spool`, which must
-    outlive the corpus. `encoding` is that of the user's own text, `newlines` one of NEWLINES;
-    `marks_ends` is as in `Corpus`. The environment variable `ATTNLM_TINYSHAKESPEARE_URL` names a
-    mirror of Tiny Shakespeare: the same bytes.
+    A path object always means a path. What can't be read twice is copied once into the existing
+    folder `spool`, which must outlive the corpus. `encoding` is that of the user's own text, the
+    other arguments are as in `Corpus`. The environment variable `ATTNLM_TINYSHAKESPEARE_URL` names
+    a mirror of Tiny Shakespeare: the same bytes.
 
     Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
     no source at all.
@@ -147,11 +139,22 @@ def get_corpus(
     encoding = text_encoding(encoding)
 
     def one(source: Source | None) -> Corpus:
-        if isinstance(source, str) and source.startswith(hub.PREFIX):
-            corpus = _from_hub(source, column, offline, spool, on_event)
-        else:
-            corpus = _corpus(source, encoding, offline, spool, on_event, stdin)
-        return replace(corpus, newlines=newlines, column=column, marks_ends=marks_ends)
+        match source:
+            case None:
+                found = _default(offline, spool, on_event)
+            case "tinyshakespeare":
+                found = _tiny_shakespeare(offline, spool, None, on_event)
+            case "tales":
+                found = _tales(spool)
+            case "-":
+                found = Corpus("stdin", "-", (_stdin(stdin, spool),), encoding)
+            case str() if source.startswith(hub.PREFIX):
+                found = _from_hub(source, column, offline, spool, on_event)
+            case str() if "://" in source:
+                found = _from_web(source, encoding, offline, spool, on_event)
+            case _:
+                found = _from_path(os.fspath(source), encoding, spool, on_event)
+        return replace(found, newlines=newlines, column=column, marks_ends=marks_ends)
 
     if source is None or isinstance(source, (str, os.PathLike)):
         return one(source)
@@ -159,7 +162,7 @@ def get_corpus(
 
 
 def _joined(parts: tuple[Corpus, ...], encoding: str, on_event: OnEvent) -> Corpus:
-    """The parts as one text."""
+    """Return the parts as one text."""
     if not parts:
         raise UsageError("no source was given", f"give {SOURCES}")
     if len(parts) == 1:
@@ -170,11 +173,10 @@ def _joined(parts: tuple[Corpus, ...], encoding: str, on_event: OnEvent) -> Corp
         if not any(part.pieces()):
             on_event(Note(f"{part.shown} is empty"))
     first, others = parts[0], len(parts) - 1
-    name, source = f"{first.name}-and-{others}-more", f"{first.shown} and {others} more"
     return replace(
         first,
-        name=name,
-        source=source,
+        name=f"{first.name}-and-{others}-more",
+        source=f"{first.shown} and {others} more",
         files=(),
         encoding=encoding,
         floor_nats=None,
@@ -183,42 +185,15 @@ def _joined(parts: tuple[Corpus, ...], encoding: str, on_event: OnEvent) -> Corp
     )
 
 
-def _corpus(
-    source: Source | None,
-    encoding: str,
-    offline: bool,
-    spool: Path,
-    on_event: OnEvent,
-    stdin: BinaryIO | None,
-) -> Corpus:
-    match source:
-        case None:
-            return _default(offline, spool, on_event)
-        case "tinyshakespeare":
-            return _tiny_shakespeare(offline, spool, None, on_event)
-        case "tales":
-            return _tales(spool)
-        case "-":
-            return Corpus("stdin", "-", (_stdin(stdin, spool),), encoding)
-        case str() if "://" in source:
-            return _from_web(source, encoding, offline, spool, on_event)
-        case "":
-            raise _not_found("")
-        case _:
-            return _from_path(os.fspath(source), encoding, spool, on_event)
-
-
 def safe_name(text: str) -> str:
-    """`text` as a name for files and folders on every system: never empty, never "latest"."""
+    """Return `text` as a name for files and folders on every system: never empty or "latest"."""
     kept = (
         character if character.isprintable() and character not in ' <>:"/\\|?*' else "-"
         for character in unicodedata.normalize("NFC", text)
     )
     # Most systems allow 255 bytes, of which the rest of a data set's name needs some.
     short = "".join(kept).strip("-.").encode()[:100].decode(errors="ignore").rstrip("-.")
-    if not short:
-        return "text"
-    return f"text-{short}" if DEVICE_NAME.match(short) or short.lower() == "latest" else short
+    return short if is_safe_name(short) else f"text-{short}".rstrip("-")
 
 
 # --- Where a text comes from ----------------------------------------------------------------------
@@ -283,11 +258,13 @@ def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
     stream = stream or getattr(sys.stdin, "buffer", None)
     if stream is None:
         raise AttnlmError("stdin is closed", "pipe a text into the command, or pass a file")
-    return _spooled(stream, "stdin", spool)
+    return _spooled(stream, spool)
 
 
 def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Corpus:
     path, is_folder = Path(source), False
+    if not source:
+        raise _not_found(source)
     try:
         if glob.has_magic(source) and not path.exists():
             is_folder, files = True, texts_matching(source, encoding, on_event)
@@ -298,7 +275,7 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
             name = (path if path.name not in ("", "..") else path.resolve()).name
         else:
             with path.open("rb") as stream:
-                files = (path if stat.S_ISREG(mode) else _spooled(stream, source, spool),)
+                files = (path if stat.S_ISREG(mode) else _spooled(stream, spool),)
             name = bare_stem(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise _not_found(source) from None
@@ -309,28 +286,19 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
     return Corpus(safe_name(name), readable, files, encoding, is_folder=is_folder)
 
 
-def _spooled(stream: BinaryIO, shown: str, spool: Path) -> Path:
-    """Copies what can't be read twice to a new file in `spool`."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=spool, delete=False) as file:
-            shutil.copyfileobj(stream, file)
-    except OSError as error:
-        raise AttnlmError(
-            f"can't copy {shown} to {spool}: {error.strerror}",
-            "save the text in a file first, and pass that",
-        ) from error
+def _spooled(stream: BinaryIO, spool: Path) -> Path:
+    """Copy what can't be read twice to a new file in `spool`."""
+    with tempfile.NamedTemporaryFile(dir=spool, delete=False) as file:
+        shutil.copyfileobj(stream, file)
     return Path(file.name)
 
 
 def _not_found(source: str) -> AttnlmError:
-    """The error for a source that is nothing, with a near name as its hint where there is one."""
-    folder = Path(source).parent
+    """Return the error for a source that is nothing; its hint is a near name, if there is one."""
     near = {name: name for name in NAMES}
-    try:
-        for path in itertools.islice(folder.iterdir(), 1000):
+    with contextlib.suppress(OSError, ValueError):  # no folder, so no neighbours
+        for path in itertools.islice(Path(source).parent.iterdir(), 1000):
             near.setdefault(path.name.lower(), str(path))
-    except (OSError, ValueError):
-        pass  # no folder, so no neighbours
     matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"give {SOURCES}"
     return AttnlmError(f"no such file or corpus: {source!r}", hint)

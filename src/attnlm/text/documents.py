@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlm.text.encodings import PIECE, decoded
-from attnlm.text.records import kind_of, records
+from attnlm.text.records import records
+from attnlm.text.text_files import PIECE, decoded
 
 
 class Piece(NamedTuple):
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
-    """A file of text, without a byte order mark."""
+    """Yield a file of text in pieces, without a byte order mark."""
     texts = decoded(path, encoding, newlines, shown)
     is_first = True
     for text in filter(None, texts):
@@ -35,9 +35,9 @@ def pieces_of(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[
 def pieces_of_records(
     path: Path, column: str, newlines: str, shown: str, *, marked: bool
 ) -> Iterator[Piece]:
-    """A file of records: each is a document, or with `marked` False text that ends with a newline.
+    """Yield the texts of a file of records in pieces; records without text are left out.
 
-    Records without text are left out.
+    Each is a document, or, unless `marked`, text that ends with a newline.
     """
     texts: Iterator[str] = filter(None, records(path, column, shown))
     if newlines == "unix":
@@ -62,7 +62,7 @@ def pieces_of_records(
 
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The same, with a document's end behind the last of them."""
+    """Yield the same pieces, with a document's end behind the last of them."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None:
@@ -71,8 +71,3 @@ def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
     if last is not None:
         end = len(last.text)
         yield last if last.ends[-1:] == (end,) else Piece(last.text, (*last.ends, end))
-
-
-def is_of_records(path: Path) -> bool:
-    """Whether a file holds one document in each line or row."""
-    return kind_of(path) != ""

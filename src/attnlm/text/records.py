@@ -10,24 +10,14 @@ from typing import Any
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import open_regular
 from attnlm.base.suggestions import suggestion
-from attnlm.text.compressed import COMPRESSED, opened, optional
-from attnlm.text.encodings import unreadable
+from attnlm.text.text_files import kind_of, opened, optional, unreadable
 
-RECORDS = (".jsonl", ".parquet")
 LONGEST = 2**24  # bytes of a record, which is read as a whole
 _MOST_NAMED = 8
 
 
-def kind_of(path: Path) -> str:
-    """ ".jsonl" or ".parquet" where a file, compressed or not, is of records; else ""."""
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    return suffixes[-1] if suffixes and suffixes[-1] in RECORDS else ""
-
-
 def records(path: Path, column: str, shown: str) -> Iterator[str]:
-    """The texts in `column` of a file of records; `shown` is the file's name for the user.
+    """Yield the texts in `column` of a file of records; `shown` is the file's name for the user.
 
     Raises AttnlmError, which names the line or row, for what is not JSON or parquet, and for a
     column that is missing, null or not text.
@@ -39,25 +29,28 @@ def records(path: Path, column: str, shown: str) -> Iterator[str]:
 
 
 def checked(value: object, column: str, where: str) -> str:
-    """The value of a record's column, which must be text that can be encoded."""
+    """Return the value of a record's column, which must be text that can be encoded."""
     if not isinstance(value, str):
         what = "null" if value is None else f"not text: {_type_name(value)}"
         raise AttnlmError(
             f"{where}: column {column!r} is {what}",
             "leave such records out, or choose another `column`",
         )
-    size = len(value)
-    if not value.isascii():
-        try:
-            size = len(value.encode())
-        except UnicodeEncodeError:
-            raise AttnlmError(
-                f"{where}: column {column!r} has half a surrogate pair, which is no character",
-                "repair or leave out this record",
-            ) from None
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise AttnlmError(
+            f"{where}: column {column!r} has half a surrogate pair, which is no character",
+            "repair or leave out this record",
+        ) from None
     if size > LONGEST:
         raise _too_long(where)
     return value
+
+
+def _type_name(value: object) -> str:
+    names = {dict: "an object", list: "a list", bool: "true or false", bytes: "bytes"}
+    return names.get(type(value), "a number")
 
 
 def _too_long(where: str) -> AttnlmError:
@@ -67,7 +60,7 @@ def _too_long(where: str) -> AttnlmError:
 
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
-    """The error for a column that is not there, with the nearest that is."""
+    """Return the error for a column that is not there, with the nearest that is."""
     verb = "are" if len(columns) > 1 else "is"
     there = ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
     hint = suggestion(column, columns, f"choose a `column`: there {verb} {there}" if there else "")
@@ -95,34 +88,20 @@ def _value(line: bytes, column: str, where: str) -> object:
             "JSON is in UTF-8: convert the file, for example with iconv",
         ) from None
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it can't be read"
-        raise AttnlmError(
-            f"{where} is not valid JSON: {reason[:1].lower()}{reason[1:]}",
-            'each line must be one record, such as {"text": "…"}',
-        ) from None
-    if not isinstance(record, dict):
-        raise AttnlmError(
-            f"{where} is not an object: {_type_name(record)}",
-            'each line must be one record, such as {"text": "…"}',
-        )
-    if column not in record:
-        raise missing(column, list(record), where)
-    return record[column]
-
-
-def _type_name(value: object) -> str:
-    names = {dict: "an object", list: "a list", bool: "true or false", bytes: "bytes"}
-    return names.get(
-        type(value), "a number" if isinstance(value, int | float) else "something else"
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "It can't be read"
+        problem = f"valid JSON: {reason[:1].lower()}{reason[1:]}"
+    else:
+        if isinstance(record, dict):
+            if column not in record:
+                raise missing(column, list(record), where)
+            return record[column]
+        problem = f"an object: {_type_name(record)}"
+    raise AttnlmError(
+        f"{where} is not {problem}", 'each line must be one record, such as {"text": "…"}'
     )
 
 
 def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
-    if path.suffix.lower() in COMPRESSED:
-        raise AttnlmError(
-            f"{shown} can't be read in a stream: it is a parquet file compressed once more",
-            "decompress it first; a parquet file is compressed already",
-        )
     arrow = optional("pyarrow", "large", f"reading {shown}")
     parquet = optional("pyarrow.parquet", "large", f"reading {shown}")
     row = 0
@@ -144,7 +123,7 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
         after = f" after row {row:,}" if row else ""
         raise AttnlmError(
             f"{shown} is not a whole parquet file{after}: {first_line(error)}",
-            "copy or download it again",
+            "copy or download it again; it must not be compressed once more",
         ) from None
 
 
@@ -155,23 +134,14 @@ def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
         raise AttnlmError(
             f"{shown} has two columns named {column!r}", "rename or leave out one of them"
         )
-
-    def is_text(kind: Any) -> bool:
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        tests = (types.is_string, types.is_large_string, types.is_string_view)
-        return any(test(kind) for test in tests)
-
     kind = schema.field(column).type
-    if not is_text(kind):
-        texts = [name for name in schema.names if is_text(schema.field(name).type)]
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise AttnlmError(
-            f"column {column!r} of {shown} is not text: {kind}",
-            f"choose a `column` of text: {', '.join(texts[:_MOST_NAMED])}"
-            if texts
-            else "it has no column of text",
+            f"column {column!r} of {shown} is not text: {kind}", "choose a `column` of text"
         )
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    """What an error of another library says, short enough for one line of ours."""
+    """Return what an error of another library says, short enough for one line of ours."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:most].rstrip(". ")

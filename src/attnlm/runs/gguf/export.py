@@ -21,7 +21,7 @@ from attnlm.runs.gguf.vocabulary import encodes_alike, vocabulary
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.runs.stored_tensors import StoredTensors
-from attnlm.text.compressed import optional
+from attnlm.text.text_files import optional
 
 _SUFFIX = ".gguf"
 _CONTEXT_STEP = 256  # tokens: llama.cpp rounds contexts up to a multiple
