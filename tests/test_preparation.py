@@ -464,7 +464,7 @@ def test_the_same_content_is_left_as_it_is(source: Path, data: Path) -> None:
     assert (data / "latest").read_text() == "cats-char\n"
 
 
-def test_other_content_needs_force(source: Path, data: Path) -> None:
+def test_other_or_damaged_content_needs_force(source: Path, data: Path) -> None:
     folder = prepare(source, data_dir=data).path
     before = content(folder)
     others: list[dict[str, Any]] = [
@@ -477,18 +477,12 @@ def test_other_content_needs_force(source: Path, data: Path) -> None:
         assert "`force`" in (caught.value.hint or "")
         assert "`name`" in (caught.value.hint or "")
     assert content(folder) == before
-    replaced = prepare(source, val_fraction=0.5, data_dir=data, force=True)
-    assert replaced.val_characters == len(TEXT) // 2
-    assert entries(data) == {"cats-char", "latest"}
-
-
-def test_a_damaged_data_set_needs_force(source: Path, data: Path) -> None:
-    folder = prepare(source, data_dir=data).path
     (folder / "val.bin").write_bytes(b"damage")
     with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
         prepare(source, data_dir=data)
-    prepare(source, data_dir=data, force=True)
-    open_dataset("cats-char", data_dir=data)
+    replaced = prepare(source, val_fraction=0.5, data_dir=data, force=True)
+    assert replaced.val_characters == len(TEXT) // 2
+    assert entries(data) == {"cats-char", "latest"}
 
 
 def test_a_folder_that_is_no_data_set_is_never_replaced(source: Path, data: Path) -> None:
@@ -551,26 +545,6 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
     assert content(folder) == before
 
 
-KILLED = """
-import os, signal, sys
-from attnlm.data.prepare import prepare
-def listen(event):
-    if getattr(event, "task", "") == "encode":
-        os.kill(os.getpid(), signal.SIGKILL)
-prepare(sys.argv[1], data_dir=sys.argv[2], on_event=listen)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
-def test_what_a_killed_prepare_leaves_is_cleared_by_the_next(source: Path, data: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(source), str(data)]
-    assert subprocess.run(command).returncode == -signal.SIGKILL
-    assert len(entries(data)) == 1  # its hidden folder, and nothing under the name
-    assert not (data / "cats-char").exists()
-    prepare(source, data_dir=data)
-    assert entries(data) == {"cats-char", "latest"}
-
-
 STOPPED = """
 import os, sys
 from attnlm.data import bins
@@ -585,14 +559,18 @@ main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no signal to one process")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_command_leaves_nothing_of_its_own(
     signum: signal.Signals, source: Path, data: Path
 ) -> None:
     before = content(prepare(source, val_fraction=0.5, data_dir=data).path)
     words = [*("prepare", str(source), "--data-dir", str(data), "--force"), str(int(signum))]
     done = subprocess.run([sys.executable, "-c", STOPPED, *words], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signum, "", "")
+    code = -signum if signum == signal.SIGKILL else 128 + signum
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    if signum == signal.SIGKILL:  # the next command removes the hidden folder
+        assert len(entries(data)) == 3
+        prepare(source, val_fraction=0.5, data_dir=data)
     assert entries(data) == {"cats-char", "latest"}
     assert content(data / "cats-char") == before
 

@@ -8,15 +8,15 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
 from attnlm.base.folders import find_folder, how_to_make, is_safe_name
-from attnlm.base.settings import check_value, fields_of, setting
+from attnlm.base.records import decoded, limited
 from attnlm.tokens.tokenizer import Tokenizer, load
 
 FORMAT = 1  # of meta.json and the files beside it
@@ -32,35 +32,46 @@ Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What meta.json says of a data set, beside its format and the name of its tokenizer."""
+    """What is known of a data set; `Dataset` says what its names mean."""
 
-    name: str = setting("name of the data set")
-    source: str = setting("where the text came from")
-    sources: tuple[str, ...] = setting("what the user named: one source, or several in order")
-    source_sha256: str = setting("hash of the text in UTF-8 and of where its documents end")
-    val_source: str | None = setting("where the validation text came from, if it has its own file")
-    val_source_sha256: str | None = setting("hash of that text")
-    encoding: str = setting("character encoding of the source")
-    newlines: str = setting("whether line ends were kept or made LF", choices=("keep", "unix"))
-    column: str = setting("column of the records that has the text")
-    documents: int = setting("documents that the end-of-text id follows", at_least=0)
-    val_fraction: float | None = setting("share of the text that is for validation", at_least=0)
-    characters: int = setting("characters of the whole text", at_least=1)
-    train_characters: int = setting("characters of the training split", at_least=1)
-    val_characters: int = setting("characters of the validation split", at_least=1)
-    train_tokens: int = setting("ids of the training split", at_least=1, below=2**48)
-    val_tokens: int = setting("ids of the validation split", at_least=1, below=2**48)
-    val_bytes: int = setting("bytes of the validation split in UTF-8", at_least=1)
-    train_sha256: str = setting("hash of train.bin")
-    val_sha256: str = setting("hash of val.bin")
-    train_sampled_sha256: str = setting("hash of samples of train.bin: see `sampled_hash`")
-    val_sampled_sha256: str = setting("hash of samples of val.bin")
-    tokenizer_sha256: str = setting("hash of tokenizer.json")
-    tokenizer_from: str | None = setting("folder of the tokenizer, if not made from this text")
-    vocab_size: int = setting("ids of the vocabulary", at_least=1)
-    dtype: str = setting("type of the ids in the bins", choices=("uint16", "uint32"))
-    bigram_loss: float | None = setting("loss of counted bigrams, nats per token", at_least=0)
-    floor: float | None = setting("the least possible loss, nats per token", at_least=0)
+    name: str
+    source: str
+    sources: tuple[str, ...]
+    source_sha256: str
+    val_source: str | None
+    val_source_sha256: str | None
+    encoding: str
+    newlines: str = limited(choices=("keep", "unix"))
+    column: str
+    documents: int = limited(at_least=0)
+    val_fraction: float | None = limited(at_least=0)
+    characters: int = limited(at_least=1)
+    train_characters: int = limited(at_least=1)
+    val_characters: int = limited(at_least=1)
+    train_tokens: int = limited(at_least=1, below=2**48)
+    val_tokens: int = limited(at_least=1, below=2**48)
+    val_bytes: int = limited(at_least=1)
+    train_sha256: str
+    val_sha256: str
+    train_sampled_sha256: str
+    val_sampled_sha256: str
+    tokenizer_sha256: str
+    tokenizer_from: str | None
+    vocab_size: int = limited(at_least=1)
+    dtype: str = limited(choices=("uint16", "uint32"))
+    bigram_loss: float | None = limited(at_least=0)
+    floor: float | None = limited(at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta(Facts):
+    """The content of meta.json: the facts, and the name of the tokenizer."""
+
+    tokenizer: str
+
+    def __post_init__(self) -> None:
+        if not is_safe_name(self.name):
+            raise ValueError("its 'name' can't be a folder's")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +90,8 @@ class Dataset(Facts):
     the validation text in UTF-8. `bigram_loss`, of counted bigrams, and `floor`, the least
     possible loss, are in nats per token of the validation split, or None where not known.
     `tokenizer_from` is the folder that the tokenizer was taken from, if it was not made for this
-    text.
+    text. `source_sha256` is of the text in UTF-8 and of where its documents end, the others are of
+    files; those of samples are what `sampled_hash` returns.
     """
 
     path: Path
@@ -139,22 +151,22 @@ def _opened(path: Path, *, verify: bool = False, trusted: bool = False) -> Datas
     try:
         tokenizer = load(path / "tokenizer.json")
         about = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
-        if about != (meta["tokenizer_sha256"], meta.pop("tokenizer"), meta["vocab_size"]):
+        if about != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
             raise AttnlmError(
                 f"{path / 'tokenizer.json'} is not the tokenizer of this data set", _DAMAGED
             )
-        tokenizer.dataset = meta["name"]
-        bins: dict[str, Any] = {split: open_bin(path, split, meta) for split in ("train", "val")}
+        tokenizer.dataset = meta.name
+        bins = {split: open_bin(path, split, meta) for split in ("train", "val")}
         for split in () if trusted else bins:
             _check_bin(path, split, bins[split], meta, verify)
     except OSError as error:
         unread = error.filename or path
         raise AttnlmError(f"can't read {unread}: {error.strerror}", _DAMAGED) from None
-    return Dataset(**meta, **bins, path=path, tokenizer=tokenizer)
+    return Dataset(**{**vars(meta), "path": path, "tokenizer": tokenizer, **bins})
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what meta.json says: the `Facts`, of the right types, and the tokenizer's name."""
+def read_meta(folder: Path) -> Meta:
+    """Return what meta.json says. Raises AttnlmError if it is missing, damaged or too old."""
     path = folder / "meta.json"
     if not path.is_file():
         raise AttnlmError(
@@ -172,33 +184,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
             f"{path} has a format that this version of attnlm doesn't know",
             "prepare the text again with `force`, or install a newer attnlm",
         )
-    names = ("tokenizer", *fields_of(Facts))
-    for name in names:
-        if name not in content or not _is_valid(name, content[name]):
-            raise AttnlmError(f"{path} is damaged: its {name!r} is missing or wrong", _DAMAGED)
-    return {**{name: content[name] for name in names}, "sources": tuple(content["sources"])}
+    return decoded(Meta, content, path, _DAMAGED)
 
 
-def _is_valid(name: str, value: object) -> bool:
-    match name:
-        case "tokenizer":
-            return isinstance(value, str)
-        case "sources":
-            return isinstance(value, list) and all(isinstance(source, str) for source in value)
-        case "name":
-            return isinstance(value, str) and is_safe_name(value)
-    if value is None and type(None) in get_args(get_type_hints(Facts)[name]):
-        return True
-    with contextlib.suppress(UsageError):
-        check_value(Facts, name, value)
-        return True
-    return False
-
-
-def open_bin(folder: Path, split: str, meta: dict[str, Any]) -> Ids:
+def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     """Map the ids of a split to memory, unread. Raises AttnlmError for a file of another size."""
-    path, tokens = folder / f"{split}.bin", meta[f"{split}_tokens"]
-    dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+    path, dtype = folder / f"{split}.bin", np.dtype(meta.dtype).newbyteorder("<")
+    tokens = meta.train_tokens if split == "train" else meta.val_tokens
     with open_regular(path) as file:
         about = os.fstat(file.fileno())
         if about.st_size != tokens * dtype.itemsize:
@@ -208,14 +200,14 @@ def open_bin(folder: Path, split: str, meta: dict[str, Any]) -> Ids:
     return ids
 
 
-def _check_bin(folder: Path, split: str, ids: Ids, meta: dict[str, Any], verify: bool) -> None:
+def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> None:
     """Compare a bin with its hash, and its ids with the vocabulary; a large one by its samples."""
     path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
-    expected = meta[f"{split}_sha256" if is_whole else f"{split}_sampled_sha256"]
+    expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
     if (file_hash if is_whole else sampled_hash)(path) != expected:
         raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
     if is_whole:
-        ids_at(ids, slice(None), meta["vocab_size"], str(path))
+        ids_at(ids, slice(None), meta.vocab_size, str(path))
 
 
 def ids_at(

@@ -77,4 +77,4 @@ def _entry(path: Path) -> DatasetEntry | None:
         return replace(found, problem=error.message)
     except OSError as error:
         return replace(found, problem=f"it can't be read: {error.strerror}")
-    return replace(found, **{fact: meta[fact] for fact in _FACTS})
+    return replace(found, **{fact: getattr(meta, fact) for fact in _FACTS})

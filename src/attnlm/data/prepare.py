@@ -19,7 +19,7 @@ from attnlm.data.bins import bigram_loss, write_bins
 from attnlm.data.dataset import (
     FORMAT,
     Dataset,
-    Facts,
+    Meta,
     id_dtype,
     open_dataset,
     open_trusted,
@@ -73,7 +73,10 @@ def prepare(
     data_dir = Path(data_dir)
     spec = canonical_spec(str(tokenizer))
     origin = _origin(tokenizer, data_dir)
-    taken = None if origin is None else _taken(origin)
+    taken = None
+    if origin is not None:
+        taken = load(origin / "tokenizer.json")
+        taken.dataset = origin.name
     if newlines not in NEWLINES:
         raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
     if not 0 < val_fraction < 1:
@@ -146,12 +149,6 @@ def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
     return None
 
 
-def _taken(folder: Path) -> Tokenizer:
-    tokenizer = load(folder / "tokenizer.json")
-    tokenizer.dataset = folder.name
-    return tokenizer
-
-
 def _made(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
     """Return the tokenizer of a spec: char for the whole text, bpe:N for the training split."""
     size = bpe_size(spec)
@@ -182,7 +179,7 @@ def _build(
     floor_nats = None
     if text.corpus.floor_nats and not val_text:
         floor_nats = text.corpus.floor_nats.get(split.train_characters)
-    facts = Facts(
+    meta = Meta(
         name=name,
         source=text.corpus.source,
         sources=text.corpus.sources,
@@ -204,6 +201,7 @@ def _build(
         val_sha256=bins["val"].sha256,
         train_sampled_sha256=sampled_hash(bins["train"].path),
         val_sampled_sha256=sampled_hash(bins["val"].path),
+        tokenizer=tokenizer.name,
         tokenizer_from=None if origin is None else str(origin),
         tokenizer_sha256=file_hash(folder / "tokenizer.json"),
         vocab_size=tokenizer.vocab_size,
@@ -211,8 +209,7 @@ def _build(
         bigram_loss=bigram_loss(bins["train"], bins["val"]),
         floor=None if floor_nats is None else floor_nats / val_tokens,
     )
-    meta = {"format": FORMAT, "tokenizer": tokenizer.name, **asdict(facts)}
-    write_json(folder / "meta.json", meta)
+    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 
 
 def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
