@@ -17,7 +17,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Ids, ids_at
 from attnlm.model.architecture import Architecture
 
-# The windows of several steps are looked up at once: NumPy's cost per call is spread.
+# The windows of several steps are read in one call, which spreads NumPy's cost per call.
 _MOST_STEPS_AT_ONCE = 128
 _TOKENS_AT_ONCE = 2**16
 

@@ -34,7 +34,7 @@ from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
 _MOST_BIGRAM_IDS = 1024
 _MOST_WORKERS = 8
-_PIECE = PIECE  # characters encoded at once
+_PIECE = PIECE  # characters that a worker encodes in one call
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def write_bins(
 ) -> dict[str, Bin]:
     """Encode both splits to train.bin and val.bin in `folder`.
 
-    Raises AttnlmError if one of them has less than two tokens.
+    Raises AttnlmError if a split has less than two tokens.
     """
     done = 0
 
@@ -74,7 +74,7 @@ def write_bins(
         path = folder / f"{key}.bin"
         try:
             bins[key] = _write_bin(path, map(itemgetter(1), pieces), tokenizer, encode, count)
-        except UnknownCharactersError:  # the vocabulary was that of the whole text
+        except UnknownCharactersError:  # the vocabulary was made from the whole text
             raise text.changed() from None
     for key, title in (("train", "training"), ("val", "validation")):
         if key not in bins or bins[key].tokens < 2:
@@ -145,7 +145,7 @@ def _encode(
 
 
 def safe_documents(pieces: Iterable[Piece], limit: int) -> Iterator[Piece]:
-    """Yield the same text in pieces of at most `limit` characters, however it comes in.
+    """Yield the same text in pieces of at most `limit` characters, whatever the given pieces are.
 
     Each is as long as possible and ends where no token reaches across, or with a document; if
     `limit` characters have no such place, it ends after them all the same. The end of a document
@@ -183,7 +183,7 @@ def encode_documents(
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
     if not tokenizer.has_special(piece.text):
-        # The fast way: the tokenizer knows the ends by their text, since there is no other such.
+        # The fast way: every special text in the joined text is the end of a document.
         return encode_piece(tokenizer.end_text.join(texts))
     end = np.array([tokenizer.end_of_text], np.uint32)
     between = itertools.repeat(end, len(texts) - 1)
@@ -197,7 +197,7 @@ def encode_documents(
 def _pair_counts(
     ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
 ) -> NDArray[np.int64] | None:
-    """How often each id is followed by each, shape (V, V); None for large vocabularies."""
+    """Return how often each id is followed by each, shape (V, V); None for large vocabularies."""
     if vocab_size > _MOST_BIGRAM_IDS:
         return None
     dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast

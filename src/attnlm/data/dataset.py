@@ -19,7 +19,7 @@ from attnlm.base.folders import find_folder, how_to_make, is_safe_name
 from attnlm.base.records import decoded, limited
 from attnlm.tokens.tokenizer import Tokenizer, load
 
-FORMAT = 1  # of meta.json and the files beside it
+FORMAT = 1  # of meta.json, and of the files that it describes
 _SHARDED_FORMAT = 2  # version 1.0 wrote a text over 1 GiB to several files for each split
 _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
@@ -32,7 +32,7 @@ Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a data set; `Dataset` says what its names mean."""
+    """The facts about a data set. `Dataset` explains them."""
 
     name: str
     source: str
@@ -76,22 +76,22 @@ class Meta(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Facts):
-    """What `prepare` made of a text.
+    """A text that `prepare` encoded: its ids, its tokenizer and facts about it.
 
         dataset = attnlm.open_dataset("tales-char")
         dataset.train[:10], dataset.tokenizer.decode(dataset.val[:100])
 
     `train` and `val` are the ids of the splits: read-only NumPy arrays of shapes (train_tokens,)
     and (val_tokens,), of uint16, or uint32 for large vocabularies. They are mapped to memory
-    (numpy.memmap), so that splits of any size open at once. `tokenizer` turns ids to text and back.
+    (numpy.memmap), so a split of any size opens in no time. `tokenizer` turns ids to text and back.
 
-    `source` says where the text came from, and `sources` are what was named: one, or several in
-    order. `documents` counts those that the end-of-text id follows. `val_bytes` is the length of
-    the validation text in UTF-8. `bigram_loss`, of counted bigrams, and `floor`, the least
-    possible loss, are in nats per token of the validation split, or None where not known.
-    `tokenizer_from` is the folder that the tokenizer was taken from, if it was not made for this
-    text. `source_sha256` is of the text in UTF-8 and of where its documents end, the others are of
-    files; those of samples are what `sampled_hash` returns.
+    `source` names the origin of the text; `sources` lists the origins if there were several.
+    `documents` counts the documents that the end-of-text id follows. `val_bytes` is the length of
+    the validation text in UTF-8. `bigram_loss` (the loss of counted bigrams) and `floor` (the least
+    possible loss) are in nats per token of the validation split, or None if they are not known.
+    `tokenizer_from` is the folder of the tokenizer, if it was not made for this text. The hash
+    `source_sha256` covers the text in UTF-8 and the places where its documents end, the other
+    hashes cover files.
     """
 
     path: Path

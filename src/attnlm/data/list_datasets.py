@@ -11,14 +11,14 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.folders import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.data.dataset import open_bin, read_meta
 
-# A folder with one of these is, or was, a data set.
+# A folder that has any of these files is, or was, a data set.
 _OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
 _FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bigram_loss", "floor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """A data set in a list, or what is left of one. What is not known is None."""
+    """A data set in a list, or what is left of it. Facts that are not known are None."""
 
     name: str
     path: Path
@@ -60,7 +60,7 @@ def list_datasets(
 
 
 def _entry(path: Path) -> DatasetEntry | None:
-    """Return the data set in the folder `path`, be it damaged; None if it is no data set."""
+    """Return the data set in a folder, even if it is damaged; None for other folders."""
     link = link_target(path)
     found = DatasetEntry(name=path.name, path=path, link=link)
     if problem := problem_of(path):

@@ -51,7 +51,7 @@ def prepare(
 
         dataset = attnlm.prepare("my-novel.txt", tokenizer="bpe:512")
 
-    `source` is one or several of these: a file, a folder, a pattern, a URL, "hf:NAME",
+    `source` is a file, a folder, a pattern, a URL, "hf:NAME",
     "tinyshakespeare", "tales", or "-" for stdin. Several are joined in their order. The default is
     Tiny Shakespeare, or `tales` if that is not available. `column` holds the text of records.
 
@@ -213,10 +213,10 @@ def _build(
 
 
 def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
-    """Return True if the data set at `target` can stay, False if nothing is there to keep.
+    """Return True if the data set at `target` is the wanted one, False if it may be replaced.
 
-    Raises AttnlmError for anything but a data set there, and without `force` also for a data set
-    that is damaged or has other content.
+    Raises AttnlmError if `target` is something else than a data set, and without `force` also if it
+    is damaged or has other content.
     """
     if not os.path.lexists(target):
         return False
@@ -244,7 +244,7 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
 
 
 def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Move the folder `new` to `target`, unless `is_prepared` what is there by then."""
+    """Move the folder `new` to `target`, unless another process has just put the same there."""
     while True:
         try:
             if not os.path.lexists(target):
@@ -253,6 +253,6 @@ def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
                 exchange(new, target)
             return
         except OSError as error:
-            # Another process put its folder there in this moment, or took it away: look again.
+            # Another process put its folder at `target` in this moment, or removed it: look again.
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
                 raise

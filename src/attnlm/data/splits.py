@@ -22,7 +22,7 @@ from attnlm.text.corpus import Corpus
 from attnlm.text.documents import Piece
 from attnlm.tokens.tokenizer import code_points, encoded
 
-# UTF-8 bytes. The trainer takes up to a hundred times as many, when no word comes twice.
+# UTF-8 bytes. The trainer of byte pairs needs up to 100 times as many if no word comes twice.
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
 _END = b"\xff"  # of a document, in what is hashed: no UTF-8 has it
@@ -62,7 +62,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Split:
-    """What to train and to validate on: two texts, or one less the last `val_fraction` of it."""
+    """A training and a validation split: two texts, or the start and the end of one."""
 
     text: Text
     val_fraction: float | None
@@ -83,11 +83,11 @@ class Split:
         return [self.text, *([self.val_text] if self.val_text else [])]
 
     def text_of(self, key: str) -> Text:
-        """What a split, "train" or "val", is of."""
+        """Return the text that a split, "train" or "val", belongs to."""
         return self.val_text if key == "val" and self.val_text else self.text
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
-        """Both splits, each piece with the name of its split."""
+        """Yield both splits, each piece with the name of its split."""
         left = self.train_characters
         for piece in self.text.pieces():
             before, after = _cut(piece, left)
@@ -101,7 +101,7 @@ class Split:
                 yield "val", piece
 
     def train_sample(self) -> list[str]:
-        """The training split, or blocks spread evenly over it when it is large."""
+        """Return the training split, or blocks spread evenly over it if it is large."""
         share = min(Fraction(1), Fraction(_SAMPLE_BYTES, self.text.utf8_bytes))
         stride = math.ceil(_SAMPLE_BLOCK / share)
         blocks = []
@@ -114,7 +114,7 @@ class Split:
 
 
 def _cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
-    """The first `at` characters of a piece, and the others. One of the two may be empty."""
+    """Return the first `at` characters of a piece, and the others. Either may be empty."""
     if at >= len(piece.text):
         return piece, Piece("")
     first = bisect.bisect_right(piece.ends, at)
@@ -125,7 +125,7 @@ def _cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
 
 
 def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
-    """Reads a corpus once, for its counts and its hash. Raises AttnlmError when it is empty."""
+    """Read a corpus once, for its counts and its hash. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()
     is_there = np.zeros(0x110000, np.bool_)
@@ -156,7 +156,7 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
 
 
 def _marked(piece: Piece, utf8: bytes) -> bytes:
-    """A piece in UTF-8, with the ends of its documents."""
+    """Return a piece in UTF-8, with the ends of its documents."""
     if not piece.ends:
         return utf8
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
@@ -166,7 +166,7 @@ def _marked(piece: Piece, utf8: bytes) -> bytes:
 def _newcomers(
     piece: str, utf8: bytes, is_there: NDArray[np.bool_]
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """The code points of `piece` that are not there yet, each as often as it comes."""
+    """Return the code points of `piece` that are new, each as often as it occurs."""
     if piece.isascii():
         known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
         return np.frombuffer(utf8.translate(None, known), np.uint8)

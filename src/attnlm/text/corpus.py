@@ -53,15 +53,14 @@ _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 class Corpus:
     """A text in files, not yet read.
 
-    `name` is safe as a file name on every system, `source` is what the user named. The text is
-    that of `files`, or of `parts` where several sources were named, one after the other. With
-    `newlines` "keep" line ends are as they are; with "unix" CR LF and CR become LF. `floor_nats`,
-    for `tales` only, maps the character offset of each story to −ln p of all the text from there
-    to the end.
+    `name` is safe as a file name on every system, `source` is what the user named. The text is in
+    `files`, or in `parts` if the user named several sources, one after the other. With `newlines`
+    "keep" line ends stay; with "unix" CR LF and CR become LF. `floor_nats`, for `tales` only, maps
+    the character offset of each story to −ln p of all the text from this offset on.
 
-    Records, whose text is in `column`, are documents, and so is each of several files. Their ends
-    are marked with `marks_ends`; without, a newline ends a record. One file of text is no document:
-    it is taken as it is.
+    Records, whose text is in `column`, are documents, and so is each of several files. With
+    `marks_ends` the pieces say where documents end; without, a newline ends a record. One file of
+    text alone has no documents.
     """
 
     name: str
@@ -77,17 +76,17 @@ class Corpus:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What the user named, one by one."""
+        """The sources that the user named."""
         return tuple(part.source for part in self.parts) or (self.source,)
 
     @property
     def shown(self) -> str:
-        """What the user named, for messages."""
+        """The name of the source in messages."""
         return "stdin" if self.source == "-" else self.source
 
     @property
     def has_documents(self) -> bool:
-        """Whether the ends of documents are marked in it."""
+        """True if the pieces say where documents end."""
         return self.marks_ends and (
             self.is_folder or len(self.parts) > 1 or any(map(kind_of, self.files))
         )
@@ -96,7 +95,7 @@ class Corpus:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
         Raises AttnlmError for a file that can't be read, with the byte offset where it can't be
-        decoded, or the line or row that is no record.
+        decoded, or the line or row that is not a record.
         """
         for part in self.parts:
             yield from ended(part.pieces()) if self.marks_ends else part.pieces()
@@ -129,8 +128,8 @@ def get_corpus(
     """Return the text that `source` names, as `attnlm.prepare` describes it.
 
     A path object always means a path. What can't be read twice is copied once into the existing
-    folder `spool`, which must outlive the corpus. `encoding` is that of the user's own text, the
-    other arguments are as in `Corpus`. The environment variable `ATTNLM_TINYSHAKESPEARE_URL` names
+    folder `spool`, which must outlive the corpus. `encoding` is for the user's own text; the other
+    arguments are as in `Corpus`. The environment variable `ATTNLM_TINYSHAKESPEARE_URL` names
     a mirror of Tiny Shakespeare: the same bytes.
 
     Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
@@ -254,7 +253,7 @@ def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: On
 
 
 def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
-    # Python sets sys.stdin to None where the process was started without one.
+    # Python sets sys.stdin to None if the process was started without it.
     stream = stream or getattr(sys.stdin, "buffer", None)
     if stream is None:
         raise AttnlmError("stdin is closed", "pipe a text into the command, or pass a file")
@@ -294,7 +293,7 @@ def _spooled(stream: BinaryIO, spool: Path) -> Path:
 
 
 def _not_found(source: str) -> AttnlmError:
-    """Return the error for a source that is nothing; its hint is a near name, if there is one."""
+    """Return the error for a source that does not exist, with a near name as its hint."""
     near = {name: name for name in NAMES}
     with contextlib.suppress(OSError, ValueError):  # no folder, so no neighbours
         for path in itertools.islice(Path(source).parent.iterdir(), 1000):

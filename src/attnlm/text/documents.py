@@ -27,7 +27,7 @@ def pieces_of(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[
     for text in filter(None, texts):
         if is_first:
             text, is_first = text.removeprefix("\ufeff"), False
-        # Some encodings hold characters back, then give more of them than were read.
+        # Decoders of some encodings hold characters back, then return more than one read gave.
         for i in range(0, len(text), PIECE):
             yield Piece(text[i : i + PIECE])
 
@@ -62,7 +62,7 @@ def pieces_of_records(
 
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the same pieces, with a document's end behind the last of them."""
+    """Yield the same pieces, the last one with a document's end behind it."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None:

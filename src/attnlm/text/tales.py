@@ -29,7 +29,7 @@ PART = re.compile(r"<(\w+)>|\[(\w+)\]")
 
 
 class Tales(NamedTuple):
-    """The corpus: its text, and the floor at each place where a story starts.
+    """The corpus: its text, and the floor at each start of a story.
 
     `floor_nats` maps the character offset of a story's first character to −ln p of all the text
     from there to the end.
@@ -96,7 +96,7 @@ def _parse_alternative(source: str) -> Alternative:
 def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -> Story:
     """Write one story from the rule `start`.
 
-    `choose` is given the weights of a rule and returns the index of an alternative.
+    `choose` takes the weights of a rule and returns the index of an alternative.
     """
     memory: dict[str, str] = {}
     nats: list[float] = []
@@ -120,7 +120,7 @@ def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -
 def random_words(seed: str) -> Iterator[int]:
     """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
-    A hash function's output is fixed by its standard; that of `random` is not.
+    A hash function's output is fixed by its standard, the output of `random` is not.
     """
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)

@@ -19,8 +19,8 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import open_regular
 
 RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
-# Characters at most in a piece of decoded text, and bytes in a read: what is made of it on the way
-# to ids stays in a processor's cache.
+# The most characters in a piece of text, and the bytes in a read: so small that what is computed
+# from a piece on the way to ids stays in a processor's cache.
 PIECE = 2**18
 SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
 UTF16_SNIFFED_BYTES = 2**16
@@ -86,10 +86,10 @@ def _texts_among(
 
 
 def _start_of(path: Path, encoding: str) -> str | None:
-    """Return the first characters of a text file; None if it is no text.
+    """Return the first characters of a text file; None for any other file.
 
-    A text decodes and holds no NUL, which wide encodings are full of. Records are known by the
-    file's name alone.
+    A text decodes and has no NUL byte, unless its encoding is wide. Records are known by the file's
+    name alone.
     """
     if not path.is_file():
         return None
@@ -216,7 +216,7 @@ def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[st
     except UnicodeError as error:
         offset = 0
         if isinstance(error, UnicodeDecodeError):
-            # What the decoder was given ends where our reading does, and may start a chunk before.
+            # The decoder's bytes end where our reading ends, and may start in the chunk before.
             offset = read - len(error.object) + error.start
         raise AttnlmError(
             f"{shown} is not valid {encoding} at byte {offset}",
