@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
-from attnlm.base.names import is_safe_name
+from attnlm.base.folders import is_safe_name
 from attnlm.text import hub
 from attnlm.text.documents import Piece, ended, pieces_of, pieces_of_records
 from attnlm.text.download import cached, fetch, without_password
