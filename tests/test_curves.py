@@ -17,8 +17,7 @@ from attnlm.base.events import Note, ignore
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, spread
-from attnlm.see.plain_curve import plain_curve
+from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve
 from attnlm.training.events import Evaluated, Finished, Started
 
 SMALL: dict[str, Any] = {
@@ -129,15 +128,6 @@ def test_training_does_not_import_matplotlib_before_it_draws() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_spread_keeps_a_gap_and_moves_as_little_as_it_can() -> None:
-    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
-    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
-    # Two groups that grow into each other become one, around the middle of all four.
-    apart = spread([0.40, 0.41, 0.50, 0.51], 0.1)
-    assert apart == pytest.approx([0.305, 0.405, 0.505, 0.605])
-    assert spread([], 0.1) == []
-
-
 LINES = [
     Line("bigram", [0, 100, 200], [4.0, 2.5, 2.4], "#a8607f"),
     Line("average", [0, 100, 200], [4.0, 3.5, 3.1], "#7c7fd0"),
@@ -219,4 +209,5 @@ def test_training_and_validation_can_be_told_apart_without_seeing_colours() -> N
     dashed = re.findall(
         r'<path [^>]*style="[^"]*stroke-dasharray: 4[^"]*stroke: var\(--(\w+)\)', svg
     )
-    assert drawn == ["validation", "training"] and dashed == ["training"]
+    in_both = ["validation", "training"] * 2  # as curves, and in the legend
+    assert drawn == in_both and dashed == ["training"] * 2

@@ -188,7 +188,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
     readers: list[Callable[[], object]] = [
         lambda: evaluate(run),
         lambda: study_heads(run),
-        lambda: study_heads(run, tokens=ids),
+        lambda: study_heads(run, text=ids.tolist()),
         lambda: report(run),
         lambda: attnlm.train(resume=run.path, steps=40),
         lambda: attnlm.train(folder, checkpoint_dir=tmp_path / "new", block_size=8, steps=1),

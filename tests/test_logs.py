@@ -19,7 +19,7 @@ from attnlm.base.events import Note
 from attnlm.cli.displays import TrainingDisplay
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from attnlm.see import curves, log_listener, log_tools
+from attnlm.see import curves, logs, pictures
 from attnlm.training import loop
 from attnlm.training.schedule import learning_rate
 from tests.command import fails, here
@@ -63,7 +63,7 @@ class Kept:
     def text(self, step: int, name: str, text: str) -> None:
         self.got.append((step, name, text))
 
-    def image(self, step: int, name: str, pixels: log_tools.Pixels) -> None:
+    def image(self, step: int, name: str, pixels: logs.Pixels) -> None:
         self.got.append((step, name, pixels))
 
     def close(self, *, is_finished: bool) -> None:
@@ -76,7 +76,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     """As the tool `json`, which is a package that everybody has."""
-    monkeypatch.setitem(log_tools.TOOLS, "json", Kept)
+    monkeypatch.setitem(logs.TOOLS, "json", Kept)
     Kept.made = []
     return Kept
 
@@ -93,7 +93,7 @@ def test_a_tool_gets_numbers_samples_and_pictures(
     records = {r["step"]: r for r in run.metrics()}
     assert tool.series("loss/validation") == {step: r["val_loss"] for step, r in records.items()}
     assert tool.series("loss/train") == {step: records[step]["train_loss"] for step in (3, 6)}
-    rates = {step: learning_rate(step, run.config.training) for step in range(7)}
+    rates = {step: learning_rate(step, run.config.training) for step in range(1, 7)}
     assert tool.series("learning_rate") == rates
     told = [(step, name) for step, name, _ in tool.got]
     assert len(told) == len(set(told))
@@ -137,7 +137,7 @@ def test_a_tool_that_fails_stops_nothing(
         raise OSError("no such server\nat all")
 
     broken = type("Broken", (Kept,), {failing: fail})
-    monkeypatch.setitem(log_tools.TOOLS, "os", broken)
+    monkeypatch.setitem(logs.TOOLS, "os", broken)
     notes: list[str] = []
 
     def listen(event: object) -> None:
@@ -177,7 +177,7 @@ def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> Non
 def test_few_points_of_a_long_training(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_listener, "_MOST_POINTS", 3)
+    monkeypatch.setattr(logs, "_MOST_POINTS", 3)
     train(dataset, tmp_path, log=["json"], steps=12)
     assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
 
@@ -198,7 +198,7 @@ def test_what_is_not_installed_is_said_before_anything_is_made(
 def test_the_command_names_several(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(log_tools.TOOLS, "os", Kept)
+    monkeypatch.setitem(logs.TOOLS, "os", Kept)
     monkeypatch.chdir(tmp_path)
     sizes = ("--steps", "2", "--block-size", "8", "--batch-size", "2", "--model", "bigram")
     done = here(["train", str(dataset.path), "--log", "json, os", *sizes])
@@ -213,7 +213,7 @@ def test_the_command_names_several(
 def test_maps_lie_side_by_side() -> None:
     maps = np.zeros((2, 3, 4, 4), np.float32)
     maps[1, 2, 3, 0] = 1.0
-    sheet = log_listener.map_sheet(maps)
+    sheet = pictures.sheet(maps)
     side = len(sheet) // 2
     assert sheet.shape == (2 * side, 3 * side, 3)
     rows, columns = np.nonzero(sheet[..., 0] == 0)
@@ -230,7 +230,7 @@ def test_tensorboard_reads_what_was_written(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = train(dataset, tmp_path, log="tensorboard")
-    log = log_tools.TensorBoard(run, "", 0)  # as a process that was killed before it saved
+    log = logs.TensorBoard(run, "", 0)  # as a process that was killed before it saved
     log.numbers(8, {"loss/batch": 99.0})
     log.close(is_finished=False)
     attnlm.train(resume=run, steps=9, on_event=TrainingDisplay())

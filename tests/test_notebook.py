@@ -19,7 +19,6 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.see.attend_html import attention_html
 from docs.run_notebook import NOTEBOOK, PARAMETERS, code_hash
 from tests.test_console import Terminal
 
@@ -109,7 +108,7 @@ def attention_over(tokens: list[str], heads: int = 2) -> attnlm.Attention:
 
 
 def test_attention_is_shown_as_a_grid_for_each_head() -> None:
-    html = attention_html(attention_over(["<", "&", " ", "b"]))
+    html = attention_over(["<", "&", " ", "b"])._repr_html_()
     words = shown_words(html).split()
     assert words.count("33") == 2 * 3 and words.count("100") == 2  # in percent, the lower triangle
     assert "␣" in words and "weights[0, 1]" in shown_words(html)
@@ -118,7 +117,7 @@ def test_attention_is_shown_as_a_grid_for_each_head() -> None:
 
 @pytest.mark.parametrize(("length", "heads", "grids"), [(30, 16, 8), (100, 2, 0)])
 def test_grids_that_would_be_too_many_are_counted(length: int, heads: int, grids: int) -> None:
-    html = attention_html(attention_over(["b"] * length, heads))
+    html = attention_over(["b"] * length, heads)._repr_html_()
     assert html.count("<table") == grids and len(html) < 400_000
     assert f"{heads - grids} more in  weights" in shown_words(html)
 

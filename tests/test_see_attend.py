@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -13,16 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
-from attnlm.see import drawing
-from attnlm.see.attend import attend
-from attnlm.see.blocks import in_colour
-from attnlm.see.picture import picture
-from attnlm.see.text import visible
-from attnlm.see.tint import tint
+from attnlm.see import pictures
+from attnlm.see.attend import attend, in_colour
+from attnlm.see.pictures import picture
+from attnlm.see.text import tint, visible
 from tests.command import attnlm, fails
 
 TEXT = "the dog.\nth"
@@ -83,22 +83,23 @@ def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> str:
 def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) -> None:
     run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
     attention = attend(run, "the")
-    lines = list(in_colour(attention, 80))
-    assert [line.plain.rstrip() for line in lines] == [
-        "layer 1 head 1  layer 1 head 2",
-        "t  t            t  t",
-        "h  t h          h  t h",
-        "e  t h e        e  t h e",
-        "",
+    (layer,) = in_colour(attention, 80)
+    squares = layer.renderables
+    assert [square.plain.splitlines() for square in squares] == [
+        [f"layer 1 head {head}", "t  t ", "h  t h ", "e  t h e "] for head in (1, 2)
     ]
-    last = [span.style for span in lines[3].spans]
-    wanted = [tint(w) for head in range(2) for w in attention.weights[0, head, 2].tolist()]
-    assert last == wanted
-    narrow = [line.plain for line in in_colour(attention, 8)]
-    assert narrow == [
-        "layer 1 head 1, the last token", "t h e ", "",
-        "layer 1 head 2, the last token", "t h e ", "",
+    for square, weights_TT in zip(squares, attention.weights[0], strict=True):
+        wanted = [tint(weight) for t in range(3) for weight in weights_TT[t, : t + 1].tolist()]
+        assert [span.style for span in square.spans] == wanted
+    shown = io.StringIO()
+    Console(file=shown, width=32).print(layer)
+    assert [line.split() for line in shown.getvalue().splitlines()[1:]] == [
+        ["t", "t"] * 2, ["h", "t", "h"] * 2, ["e", "t", "h", "e"] * 2, []
     ]  # fmt: skip
+    (narrow,) = in_colour(attention, 8)
+    assert [square.plain for square in narrow.renderables] == [
+        f"layer 1 head {head}, the last token\ne  t h e \n" for head in (1, 2)
+    ]
 
 
 def test_pictures(trained: Path) -> None:
@@ -158,23 +159,23 @@ def test_a_picture_takes_an_installed_font_that_has_the_characters(
 ) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     nobody_has, one_has = "\U00100001", "\U00100002"
-    families, missing = drawing.fonts_for("the" + nobody_has)
-    assert missing == nobody_has and drawing.fonts_for("the") == (families, "")
-    real = drawing._characters
+    families, missing = pictures.fonts_for("the" + nobody_has)
+    assert missing == nobody_has and pictures.fonts_for("the") == (families, "")
+    real = pictures._characters
     monkeypatch.setattr(
-        drawing,
+        pictures,
         "_characters",
         lambda path: real(path) | {ord(one_has)} if "cmr10" in path else real(path),
     )
-    assert drawing.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
+    assert pictures.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
 
 
 def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    odd, real = "猫", drawing._characters
-    monkeypatch.setattr(drawing, "_characters", lambda path: real(path) - {ord(odd)})
+    odd, real = "猫", pictures._characters
+    monkeypatch.setattr(pictures, "_characters", lambda path: real(path) - {ord(odd)})
     (tmp_path / "text.txt").write_text(f"the {odd} " * 200, encoding="utf-8")
     attnlm("prepare", "text.txt", cwd=tmp_path)
     sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")

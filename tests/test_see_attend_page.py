@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ import pytest
 
 from attnlm.runs.open_run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
-from attnlm.see.attend_page import attention_page
-from attnlm.see.maps import packed_maps
-from attnlm.see.next_tokens import CANDIDATES
+from attnlm.see.attend_page import CANDIDATES, attention_page, packed_maps
 from tests.browser import check_fits, opened
 from tests.command import attnlm
 
@@ -118,22 +115,11 @@ def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Att
     return Attention("run", "gpt2", tokens, words, weights, probabilities)
 
 
-def test_a_share_is_the_same_percent_below_a_map_and_in_it(attention: Attention) -> None:
-    weights = attention.weights.copy()
-    weights[0, 0, -1] = 0.3748 / (len(TEXT) - 1)
-    weights[0, 0, -1, 3] = 0.6252  # 62.5%, and 62.4% in steps of 1/255
-    page = attention_page(replace(attention, weights=weights)).decode()
-    below = re.findall(r'<span class="most">(\d+)%', page)[0]
-    packed = packed_maps(weights[:1, :1])
-    steps = np.frombuffer(base64.b64decode(packed["steps"]), np.uint8)
-    assert below == f"{max(steps[-len(TEXT) :]) / 2.55:.0f}" == "62"
-
-
 def test_of_a_long_text_the_largest_shares_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = attention_like(2, 5, 60, 7)
     whole = packed_maps(attention.weights)
     np.testing.assert_allclose(drawn(whole, attention), attention.weights, atol=0.51 / 255)
-    monkeypatch.setattr("attnlm.see.maps._MOST", 3000)
+    monkeypatch.setattr("attnlm.see.attend_page._MOST_SHARES", 3000)
     less = packed_maps(attention.weights)
     assert 2000 < len(base64.b64decode(less["steps"])) <= 3000 < len(whole["steps"]) / 4 * 3
     assert less["least"] > 1

@@ -15,12 +15,12 @@ from attnlm.base.errors import AttnlmError
 from attnlm.model.attention import SelfAttention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.see.heads import study_heads
-from attnlm.see.patterns import (
+from attnlm.see.heads import (
     PATTERNS,
     THRESHOLDS,
     name_of,
     pattern_sums,
+    study_heads,
     word_starts,
 )
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
@@ -182,7 +182,7 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
     report = study_heads(run, text=tmp_path / "mine.txt")
     assert (report.windows, report.window, report.loss) == (1, 12, None)
     (tmp_path / "mine.txt").write_text("th")
-    with pytest.raises(AttnlmError, match="too few"):
+    with pytest.raises(AttnlmError, match="too short"):
         study_heads(run, text=tmp_path / "mine.txt")
 
 

@@ -13,7 +13,8 @@ from attnlm.model.language_model import Transformer
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
-from attnlm.see.lens import lens_data, logit_lens
+from attnlm.see.report import logit_lens
+from attnlm.see.report_page import lens_data
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -57,7 +58,7 @@ def test_the_likeliest_tokens_of_each_layer_and_place(
     model, _ = load_model(run, checkpoint="best", device="cpu")
     assert isinstance(model, Transformer)
     seen = record(model.eval(), IDS[None])
-    monkeypatch.setattr("attnlm.see.lens._TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr("attnlm.see.report._TOKENS_AT_ONCE", 3)
     rows = logit_lens(model, seen, count=4)
     words = [f"<{i}>" for i in range(run.vocab_size)]
     data = lens_data(rows, words)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from attnlm.see.verdict import verdict
+from attnlm.see.curves import verdict
+
+NOTHING = {"bigram_loss": None, "floor": None}
 
 
 def said(*losses: float, **known: float) -> str:
-    return verdict([{"step": 10 * i, "val_loss": loss} for i, loss in enumerate(losses)], **known)
+    records = [{"step": 10 * i, "val_loss": loss} for i, loss in enumerate(losses)]
+    return verdict(records, {**NOTHING, **known})
 
 
 def test_verdicts() -> None:
@@ -14,7 +17,7 @@ def test_verdicts() -> None:
     rates = [1.0, 1.0, 0.8, 0.6, 0.4, 0.0]
     losses = [4.0, 2.0, 1.9, 1.899, 1.898, 1.897]
     falling = [{"val_loss": x, "learning_rate": y} for x, y in zip(losses, rates, strict=True)]
-    assert verdict(falling).endswith("a longer run may reach a lower one")
+    assert verdict(falling, NOTHING).endswith("a longer run may reach a lower one")
     rising = said(4.0, 2.0, 1.5, 1.6, 1.8)
     assert "overfitting" not in rising and "does not fall" in rising
     assert said(4.0, 1.0, 0.52, 0.51, floor=0.49).startswith("within 0.020 of the floor")
@@ -28,7 +31,8 @@ def of_tokens(tokens: int, validation: list[float], training: list[float]) -> st
         [
             {"step": i, "val_loss": v, "train_loss": t, "evaluated_tokens": tokens}
             for i, (v, t) in enumerate(pairs)
-        ]
+        ],
+        NOTHING,
     )
 
 

@@ -13,7 +13,7 @@ from attnlm.base.folders import flag
 from attnlm.base.readable import harmless
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import RenderableType
 
 _FLAGS = {"start_from": "--from"}  # whose names differ
 
@@ -40,13 +40,13 @@ def has_colour() -> bool:
     return sys.stdout.isatty() and not plain
 
 
-def result_in_colour(lines: Callable[[int], Iterable[Text]]) -> None:
-    """Lines of what was asked for, made for the terminal's width."""
+def result_in_colour(parts: Callable[[int], Iterable[RenderableType]]) -> None:
+    """Print parts of the result, made for the terminal's width."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
-    for line in lines(console.width):
-        console.print(line)
+    for part in parts(console.width):
+        console.print(part)
 
 
 def say(text: str) -> None:

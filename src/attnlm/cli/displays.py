@@ -250,7 +250,7 @@ class ChoiceDisplay:
         from rich.console import Console
         from rich.text import Text
 
-        from attnlm.see.tint import tint
+        from attnlm.see.text import tint
 
         # Line ends without colour, or it would run to the end of the line.
         for piece in choice.text.splitlines(keepends=True):

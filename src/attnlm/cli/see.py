@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,8 +48,7 @@ def attend(
     json: JsonOption = False,
 ) -> None:
     """Show what each head attends to in a text."""
-    drawn = _drawing(output) if output is not None else None
-
+    kind = "" if output is None else _check_output(output, "html", "png", "svg")
     text = typed(text, "the text")
     opened = opened_run(run, checkpoint_dir)
 
@@ -65,48 +63,40 @@ def attend(
         f"{length} tokens"
     )
     facts = attention.facts() if json else None
-    if output is not None and drawn is not None:
-        files.write_bytes(output, drawn(attention))
-        if output.suffix.lower() == ".png":
-            _say_what_is_not_drawn(attention)
+    if output is not None:
+        files.write_bytes(output, _drawn(attention, kind))
     if facts is not None:
         console.result_json(facts | ({"output": str(output)} if output else {}))
     elif output is not None:
         console.result(str(output))
     else:
-        _show(attention)
+        if console.has_colour():
+            console.result_in_colour(lambda width: see.in_colour(attention, width))
+        else:
+            console.result("\n".join(see.in_words(attention)))
+        console.result("\n".join(see.next_in_words(attention.next_tokens())))
     console.say(see.CAUTION)
 
 
-def _drawing(output: Path) -> Callable[[Attention], bytes]:
-    """What draws a file of that name's kind.
-
-    Raises UsageError for kinds that we do not draw, AttnlmError where the folder is not there.
-    """
-    kind = _check_output(output, "html", "png", "svg")
+def _drawn(attention: Attention, kind: str) -> bytes:
     if kind == "html":
         from attnlm.see.attend_page import attention_page
 
-        return attention_page
-    from attnlm.see.picture import picture
+        return attention_page(attention)
+    from attnlm.see.pictures import picture, undrawn
 
-    return lambda attention: picture(attention, kind)
-
-
-def _say_what_is_not_drawn(attention: Attention) -> None:
-    from attnlm.see.picture import undrawn
-
-    if missing := undrawn(attention):
+    if kind == "png" and (missing := undrawn(attention)):
         console.say(
             f"no installed font has {missing[:20]}, drawn as boxes: install one, such as Noto Sans "
             "CJK, or write an .svg or .html"
         )
+    return picture(attention, kind)
 
 
 def _check_output(output: Path, *kinds: str) -> str:
-    """The kind of file that `output` is to be, by its name.
+    """Return the kind of file that `output` is by its name, one of `kinds`.
 
-    Raises UsageError for other kinds, AttnlmError where it can't be written or is no plain file.
+    Raises UsageError for another kind, AttnlmError if it can't be written or is no regular file.
     """
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
@@ -120,18 +110,6 @@ def _check_output(output: Path, *kinds: str) -> str:
     return kind
 
 
-def _show(attention: Attention) -> None:
-    from attnlm.see import blocks
-
-    if console.has_colour():
-        console.result_in_colour(lambda width: blocks.in_colour(attention, width))
-    else:
-        for line in blocks.in_words(attention):
-            console.result(line)
-    for line in blocks.next_in_words(attention.next_tokens()):
-        console.result(line)
-
-
 def trace(
     text: TextArgument,
     run: RunArgument = None,
@@ -139,15 +117,18 @@ def trace(
         bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
     ] = False,
     head: Annotated[
-        int, typer.Option(help="which head's numbers to print; --json and --as-code have all")
-    ] = 1,
+        int | None, typer.Option(help="which head's numbers to print; default: 1")
+    ] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
     """Follow one forward pass step by step, with shapes and numbers."""
     if as_code and json:
-        raise UsageError("--as-code and --json exclude each other", "give one of them")
+        raise UsageError("--as-code and --json cannot be combined", "give one of them")
+    if head is not None and (as_code or json):
+        other = "--as-code" if as_code else "--json"
+        raise UsageError(f"--head cannot be combined with {other}", f"{other} has every head")
 
     text = typed(text, "the text")
     opened = opened_run(run, checkpoint_dir)
@@ -164,8 +145,7 @@ def trace(
     if json:
         console.result_json(traced.facts())
     else:
-        for line in see.in_words(traced, head):
-            console.result(line)
+        console.result("\n".join(see.in_words(traced, 1 if head is None else head)))
 
 
 def heads(
@@ -219,8 +199,7 @@ def heads(
     if json:
         console.result_json(report.facts())
     else:
-        for line in see.in_words(report):
-            console.result(line)
+        console.result("\n".join(see.in_words(report)))
 
 
 def report(

@@ -207,7 +207,7 @@ def _to_resume(run: Run, given: Mapping[str, Any]) -> int:
 
 def _tools(log: str) -> list[str]:
     """Which were named, all of them installed."""
-    from attnlm.see.log_tools import check_tools
+    from attnlm.see.logs import check_tools
 
     tools = [] if log == "none" else [name.strip() for name in log.split(",")]
     check_tools(tools)
@@ -222,8 +222,7 @@ def _saved_step(run: Run) -> str:
 
 
 def _report(run: Run, json: bool, quiet: bool, memory: int | None) -> None:
-    from attnlm.see.plain_curve import plain_curve
-    from attnlm.see.verdict import best_record, verdict_of
+    from attnlm.see.curves import best_record, plain_curve, verdict
 
     records = run.metrics()
     if not records:
@@ -242,7 +241,7 @@ def _report(run: Run, json: bool, quiet: bool, memory: int | None) -> None:
             "validation": _in_words(best) + (f", on {part}" if part else ""),
             **{f"{which}, on the whole split": _in_words(whole[which]) for which in whole},
             "baselines": reference_losses(run.vocab_size, bigram, floor),
-            "verdict": console.with_flags(verdict_of(run, records)),
+            "verdict": console.with_flags(verdict(records, run.dataset)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )

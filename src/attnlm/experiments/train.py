@@ -37,8 +37,7 @@ from attnlm.runs.remove import remove_run
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
-from attnlm.see.log_listener import LogListener
-from attnlm.see.log_tools import check_tools
+from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.schedule import Clock

@@ -1,10 +1,14 @@
-"""What each head of a run looks at in a text, and what the model expects to come next."""
+"""What each head of a run attends to in a text, and what the model expects next.
+
+The numbers, and the forms that a terminal, a pipe and a notebook show.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,12 +22,19 @@ from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
-from attnlm.see.text import ids_of, token_texts
+from attnlm.see.text import ids_of, tint, token_texts, visible
+
+if TYPE_CHECKING:
+    from rich.columns import Columns
+    from rich.text import Text
 
 Numbers = NDArray[np.float32]
 
 MOST_IN_JSON = 2**24
 """Numbers, which then take about 400 MB."""
+_MOST_CELLS = 4000  # of all grids in a notebook: about 250 kB
+_NUMBERED = 24  # tokens; the cells of a longer text have no numbers there
+_MOST_LISTED = 3
 
 CAUTION = (
     "Weights are not an explanation: they show where a head reads, "
@@ -33,7 +44,7 @@ CAUTION = (
 
 @dataclass(frozen=True, repr=False)
 class Attention:
-    """Of a text of T tokens: every head's weights, and the probabilities after each token.
+    """Every head's weights over a text of T tokens, and the probabilities after each token.
 
     A notebook shows it as a shaded grid for each head.
     """
@@ -48,7 +59,7 @@ class Attention:
     """(T, V)"""
 
     def next_tokens(self, place: int = -1, count: int = 10) -> list[tuple[str, float]]:
-        """The likeliest tokens after the one at `place`, with their probabilities."""
+        """Return the likeliest tokens after the one at `place`, with their probabilities."""
         probabilities_V = self.probabilities[place]
         return [
             (self.vocabulary[i], float(probabilities_V[i]))
@@ -60,13 +71,22 @@ class Attention:
         return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from attnlm.see.attend_html import attention_html
+        """Return what a notebook shows: grids of the first heads, and the likeliest next tokens."""
+        from attnlm.see.page import fill
 
-        return attention_html(self)
+        heads = list(np.ndindex(*self.weights.shape[:2]))
+        length = len(self.tokens)
+        fitting = _MOST_CELLS // (length * (length + 1) // 2)
+        return fill(
+            "grids.html",
+            attention=self,
+            heads=heads[:fitting],
+            left=len(heads[fitting:]),
+            has_numbers=length <= _NUMBERED,
+        )
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values. Raises AttnlmError where they are too many."""
+        """Return the numbers as JSON values. Raises AttnlmError if they are too many."""
         if self.weights.size > MOST_IN_JSON:
             raise AttnlmError(
                 f"{self.weights.size:,} attention weights are too many for JSON (at most "
@@ -83,7 +103,7 @@ class Attention:
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
-    """The ids of the `count` largest scores, the largest first; of equal ones the first."""
+    """Return the ids of the `count` largest scores, the largest first; ties in order of id."""
     least = np.partition(scores_V, -count)[-count] if count < len(scores_V) else -np.inf
     ids: NDArray[np.int64] = np.flatnonzero(scores_V >= least)
     found: list[int] = ids[np.argsort(-scores_V[ids], kind="stable")][:count].tolist()
@@ -98,17 +118,17 @@ def attend(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Attention:
-    """What each head of a run (by default the one trained last) attends to in `text`.
+    """Compute what each head of a run (default: the one trained last) attends to in `text`.
 
         attention = attnlm.attend("multi-head-001", "Once upon")
         attention.tokens  # T texts
         attention.weights[0, 1]  # (T, T), of layer 1, head 2: each row adds up to 1
         attention.next_tokens(count=3)  # with their probabilities
 
-    Of a text longer than the context the last tokens that fit are taken; a Note says so.
-    `checkpoint` is auto, best or last; it is computed on the CPU. Raises AttnlmError for characters
-    that the vocabulary lacks, when files are missing or damaged, for numbers that are not finite,
-    and for a bigram, which has no attention.
+    If the text is longer than the context, its last tokens that fit are read, and a Note says so.
+    `checkpoint` is auto, best or last; the CPU computes. Raises AttnlmError for characters that the
+    vocabulary lacks, when files are missing or damaged, for numbers that are not finite, and for a
+    bigram, which has no attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:
@@ -122,7 +142,9 @@ def attend(
 
 
 def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:
-    """What a forward pass over `ids` found, and its other numbers; no maps without attention.
+    """Run a forward pass over `ids`; return its attention, and the recorder with all numbers.
+
+    A model without attention has no maps.
 
     Raises NotFiniteError for NaN and infinity.
     """
@@ -146,3 +168,56 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
         probabilities=torch.softmax(seen.logits[0], -1).numpy(),
     )
     return found, seen
+
+
+def in_colour(attention: Attention, width: int) -> Iterator[Columns]:
+    """Yield each layer as blocks of colour, its heads side by side, for so wide a terminal.
+
+    A head is a square, with a row for each token that looks and a column for each that it looks at.
+    If a square is too wide, only its last row is shown.
+    """
+    from rich.cells import set_cell_size
+    from rich.columns import Columns
+
+    cells = [set_cell_size(visible(token), 2) for token in attention.tokens]
+    is_whole = 2 * len(cells) + 3 <= width
+    for layer, weights_HTT in enumerate(attention.weights):
+        heads = [
+            _square(_name(layer, head), cells, weights_TT, is_whole)
+            for head, weights_TT in enumerate(weights_HTT)
+        ]
+        yield Columns(heads, padding=(0, 1))
+
+
+def _square(name: str, cells: list[str], weights_TT: Numbers, is_whole: bool) -> Text:
+    from rich.text import Text
+
+    square = Text(name if is_whole else f"{name}, the last token")
+    for t in range(0 if is_whole else len(cells) - 1, len(cells)):
+        square.append(f"\n{cells[t]} ")
+        for cell, weight in zip(cells[: t + 1], weights_TT[t].tolist(), strict=False):
+            square.append(cell, tint(weight))
+    return square.append("\n")
+
+
+def _name(layer: int, head: int) -> str:
+    return f"layer {layer + 1} head {head + 1}"
+
+
+def in_words(attention: Attention) -> Iterator[str]:
+    """Yield a line for each head and token: what it attends to most, and how much."""
+    shown = [visible(token) for token in attention.tokens]
+    widest = max(map(len, shown))
+    for layer, head in np.ndindex(*attention.weights.shape[:2]):
+        yield _name(layer, head)
+        for t, weights_T in enumerate(attention.weights[layer, head]):
+            most = likeliest(weights_T[: t + 1], _MOST_LISTED)
+            looked_at = (f"{shown[s]}@{s} {weights_T[s]:.2f}" for s in most)
+            yield f"  {t:>3} {shown[t]:<{widest}}  {'  '.join(looked_at)}"
+
+
+def next_in_words(likeliest: Iterable[tuple[str, float]]) -> Iterator[str]:
+    """Yield a line for each candidate for the next token."""
+    yield "next token"
+    for token, probability in likeliest:
+        yield f"  {probability:6.1%}  {visible(token)}"

@@ -2,58 +2,99 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from attnlm.see.attend import CAUTION, Attention, Numbers
-from attnlm.see.maps import packed_maps
-from attnlm.see.next_tokens import next_tokens_data
+from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
 from attnlm.see.page import render
 from attnlm.see.text import visible
 
 SCRIPTS = ("attend.js", "next.js")
+CANDIDATES = 8
+TEMPERATURES = [tenths / 10 for tenths in range(1, 21)]
+_MOST_SHARES = 700_000  # of attention that a page holds, of four characters each
 
 
 def attention_page(attention: Attention) -> bytes:
-    """The page, in UTF-8. As it opens, it shows what the last token looks at in the first head."""
+    """Return the page, in UTF-8. It opens with what the last token attends to in the first head."""
     data, content = attention_parts(attention)
-    return render("attend.html", scripts=SCRIPTS, data=data, attention=attention, **content)
+    return render("attend.html", scripts=SCRIPTS, data=data, **content)
 
 
 def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What SCRIPTS read, and what the templates text.html, heads.html and next.html show."""
+    """Return what SCRIPTS read, and what the templates text.html, heads.html and next.html show."""
     shown = [visible(token) for token in attention.tokens]
-    next_tokens = next_tokens_data(attention)
     layers, heads = attention.weights.shape[:2]
     maps = packed_maps(attention.weights) if layers else None
-    likeliest = [
-        (visible(t), p) for t, p in attention.next_tokens(-1, len(next_tokens["candidates"][-1]))
-    ]
-    data = {"tokens": shown, "heads": heads, "maps": maps, "next": next_tokens}
+    data = {"tokens": shown, "heads": heads, "maps": maps, "next": next_tokens_data(attention)}
     content = {
+        "attention": attention,
         "caution": CAUTION,
         "shown": shown,
+        "layers": layers,
         "shares": attention.weights[0, 0, -1].tolist() if layers else [0.0] * len(shown),
-        "most": _most(attention.weights, shown),
         "least_share": maps["least"] / 255 if maps else 0.0,
-        "likeliest": likeliest,
-        "others": max(0.0, 1 - sum(p for _, p in likeliest)),
-        "vocabulary": len(attention.vocabulary),
+        "likeliest": attention.next_tokens(-1, CANDIDATES),
     }
     return data, content
 
 
-def _most(weights: Numbers, shown: list[str]) -> list[list[tuple[str, float]]]:
-    """For each layer and head the token that the last one looks at most, and its share.
+def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
+    """Return all heads' maps in a few MB, for attend.js.
 
-    The share is in steps of 1/255, as in the packed maps: it is then rounded to the same percent.
+    A share of attention is a byte, in steps of 1/255. The page holds the largest shares of all
+    maps, as many as fit: in a short text all that are not 0. The script divides the rest of a row
+    equally among its other tokens, each of which has less than `least` steps. So no drawn share is
+    wrong by more than that, and rows add up to 1.
+
+    For each row, head by head, `counts` is how many shares are held; then come the column and the
+    steps of each, in base64 of 16-bit and 8-bit numbers.
     """
-    places_LH = weights[..., -1, :].argmax(-1) if weights.size else np.empty((0, 0), int)
-    return [
-        [
-            (shown[s], round(255 * float(weights[layer, head, -1, s])) / 255)
-            for head, s in enumerate(places)
-        ]
-        for layer, places in enumerate(places_LH.tolist())
-    ]
+    length = weights_LHTT.shape[-1]
+    steps_MTT = np.empty((weights_LHTT[..., 0, 0].size, length, length), np.uint8)
+    how_many = np.zeros(256, np.int64)
+    for steps_TT, weights_TT in zip(steps_MTT, weights_LHTT.reshape(steps_MTT.shape), strict=True):
+        steps_TT[:] = np.rint(weights_TT * 255)
+        how_many += np.bincount(steps_TT.ravel(), minlength=256)
+    at_least = how_many[::-1].cumsum()[::-1]
+    least = 1 + int(np.count_nonzero(at_least[1:] > _MOST_SHARES))
+    held_MTT = steps_MTT >= least
+    return {
+        "least": least,
+        "counts": _base64(held_MTT.sum(-1).astype("<u2")),
+        "columns": _base64(held_MTT.nonzero()[-1].astype("<u2")),
+        "steps": _base64(steps_MTT[held_MTT]),
+    }
+
+
+def _base64(numbers: NDArray[Any]) -> str:
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def next_tokens_data(attention: Attention) -> dict[str, Any]:
+    """Return the likeliest next tokens at each place, exact at each of TEMPERATURES, for next.js.
+
+    With logits l and the largest of them m, a candidate is (token, l − m), and the sum at a
+    temperature τ is Σ exp((l − m) / τ) over the whole vocabulary. So a candidate's probability,
+    exp((l − m) / τ) / sum, is exact however large the vocabulary (to the rounding of float32 sums).
+    """
+    temperatures_N1 = torch.tensor(TEMPERATURES)[:, None]
+    scaled_NV = torch.empty(len(TEMPERATURES), len(attention.vocabulary))
+    candidates, sums = [], []
+    for probabilities_V in attention.probabilities:  # one place at a time: V may be large
+        with np.errstate(divide="ignore"):  # −∞ where a probability is too small for a float
+            logs_V = np.log(probabilities_V.astype(np.float64))
+        logs_V -= logs_V.max()
+        torch.div(torch.from_numpy(logs_V).float(), temperatures_N1, out=scaled_NV)
+        sums.append([float(f"{total:.6g}") for total in scaled_NV.exp_().sum(-1).tolist()])
+        candidates.append(
+            [
+                (visible(attention.vocabulary[i]), round(max(float(logs_V[i]), -1e3), 4))
+                for i in likeliest(logs_V, CANDIDATES)
+            ]
+        )
+    return {"candidates": candidates, "sums": sums, "temperatures": TEMPERATURES}

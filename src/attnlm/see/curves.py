@@ -1,10 +1,10 @@
-"""Loss curves: `curve.png` of a run while it trains, and several runs on one pair of axes.
-matplotlib is imported when something is drawn, not before."""
+"""How runs went: loss curves as pictures and in plain characters, and a verdict in words."""
 
 from __future__ import annotations
 
 import gc
 import io
+import math
 import re
 import textwrap
 import time
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
 from attnlm.runs.run import Run
-from attnlm.see.drawing import drawing
-from attnlm.see.verdict import best_record, verdict_of
+from attnlm.see.pictures import drawing
 from attnlm.training.events import Evaluated, Finished, Started
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 INK, QUIET = "#2b2f36", "#7d838d"
 # Apart for the colour-blind and in greyscale too; the training loss is dashed, with squares.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
-# Inches: a panel, its numbers to the left, its names to the right, and a character of these.
-_PANEL = 4.9, 3.4
-_LEFT, _RIGHT, _GAP, _CHARACTER = 0.64, 1.72, 0.12, 0.08
+_WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character of its legend
 # Names of page.css, which has one colour for a light page and one for a dark.
 _IN_A_PAGE = {
     INK: "currentColor",
@@ -41,6 +40,11 @@ _IN_A_PAGE = {
 _SECONDS_BETWEEN_DRAWINGS = 5.0
 # While training goes on, drawing takes at most this share of the time.
 _DRAWING_SHARE = 0.02
+
+# Nats per token. Smaller differences between evaluations are not worth a word.
+_NOTICEABLE = 0.01
+_NEAR_FLOOR = 0.05
+_FEW_TOKENS = 1000  # of validation, whose loss says little
 
 
 @dataclass(frozen=True)
@@ -55,20 +59,24 @@ class Line:
 
 
 def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """A run's validation and training loss by step."""
-    trained = [record for record in records if record["train_loss"] is not None]
-    lines = [
-        Line("validation", *_points(records, "step", "val_loss"), _VALIDATION),
-        Line("training", *_points(trained, "step", "train_loss"), _TRAINING, dashed=True),
-    ]
-    return [line for line in lines if line.x]
+    """Return a run's validation and training loss by step, if there is any."""
+    lines = []
+    for label, loss, colour in (
+        ("validation", "val_loss", _VALIDATION),
+        ("training", "train_loss", _TRAINING),
+    ):
+        known = [(record["step"], record[loss]) for record in records if record[loss] is not None]
+        if known:
+            steps, losses = zip(*known, strict=True)
+            lines.append(Line(label, steps, losses, colour, dashed=label == "training"))
+    return lines
 
 
 class CurveDrawer:
-    """Listens to training and keeps the run's curve.png, then tells `on_event` of the same.
+    """A listener that keeps a run's curve.png while it trains, then tells `on_event` the same.
 
-    It draws at evaluations, every few seconds at most, and at the end. Where that fails, one Note
-    says so and the run goes on without.
+    It draws at evaluations, every few seconds at most, and at the end. If drawing fails, one Note
+    says so, and the run continues without a picture.
     """
 
     def __init__(self, on_event: OnEvent) -> None:
@@ -84,7 +92,7 @@ class CurveDrawer:
             self._draw()
 
     def _is_due(self, event: object) -> bool:
-        """Whether an evaluation is to be drawn; after that of the last step Finished comes."""
+        """Return True for an evaluation to draw; after that of the last step, Finished follows."""
         return (
             isinstance(event, Evaluated)
             and time.perf_counter() >= self._due
@@ -98,7 +106,7 @@ class CurveDrawer:
         began = time.perf_counter()
         try:
             draw_run(self._run, self._run.path / "curve.png")
-            # A figure's parts hold each other; left alone, thirty of them wait for a full search.
+            # The parts of a figure hold each other: without this, thirty figures would pile up.
             gc.collect(1)
         except Exception as error:  # noqa: BLE001 - no picture is worth a run
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -109,10 +117,10 @@ class CurveDrawer:
 
 
 def draw_run(run: Run, path: Path) -> None:
-    """Training and validation loss by step, and how the run went, as a PNG at `path`.
+    """Write training and validation loss by step, and the verdict, as a PNG at `path`.
 
-    Nothing before the second evaluation: one point is no curve, and a run of a few seconds is over
-    sooner than matplotlib is loaded.
+    Nothing is drawn before the second evaluation: one point is no curve, and a run of a few seconds
+    ends sooner than matplotlib is loaded.
     """
     records = run.metrics()
     if len(records) > 1:
@@ -121,34 +129,81 @@ def draw_run(run: Run, path: Path) -> None:
 
 
 def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
-    lines, known = run_lines(records), run.references()
-    figure, (axes,) = _panels([(lines, known)], 7.2, 4.2, top=0.82)
-    draw_losses(axes, lines, known, "step")
-    if run.evaluated_part:
-        axes.set_ylabel(f"loss, nats per token; validation: {run.evaluated_part}")
+    figure = _figure({"step": run_lines(records)}, run.references())
+    (axes,) = figure.axes
     best = best_record(records)
     if best is not records[-1]:
-        axes.plot(
-            best["step"], best["val_loss"], "o", markersize=9, color=_VALIDATION, fillstyle="none"
-        )
-    figure.text(0.09, 0.95, run.name, fontsize=11, fontweight="bold", color=INK, va="center")
-    words = textwrap.fill(verdict_of(run, records), 92)
-    figure.text(0.09, 0.915, words, fontsize=9, color=INK, va="top", linespacing=1.3)
+        point = best["step"], best["val_loss"]
+        axes.plot(*point, "o", markersize=9, color=_VALIDATION, fillstyle="none")
+    figure.suptitle(run.name, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    words = verdict(records, run.dataset)
+    if run.evaluated_part:
+        words += f"; validation loss on {run.evaluated_part}"
+    axes.set_title(textwrap.fill(words, 88), loc="left", fontsize=9)
     return _png(figure)
 
 
-def draw_losses(
+def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
+    """Return a PNG of curves side by side; `panels` are by the labels of their x axes."""
+    with drawing(**_STYLE):
+        return _png(_figure(panels, known))
+
+
+def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -> str:
+    """Return the same of one panel as an SVG element for a page, whose style gives font and ink.
+
+    Its attributes `data-left` and `data-right` say where the x axis lies, as shares of its width,
+    and `data-end` where the axis ends.
+    """
+    file = io.StringIO()
+    # Text stays text; the salt makes the same picture the same bytes.
+    with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
+        figure = _figure({x_label: lines}, known)
+        (axes,) = figure.axes
+        figure.patch.set_visible(False)
+        axes.patch.set_visible(False)
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=nothing)
+    left, right = axes.get_position().intervalx
+    svg = file.getvalue()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # two figures in a page would repeat them
+    for colour, named in _IN_A_PAGE.items():
+        svg = svg.replace(colour, named)
+    place = f'data-left="{left:.4f}" data-right="{right:.4f}" data-end="{axes.get_xlim()[1]}"'
+    return svg.replace("<svg ", f'<svg role="img" aria-label="loss by {x_label}" {place} ', 1)
+
+
+def _figure(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> Figure:
+    """Return axes side by side, each wider for longer names in its legend."""
+    from matplotlib.figure import Figure
+
+    names = [line.label for lines in panels.values() for line in lines]
+    width = _WIDTH + _CHARACTER * max(map(len, [*names, *known]), default=0)
+    figure = Figure(figsize=(len(panels) * width, _HEIGHT), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False)
+    for axes, (x_label, lines) in zip(grid[0], panels.items(), strict=True):
+        _draw_losses(axes, lines, known, x_label)
+    return figure
+
+
+def _draw_losses(
     axes: Axes, lines: Sequence[Line], known: Mapping[str, float], x_label: str
 ) -> None:
-    """Curves and horizontal lines of `known` losses, each named at its right end."""
+    """Draw curves, and horizontal lines of `known` losses.
+
+    The legend gives the last loss of each, in the order in which the lines end.
+    """
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
     end = max((line.x[-1] for line in lines), default=0) or 1
-    for loss in known.values():
-        axes.axhline(loss, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    dashes = (0, (4, 3))
+    ends = [
+        (loss, label, axes.axhline(loss, color=QUIET, linewidth=0.9, linestyle=dashes, zorder=1))
+        for label, loss in known.items()
+    ]
     for line in lines:
-        axes.plot([line.x[-1], end], [line.losses[-1]] * 2, ":", color=line.colour, linewidth=0.8)
-        axes.plot(
+        (drawn,) = axes.plot(
             line.x,
             line.losses,
             color=line.colour,
@@ -158,119 +213,28 @@ def draw_losses(
             markersize=3,
             clip_on=False,
         )
+        ends.append((line.losses[-1], line.label, drawn))
+    ends.sort(key=lambda one: -one[0])
+    axes.legend(
+        [drawn for _, _, drawn in ends],
+        [f"{label} {loss:z.3f}" for loss, label, _ in ends],
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        labelcolor="linecolor",
+        frameon=False,
+    )
     axes.set_ylabel("loss, nats per token")
     axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.set_xlabel(x_label)
     if x_label == "seconds" and min((line.x[-1] for line in lines), default=end) < end / 10:
         axes.set_xscale("log")
         axes.set_xlabel("seconds, logarithmic")
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         axes.set_xlim(right=end)
-        return _name_ends(axes, lines, known)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label != "seconds"))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label != "seconds"))
+        axes.set_xlim(0, end)
     short = EngFormatter(sep="") if x_label == "tokens" else StrMethodFormatter("{x:,.10g}")
     axes.xaxis.set_major_formatter(short)
-    axes.set_xlim(0, end)
-    return _name_ends(axes, lines, known)
-
-
-def _name_ends(axes: Axes, lines: Sequence[Line], known: Mapping[str, float]) -> None:
-    """Labels to the right of the axes, moved apart where they would cover each other."""
-    ends = [(loss, f"{label} {loss:z.3f}", QUIET) for label, loss in known.items()]
-    ends += [
-        (line.losses[-1], f"{line.label} {line.losses[-1]:.3f}", line.colour) for line in lines
-    ]
-    ends.sort()
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high)
-    places = [(end[0] - low) / (high - low) for end in ends]
-    line_height = 11 / 72 / (axes.get_position().height * axes.figure.get_figheight())  # type: ignore[union-attr]
-    for place, shown, (_, label, colour) in zip(
-        places, spread(places, line_height), ends, strict=True
-    ):
-        across: dict[str, Any] = {"transform": axes.transAxes, "color": colour, "clip_on": False}
-        axes.plot([1.005, 1.025], [place, shown], linewidth=0.8, **across)
-        axes.text(1.035, shown, label, fontsize=8.5, va="center", **across)
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Ascending numbers moved as little as needed to lie `gap` apart; groups keep their middle."""
-    groups: list[list[float]] = []  # of numbers that touch: their sum of starts, and their count
-    for place in places:
-        groups.append([place, 1])
-        while len(groups) > 1 and _start(groups[-1], gap) < _start(groups[-2], gap) + (
-            gap * groups[-2][1]
-        ):
-            middle, count = groups.pop()
-            before = groups[-1]
-            before[0] = (before[0] * before[1] + middle * count) / (before[1] + count)
-            before[1] += count
-    return [
-        _start(group, gap) + gap * number for group in groups for number in range(int(group[1]))
-    ]
-
-
-def _start(group: Sequence[float], gap: float) -> float:
-    middle, count = group
-    return middle - gap * (count - 1) / 2
-
-
-def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
-    """Curves over tokens, seconds and so on, by the x axis's label, side by side."""
-    with drawing(**_STYLE):
-        drawn = [(lines, known) for lines in panels.values()]
-        figure, all_axes = _panels(drawn, 5.6, 3.8, top=0.96)
-        for axes, (x_label, lines) in zip(all_axes, panels.items(), strict=True):
-            draw_losses(axes, lines, known, x_label)
-        return _png(figure)
-
-
-def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -> str:
-    """The same for one panel, as an SVG element for a page whose style gives font and ink."""
-    file = io.StringIO()
-    # Text stays text; the salt makes the same picture the same bytes.
-    with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
-        figure, (axes,) = _panels([(lines, known)], *_PANEL, top=0.96)
-        draw_losses(axes, lines, known, x_label)
-        figure.patch.set_visible(False)
-        axes.patch.set_visible(False)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", metadata=nothing)
-    svg = file.getvalue()
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.S)
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # two figures in a page would repeat them
-    for colour, named in _IN_A_PAGE.items():
-        svg = svg.replace(colour, named)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="loss by {x_label}" ', 1)
-
-
-def panel_sides() -> tuple[float, float]:
-    """Where the axes of `panel_svg` begin and end, as shares of its width, with short names."""
-    return _LEFT / _PANEL[0], 1 - _RIGHT / _PANEL[0]
-
-
-def _panels(
-    drawn: Sequence[tuple[Sequence[Line], Mapping[str, float]]],
-    width: float,
-    height: float,
-    *,
-    top: float,
-) -> tuple[Figure, list[Axes]]:
-    """Empty axes side by side; each is `width` inches wide, and wider for longer names."""
-    from matplotlib.figure import Figure
-
-    names = [name for lines, known in drawn for name in (*(line.label for line in lines), *known)]
-    right = max(_RIGHT, _GAP + _CHARACTER * (len(" 1.234") + max(map(len, names), default=0)))
-    width, count = width + right - _RIGHT, len(drawn)
-    figure = Figure(figsize=(count * width, height))
-    figure.subplots_adjust(
-        left=_LEFT / (count * width),
-        right=1 - right / (count * width),
-        top=top,
-        bottom=0.5 / height,
-        wspace=(_LEFT + right) / (width - _LEFT - right),
-    )
-    return figure, [figure.add_subplot(1, count, 1 + number) for number in range(count)]
 
 
 _STYLE: dict[str, Any] = {
@@ -293,7 +257,93 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _points(
-    records: Sequence[Mapping[str, Any]], x: str, y: str
-) -> tuple[list[float], list[float]]:
-    return [record[x] for record in records], [record[y] for record in records]
+def plain_curve(
+    records: Sequence[Mapping[str, Any]],
+    known: Mapping[str, float],
+    *,
+    width: int = 56,
+    height: int = 9,
+) -> str:
+    """Return the validation loss by step in plain characters, with known losses as dashed lines.
+
+    The text is empty if there are fewer than two evaluations.
+    """
+    steps = [int(record["step"]) for record in records]
+    losses = [float(record["val_loss"]) for record in records]
+    if len(steps) < 2 or steps[0] == steps[-1]:
+        return ""
+    low, high = min([*losses, *known.values()]), max([*losses, *known.values()])
+
+    def row(loss: float) -> int:
+        return round((high - loss) / ((high - low) or 1) * (height - 1))
+
+    rows = [[" "] * width for _ in range(height)]
+    names = [""] * height
+    for label, loss in known.items():
+        rows[row(loss)] = list((" -" * width)[:width])
+        names[row(loss)] = f" {label} {loss:z.2f}"
+    columns = np.interp(np.linspace(steps[0], steps[-1], width), steps, losses)
+    for column, loss in enumerate(columns.tolist()):
+        rows[row(loss)][column] = "*"
+    axis = [f"{mark:z6.2f} |" for mark in np.linspace(high, low, height).tolist()]
+    lines = map("".join, zip(axis, map("".join, rows), names, strict=True))
+    first, last = f"{steps[0]:,}", f"step {steps[-1]:,}"
+    below = f"{'':8}{first}{last:>{width - len(first)}}"
+    return "\n".join([*(line.rstrip() for line in lines), below])
+
+
+def best_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the record of the evaluation with the lowest validation loss."""
+    return min(records, key=lambda record: float(record["val_loss"]))
+
+
+def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) -> str:
+    """Say in one sentence whether the validation loss still falls, has levelled off, or rises.
+
+    `records` are the lines of metrics.jsonl, oldest first. `dataset` has the losses to compare
+    with, `bigram_loss` and `floor`, in nats per token, or None if they are not known.
+    """
+    words = [_trend(records, dataset["floor"])]
+    bigram_loss = dataset["bigram_loss"]
+    if bigram_loss is not None and best_record(records)["val_loss"] > bigram_loss + _NOTICEABLE:
+        words.append("not as good as the counted bigram")
+    tokens = _tokens(records)
+    if tokens < _FEW_TOKENS:
+        words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
+    return "; ".join(words)
+
+
+def _tokens(records: Sequence[Mapping[str, Any]]) -> float:
+    """Return the number of tokens that the last evaluation predicted; infinity if not known."""
+    return records[-1].get("evaluated_tokens") or math.inf
+
+
+def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
+    if len(records) < 3:
+        return "too few evaluations to tell whether the loss still falls"
+    losses = [float(record["val_loss"]) for record in records]
+    best = losses.index(min(losses))
+    risen = losses[-1] - losses[best]
+    # The loss of a token changes by about 1 between evaluations: their mean by 1/√tokens.
+    if risen > max(_NOTICEABLE, 2 / math.sqrt(_tokens(records))):
+        trained = [x for r in records[best:] if (x := r.get("train_loss")) is not None]
+        since = f"step {records[best]['step']}"
+        if trained and trained[-1] < trained[0] - _NOTICEABLE:
+            why = f"overfitting since {since}: the validation loss has risen by {risen:.3f}"
+        else:
+            why = (
+                f"the validation loss has risen by {risen:.3f} since {since} and the training "
+                "loss does not fall: a lower `learning_rate` may help"
+            )
+        return f"{why}; the best checkpoint is kept"
+    if floor is not None and losses[best] < floor + _NEAR_FLOOR:
+        return f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
+    tail = max(1, len(losses) // 5)
+    fallen = min(losses[:-tail]) - losses[best]
+    if fallen > _NOTICEABLE:
+        over = "over the last fifth of training"
+        return f"loss still falling ({fallen:.3f} {over}): more steps would help"
+    rates = [float(record.get("learning_rate", 0)) for record in records]
+    if rates[-1] < max(rates) / 2:  # the loss may have levelled off only because of that
+        return "loss levelled off as the learning rate fell: a longer run may reach a lower one"
+    return "loss levelled off: a larger model or another learning rate may help, not more steps"

@@ -1,4 +1,25 @@
-"""Names for heads by measurement, and what each is worth. docs/heads.md has it in prose."""
+"""Names for attention heads by measurement, and what each head is worth.
+
+A head with weights a (T, T) over a window of tokens x, row t the looking token, is scored by:
+
+    previous-token   mean over t ≥ 1 of a[t, t−1]
+    same-token       mean of Σ a[t, s] over s ≤ t with x_s = x_t
+    first-token      mean over t ≥ 1 of a[t, 0]
+    uniform          mean over t ≥ 1 of Σ min(a[t, s], 1/(t+1)) over s ≤ t
+    start-of-word    mean of Σ a[t, s] over s ≤ t where a word starts
+    induction        mean of Σ a[t, s] over 1 ≤ s < t with x_{s−1} = x_t
+
+Each is a share of attention, from 0 to 1. The means of same-token, start-of-word and induction are
+over those t ≥ 1 where there is something to look at: an earlier x_s = x_t, a start of a word, such
+an s. All means are over all windows at once.
+
+Induction is measured as in the literature (Olsson et al., 2022), on L random tokens that come
+twice: there it is the mean of a[t, t − (L − 1)] over the second L. The others are measured on a
+text, if there is one.
+
+Some of a score is chance: what uniform attention, a[t, s] = 1/(t+1), would score there.
+docs/heads.md has all this in prose.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +44,30 @@ from attnlm.model.recorder import Head, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
-from attnlm.see.patterns import (
-    PATTERNS,
-    name_of,
-    pattern_sums,
-    repeated_random_tokens,
-    word_starts,
-)
-from attnlm.tokens.tokenizer import safe_pieces
+from attnlm.tokens.tokenizer import Tokenizer, safe_pieces
 
-_INDUCTION = PATTERNS.index("induction")
+PATTERNS = (
+    "previous-token",
+    "same-token",
+    "first-token",
+    "uniform",
+    "start-of-word",
+    "induction",
+)
+THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
+"""What a score must reach to name a head. Any head overlaps much with uniform attention."""
+
+TIMES_CHANCE = 2
+"""The multiple of uniform attention's score that a score must reach too, except for uniform."""
+
+REPEATED = 50
+"""Random tokens that come twice in a window that induction is measured on, if there is room."""
+
 _TOKENS_AT_ONCE = 2**11
 
 
 class TooShortError(AttnlmError):
-    """A text of too few tokens to measure heads by."""
+    """The windows have too few tokens to measure heads by."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +79,11 @@ class HeadReport:
     scores: dict[str, float]
     name: str
     loss_change: float | None
-    """validation loss with it silenced less that with it, nats per token; None if not measured"""
+    """validation loss with the head silenced minus that with it, nats per token, if measured"""
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values; layers and heads count from 1."""
-        return {
-            "layer": self.layer + 1,
-            "head": self.head + 1,
-            "name": self.name,
-            "scores": self.scores,
-            "loss_change": self.loss_change,
-        }
+        """Return JSON values, in which layers and heads count from 1."""
+        return {**vars(self), "layer": self.layer + 1, "head": self.head + 1}
 
 
 @dataclass(frozen=True)
@@ -75,9 +99,9 @@ class HeadsReport:
     """whether the other scores are of a text, not of those random tokens too"""
     heads: list[HeadReport]
     chance: dict[str, float]
-    """by pattern, what equal shares of attention score"""
+    """by pattern, the score of uniform attention"""
     loss: float | None
-    """with all heads, over these windows; None if not measured"""
+    """with all heads, over these windows, if measured"""
 
     @property
     def measured_on(self) -> str:
@@ -88,17 +112,8 @@ class HeadsReport:
         return f"{self.windows} windows of {self.window} tokens (induction: {random})"
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "run": self.run,
-            "windows": self.windows,
-            "window": self.window,
-            "repeated": self.repeated,
-            "has_text": self.has_text,
-            "loss": self.loss,
-            "chance": self.chance,
-            "heads": [head.facts() for head in self.heads],
-        }
+        """Return JSON values."""
+        return {**vars(self), "heads": [head.facts() for head in self.heads]}
 
 
 def study_heads(
@@ -106,65 +121,66 @@ def study_heads(
     *,
     windows: int = 64,
     ablate: bool = False,
-    text: Path | None = None,
-    tokens: NDArray[Any] | None = None,
+    text: Path | list[int] | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
     data_dir: Path = Path("data"),
-    on_event: OnEvent | None = None,
+    on_event: OnEvent = ignore,
 ) -> HeadsReport:
-    """Scores every head over at most `windows` windows, spread evenly over the validation split.
+    """Score every head over at most `windows` windows, spread evenly over a text.
 
-    The text is the run's own validation split, or the file `text`, or ids (N,), `tokens`. Induction
-    is measured on random tokens, and so is all of an imported run, which has no such split. With
-    `ablate` each head is silenced in turn and the loss measured over the same windows. Raises
-    AttnlmError when there is no such text, when files are missing or damaged, and for a bigram;
-    TooShortError when the text is too short; NotFiniteError for NaN and infinity.
+    The text is the run's validation split, or a file or ids, `text`. Induction is measured on
+    random tokens, and so is everything of an imported run without `text`. `ablate` also silences
+    each head in turn and measures the loss over the same windows. Raises AttnlmError if there is no
+    such text, if files are missing or damaged, and for a bigram; TooShortError if the text or the
+    context is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
     if not run.config.model.maps_per_layer:
         raise no_attention()
-    has_text = not (run.imported_from and text is None and tokens is None)
+    has_text = text is not None or not run.imported_from
     if ablate and not has_text:
         raise AttnlmError(
             f"{run.name} was imported, and has no text to measure a loss on", "give a `text`"
         )
     block_size = run.config.model.block_size
-    random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
-    windows_NT = random_NT
-    if not has_text and block_size < 2:
+    inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
+    if has_text:
+        tokens, origin = _tokens(run, text, data_dir)
+        block_size = min(block_size, len(tokens) - 1)
+    if block_size < 2:
         raise TooShortError(
-            f"a context of {block_size} token is too short to measure heads by", "see another run"
+            f"windows of {max(0, block_size)} tokens are too short to measure heads by",
+            "take a longer text, or a run with a larger context",
         )
     if has_text:
-        origin = "val.bin" if tokens is None else "the text"
-        tokens = _validation_tokens(run, text, data_dir) if tokens is None else tokens
         places_NT = _windows(len(tokens), block_size, windows)
         windows_NT = ids_at(tokens, places_NT, run.vocab_size, origin).astype(np.int64)
-        random_NT = random_NT[: len(windows_NT)]
+        inputs_NT, random_NT = windows_NT[:, :-1], random_NT[: len(windows_NT)]
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
 
-    def scored(inputs_NT: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        starts_NT = word_starts(run.tokenizer, inputs_NT)
-        tensors = (torch.from_numpy(x).to(chosen.torch) for x in (inputs_NT, starts_NT))
-        return _mean_scores(model, *tensors)
+    def scored(ids_NT: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        starts_NT = word_starts(run.tokenizer, ids_NT)
+        return _mean_scores(
+            model, *(torch.from_numpy(x).to(chosen.torch) for x in (ids_NT, starts_NT))
+        )
 
-    inputs_NT = windows_NT[:, :-1] if has_text else windows_NT
     scores_LHP, chance_P = scored(inputs_NT)
     if has_text:
-        of_random = scored(random_NT)
-        scores_LHP[..., _INDUCTION], chance_P[_INDUCTION] = (x[..., _INDUCTION] for x in of_random)
+        induction = PATTERNS.index("induction")
+        for found, of_random in zip((scores_LHP, chance_P), scored(random_NT), strict=True):
+            found[..., induction] = of_random[..., induction]
     chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
-    places = [(layer, head) for layer, head in np.ndindex(*scores_LHP.shape[:2])]
+    places: list[Head] = [(layer, head) for layer, head in np.ndindex(*scores_LHP.shape[:2])]
     loss, changes = None, dict.fromkeys(places)
     if ablate:
         ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
-        loss, changes = _ablate(model, ids_NT[:, :-1], ids_NT[:, 1:], places, on_event or ignore)
+        loss, changes = _ablate(model, ids_NT, places, on_event)
     heads = []
-    for layer, head in places:
-        scores = dict(zip(PATTERNS, scores_LHP[layer, head].tolist(), strict=True))
-        heads.append(HeadReport(layer, head, scores, name_of(scores, chance), changes[layer, head]))
+    for place in places:
+        scores = dict(zip(PATTERNS, scores_LHP[place].tolist(), strict=True))
+        heads.append(HeadReport(*place, scores, name_of(scores, chance), changes[place]))
     return HeadsReport(
         run=run.name,
         windows=len(inputs_NT),
@@ -177,36 +193,62 @@ def study_heads(
     )
 
 
-def _validation_tokens(run: Run, text: Path | None, data_dir: Path) -> NDArray[Any]:
-    if text is not None:
+def _tokens(
+    run: Run, text: Path | list[int] | None, data_dir: Path
+) -> tuple[NDArray[Any], str]:
+    """Return ids to measure on, and what to call them in an error."""
+    if isinstance(text, list):
+        return np.array(text), "the text"
+    if text is None:
         try:
-            pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])
-            # An array, since the file may be long.
-            return np.concatenate(
-                [np.empty(0, np.uint32), *map(run.tokenizer.encode_piece, pieces)]
-            )
-        except UnicodeDecodeError:
-            raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
+            return open_dataset_of(run, data_dir).val, "val.bin"
+        except AttnlmError as error:
+            raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
     try:
-        return open_dataset_of(run, data_dir).val
-    except AttnlmError as error:
-        raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
+        pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])
+    except UnicodeDecodeError:
+        raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
+    # Arrays, since the file may be long.
+    encoded = map(run.tokenizer.encode_piece, pieces)
+    return np.concatenate([np.empty(0, np.uint32), *encoded]), str(text)
 
 
-def _windows(count: int, block_size: int, most: int) -> NDArray[np.int64]:
-    """Where windows of block_size and their targets lie among `count` tokens, (N, T + 1).
-
-    One short one where none fits.
-    """
-    length = min(block_size, count - 1)
-    if length < 2:
-        raise TooShortError(
-            f"the text has {count} tokens, too few to measure heads by", "give a longer one"
-        )
+def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
+    """Return places of windows of `length` and their targets among `count` tokens, (N, T + 1)."""
     there = (count - 1) // length
     chosen = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
     places: NDArray[np.int64] = chosen[:, None] * length + np.arange(length + 1)
     return places
+
+
+def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
+    """Return L different random tokens, then the same again, (N, 2 L); the same ones each time.
+
+    L is REPEATED, or less if the vocabulary or the context is smaller. Each token of the second
+    half then has one place to look at, a[t, t − (L − 1)], whatever a model knows of texts.
+    """
+    length = min(REPEATED, vocab_size, block_size // 2)
+    random = np.random.default_rng(1)
+    once_NL = [random.choice(vocab_size, length, replace=False) for _ in range(windows)]
+    return np.tile(np.array(once_NL, np.int64), 2)
+
+
+def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the tokens at which a word starts: a letter or digit after a token that ends on none.
+
+    A token such as " the", which begins with another sign before letters, starts a word. Bytes
+    above 127 count as letters. A window's first token starts none, since its past is not known.
+    """
+    begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
+    for token in np.unique(ids_NT).tolist():
+        letters = [bytes([b]).isalnum() or b > 127 for b in tokenizer.decode_bytes([token])]
+        if letters:
+            begins[token], ends[token] = letters[0], letters[-1]
+            within[token] = any(letters) and not letters[0]
+    starts = within[ids_NT] | begins[ids_NT]
+    starts[:, 1:] &= within[ids_NT[:, 1:]] | ~ends[ids_NT[:, :-1]]
+    starts[:, 0] = False
+    return starts
 
 
 def _parts(ids_NT: Tensor) -> Iterator[slice]:
@@ -216,10 +258,10 @@ def _parts(ids_NT: Tensor) -> Iterator[slice]:
 
 
 def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """(L, H, P), and what equal shares score, (P,)."""
+    """Return the scores of all heads, (L, H, P), and those of uniform attention, (P,)."""
     length = ids_NT.size(1)
-    equal_TT = torch.ones(length, length, device=ids_NT.device).tril()
-    equal_TT /= equal_TT.sum(-1, keepdim=True)
+    uniform_TT = torch.ones(length, length, device=ids_NT.device).tril()
+    uniform_TT /= uniform_TT.sum(-1, keepdim=True)
     sums: Any = 0
     counts: Any = 0
     for part in _parts(ids_NT):
@@ -230,42 +272,85 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
             found.append(pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part]))
 
         check_finite(record(model, ids_NT[part], watch=score).logits)
-        score(equal_TT.expand(len(ids_NT[part]), model.architecture.maps_per_layer, -1, -1))
+        score(uniform_TT.expand(len(ids_NT[part]), model.architecture.maps_per_layer, -1, -1))
         sums = sums + torch.stack([layer_sums for layer_sums, _ in found])
         counts = counts + found[0][1]
     scores_LHP = (sums / counts.clamp(min=1)[:, None]).transpose(1, 2).cpu()
     return scores_LHP[:-1], scores_LHP[-1, 0]
 
 
+def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed attention on each pattern, (P, H), and the number of tokens summed, (P,).
+
+    `starts_NT` marks the starts of words.
+    """
+    length, device = ids_NT.size(1), ids_NT.device
+    past_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    uniform_TT = past_TT / past_TT.sum(-1, keepdim=True)
+    eye_TT = torch.eye(length, device=device)
+    same_NTT = (ids_NT[:, :, None] == ids_NT[:, None, :]) & past_TT
+    earlier_NTT = same_NTT.tril(-1)
+    follows_NTT = (earlier_NTT.roll(1, -1)).tril(-1)
+    follows_NTT[:, :, 0] = False
+    starts_NTT = starts_NT[:, None, :] & past_TT
+    every_NT = (torch.arange(length, device=device) >= 1).expand(len(ids_NT), -1)
+
+    def share_on(looked_at: Tensor) -> Tensor:
+        return (weights_NHTT * looked_at.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
+
+    found = {
+        "previous-token": (share_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
+        "same-token": (share_on(same_NTT), earlier_NTT.any(-1)),
+        "first-token": (share_on(eye_TT[:1]), every_NT),
+        "uniform": (weights_NHTT.minimum(uniform_TT).sum(-1), every_NT),
+        "start-of-word": (share_on(starts_NTT), starts_NTT.any(-1) & every_NT),
+        "induction": (share_on(follows_NTT), follows_NTT.any(-1)),
+    }
+    shares, counted = zip(*(found[pattern] for pattern in PATTERNS), strict=True)
+    sums = [
+        (share_NHT * of_NT[:, None]).sum((0, 2), dtype=torch.float32)
+        for share_NHT, of_NT in zip(shares, counted, strict=True)
+    ]
+    return torch.stack(sums), torch.stack([of_NT.sum() for of_NT in counted])
+
+
+def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
+    """Return the pattern with the highest score among those that are clear enough, or "mixed"."""
+
+    def is_clear(pattern: str) -> bool:
+        beyond_chance = scores[pattern] >= TIMES_CHANCE * chance[pattern]
+        return scores[pattern] >= THRESHOLDS[pattern] and (pattern == "uniform" or beyond_chance)
+
+    return max(filter(is_clear, PATTERNS), key=lambda pattern: scores[pattern], default="mixed")
+
+
 def _ablate(
-    model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, places: list[Head], on_event: OnEvent
+    model: LanguageModel, windows_NT: Tensor, places: list[Head], on_event: OnEvent
 ) -> tuple[float, dict[Head, float | None]]:
-    whole = _loss(model, ids_NT, next_NT, None)
+    """Return the loss with all heads, and by how much it changes without each."""
+    whole = _loss(model, windows_NT, None)
     changes: dict[Head, float | None] = {}
     for place in places:
         on_event(Progress("ablate", len(changes), len(places), "head"))
-        changes[place] = _loss(model, ids_NT, next_NT, place) - whole
+        changes[place] = _loss(model, windows_NT, place) - whole
     return whole, changes
 
 
-def _loss(model: LanguageModel, ids_NT: Tensor, next_NT: Tensor, silenced: Head | None) -> float:
-    losses = [
-        float(cross_entropy(_logits(model, ids_NT[part], silenced), targets)) * targets.numel()
-        for part in _parts(ids_NT)
-        for targets in [next_NT[part]]
-    ]
-    loss = math.fsum(losses) / next_NT.numel()
+def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> float:
+    inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
+    losses = []
+    for part in _parts(inputs_NT):
+        # `watch` drops the weights of attention, which would take memory.
+        logits = record(model, inputs_NT[part], silenced, watch=lambda _: None).logits
+        losses.append(float(cross_entropy(logits, targets_NT[part])) * targets_NT[part].numel())
+    loss = math.fsum(losses) / targets_NT.numel()
     if not math.isfinite(loss):
         raise NotFiniteError
     return loss
 
 
-def _logits(model: LanguageModel, ids_NT: Tensor, silenced: Head | None) -> Tensor:
-    return record(model, ids_NT, silenced, watch=lambda _: None).logits
-
-
 def in_words(report: HeadsReport) -> Iterator[str]:
-    """A table: a line for each head."""
+    """Yield the lines of a table, one for each head."""
     column: Callable[[str], str] = "{:>14}".format
     columns = "".join(map(column, PATTERNS))
     yield f"layer  head  {'name':<14}{columns}{column('loss change') if report.loss else ''}"

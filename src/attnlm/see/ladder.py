@@ -10,7 +10,7 @@ from typing import Any
 
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run
-from attnlm.see.verdict import best_record, verdict_of
+from attnlm.see.curves import best_record, verdict
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rung:
     @property
     def verdict(self) -> str:
         """How its training went, in words."""
-        return verdict_of(self.run, self.records)
+        return verdict(self.records, self.run.dataset)
 
 
 @dataclass(frozen=True)

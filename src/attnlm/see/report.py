@@ -1,4 +1,4 @@
-"""All that a trained run has to show, gathered: for one page, or to be looked at from Python."""
+"""All that a run has to show, gathered: for one page, or to be looked at from Python."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress, ignore
@@ -17,14 +19,16 @@ from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.inspection import check_finite
+from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.recorder import Recorder
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of
+from attnlm.see.curves import best_record, verdict
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
-from attnlm.see.lens import LensRow, logit_lens
 from attnlm.see.reproduce import (
     import_command,
     prepare_command,
@@ -32,27 +36,38 @@ from attnlm.see.reproduce import (
     train_command,
 )
 from attnlm.see.text import ids_within_context
-from attnlm.see.verdict import best_record, verdict_of
 from attnlm.training.schedule import learning_rate
 
 STAGES = 3
 """Of a report: heads, the longer text, and the page, which `report_page` makes."""
 
 _TOKENS, _SEED = 500, 1  # of the longer text
+_TOKENS_AT_ONCE = 2**6  # whose logits, over the whole vocabulary, are in memory
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """The K likeliest next tokens for each of T tokens, read after one layer, likeliest first."""
+
+    name: str
+    ids: NDArray[np.int64]
+    """(T, K)"""
+    probabilities: NDArray[np.float32]
+    """(T, K)"""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run: how it went, its snapshots, and what its checkpoint does with a text."""
+    """A run: how its training went, its snapshots, and what its checkpoint does with a text."""
 
     run: Run
     checkpoint: str
     records: Sequence[Mapping[str, Any]]
-    """of its evaluations, oldest first, at least one; none of an imported run"""
+    """its evaluations, oldest first; at least one, but none of an imported run"""
     snapshots: Sequence[Snapshot]
-    """at evaluations; empty in a run of an older version"""
+    """at evaluations; empty if none are recorded"""
     passage: Sequence[str]
-    """the tokens that the snapshots' maps are over"""
+    """the tokens of the snapshots' maps"""
     text_is: str
     """where the text comes from, in words"""
     ids: list[int]
@@ -62,13 +77,13 @@ class Report:
     heads_over: str
     """what the heads were measured on, in words; or why they were not"""
     data_gone: str
-    """why the data set can't be had, in words; empty where it can"""
+    """why there is no data set, in words; empty if there is one"""
     commands: Sequence[str]
-    """what makes the run again"""
+    """the commands that reproduce the run"""
     sample: str
     """a longer text, without a prompt"""
     sample_command: str
-    """what prints that text, on a CPU"""
+    """the command that prints that text, on a CPU"""
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -80,7 +95,7 @@ class Report:
         """How its training went, in words."""
         if not self.records:
             return "it was imported, so the page shows no training"
-        return verdict_of(self.run, self.records)
+        return verdict(self.records, self.run.dataset)
 
     @property
     def was_extended(self) -> bool:
@@ -92,7 +107,7 @@ class Report:
         )
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {
             "run": str(self.run.path),
             "model": self.run.config.model.model,
@@ -120,15 +135,15 @@ def report(
     data_dir: Path = Path("data"),
     on_event: OnEvent = ignore,
 ) -> Report:
-    """What a run has to show. Its stages are reported as Progress, as is that of `ablate`.
+    """Gather what a run has to show. Reports its stages, and those of `ablate`, as Progress.
 
-    The model looks at `text`, or at the beginning of the validation split. Heads are scored over
-    `windows` windows of that split; `ablate` also measures the loss without each. Where the data
-    set is gone, they are scored on `text`, if it is given, or not at all; an imported run has none,
-    and random tokens stand for it.
+    The model reads `text`, or the beginning of the validation split. Heads are scored over
+    `windows` windows of that split; `ablate` also measures the loss without each. If the data set
+    is gone, they are scored on `text`, if it is given, or not at all; those of an imported run,
+    which has no data set, on random tokens.
 
-    Raises AttnlmError when the text does not fit the context or the vocabulary, when the run was
-    trained here and never evaluated, and when its files are missing or damaged.
+    Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
+    trained here and never evaluated, and if its files are missing or damaged.
     """
     records = run.metrics()
     if not records and not run.imported_from:
@@ -139,36 +154,47 @@ def report(
     given = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    dataset, gone = _dataset(run, data_dir)
-    passage = run.ticker_passage()
-    ids, text_is = (given, "the text that was given") if given else _passage(run, dataset)
+    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    dataset, gone = None, "it has no data set"
+    if not run.imported_from:
+        try:
+            dataset, gone = open_dataset_of(run, data_dir), ""
+        except AttnlmError as error:
+            gone = error.message
+    ids, text_is = (given, "the text that was given") if given else _text(run, dataset)
     if ids is None:
-        gone_how = "it has no data set" if run.imported_from else "the data set is gone"
-        ids, text_is = _own_words(run, model), f"the model's own first words, since {gone_how}"
+        ids, text_is = _own_words(run, sampler), f"the model's own first words, since {gone}"
     attention, seen = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
     heads, heads_over = None, "the model has none"
-    if run.config.model.maps_per_layer:
-        heads, heads_over = _heads(
-            run,
-            dataset,
-            given,
-            gone,
-            windows=windows,
-            ablate=ablate,
-            checkpoint=checkpoint,
-            device=device,
-            data_dir=data_dir,
-            on_event=on_event,
-        )
+    if run.config.model.maps_per_layer and not (dataset or given or run.imported_from):
+        heads_over = gone
+    elif run.config.model.maps_per_layer:
+        try:
+            heads = study_heads(
+                run,
+                text=None if dataset else given,
+                windows=windows,
+                ablate=ablate,
+                checkpoint=checkpoint,
+                device=device,
+                data_dir=data_dir,
+                on_event=on_event,
+            )
+            on_given = f" of the text above only, since {gone}" if given else ""
+            where = ", spread over the validation split" if dataset else on_given
+            heads_over = heads.measured_on + where
+        except TooShortError as error:
+            heads_over = error.message
     on_event(Progress("sampling", 1, STAGES, "step"))
-    sampler, config = _sampler(run, model), SamplingConfig(tokens=_TOKENS, seed=_SEED)
+    config = SamplingConfig(tokens=_TOKENS, seed=_SEED)
+    commands = [prepare_command(dataset)] if dataset else []
     return Report(
         run=run,
         checkpoint=checkpoint,
         records=records,
         snapshots=run.ticker(),
-        passage=passage,
+        passage=run.ticker_passage(),
         text_is=text_is,
         ids=ids,
         attention=attention,
@@ -176,27 +202,14 @@ def report(
         heads=heads,
         heads_over=heads_over,
         data_gone=gone,
-        commands=_commands(run, dataset),
+        commands=[*commands, import_command(run) if run.imported_from else train_command(run)],
         sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
         sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
 
 
-def _dataset(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
-    try:
-        return open_dataset_of(run, data_dir), ""
-    except AttnlmError as error:
-        return None, error.message
-
-
-def _commands(run: Run, dataset: Dataset | None) -> list[str]:
-    if run.imported_from:
-        return [import_command(run)]
-    return [*([prepare_command(dataset)] if dataset else []), train_command(run)]
-
-
-def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
-    """The beginning of the validation split; None where it can't be had."""
+def _text(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
+    """Return the beginning of the validation split, and what it is; None if it can't be had."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
         ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
@@ -208,12 +221,7 @@ def _passage(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
 
-def _sampler(run: Run, model: LanguageModel) -> Sampler:
-    return Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
-
-
-def _own_words(run: Run, model: LanguageModel) -> list[int]:
-    sampler = _sampler(run, model)
+def _own_words(run: Run, sampler: Sampler) -> list[int]:
     ids = sampler.prompt_ids("")
     tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
     for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):
@@ -221,21 +229,32 @@ def _own_words(run: Run, model: LanguageModel) -> list[int]:
     return ids
 
 
-def _heads(
-    run: Run, dataset: Dataset | None, given: list[int] | None, gone: str, **how: Any
-) -> tuple[HeadsReport | None, str]:
-    """Measured on the data set, else on a text that was given, if it is long enough."""
-    tokens = np.array(given) if dataset is None and given is not None else None
-    if dataset is None and tokens is None and not run.imported_from:
-        return None, gone
-    try:
-        studied = study_heads(run, tokens=tokens, **how)
-    except TooShortError as error:
-        return None, error.message
-    if tokens is not None:
-        why = "it has no data set" if run.imported_from else gone
-        return studied, f"the {len(tokens)} tokens of the text above only, since {why}"
-    if dataset is None:
-        return studied, studied.measured_on
-    windows = f"{studied.windows} windows of {studied.window} tokens"
-    return studied, f"{windows}, spread over the validation split"
+@torch.inference_mode()
+def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[LensRow]:
+    """Return what the LM head reads in the stream after each layer (nostalgebraist, 2020).
+
+    In a transformer every layer adds to one residual stream, and norm and head turn its last state
+    into the prediction. The lens applies them to the earlier states too, as if the layers above
+    were not there: a row for the embeddings and one for each layer, of which the last is the
+    model's own prediction. Each has the `count` likeliest tokens, or the whole smaller vocabulary.
+
+    A bigram has no rows, and embeddings of another width than the head reads, which a one-layer
+    rung may have, none. Raises NotFiniteError for NaN and infinity.
+    """
+    if not isinstance(model, Transformer):
+        return []
+    streams = {"embedding": seen.embedded}
+    streams |= {f"layer {n}": layer.stream for n, layer in enumerate(seen.layers, 1)}
+    rows = []
+    for name, stream_BTC in streams.items():
+        if stream_BTC is None or stream_BTC.size(-1) != model.architecture.body_dim:
+            continue
+        ids, probabilities = [], []
+        for some_TC in stream_BTC[0].split(_TOKENS_AT_ONCE):
+            logits_TV = model.read_out(some_TC)
+            check_finite(logits_TV)
+            largest_TK, ids_TK = logits_TV.topk(min(count, model.vocab_size))
+            ids.append(ids_TK)
+            probabilities.append(torch.exp(largest_TK - logits_TV.logsumexp(-1, keepdim=True)))
+        rows.append(LensRow(name, torch.cat(ids).numpy(), torch.cat(probabilities).numpy()))
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +11,13 @@ import numpy as np
 import attnlm
 from attnlm.base.readable import duration
 from attnlm.runs.ticker import Snapshot
+from attnlm.see.attend import Numbers
 from attnlm.see.attend_page import SCRIPTS, attention_parts
-from attnlm.see.curves import panel_sides, panel_svg, run_lines
-from attnlm.see.film import previous_token_score, strip
-from attnlm.see.heads import HeadReport
-from attnlm.see.lens import lens_data
+from attnlm.see.curves import panel_svg, run_lines
+from attnlm.see.heads import PATTERNS
 from attnlm.see.page import render
-from attnlm.see.patterns import PATTERNS
-from attnlm.see.report import Report
+from attnlm.see.pictures import strip
+from attnlm.see.report import LensRow, Report
 from attnlm.see.reproduce import report_command
 from attnlm.see.text import visible
 
@@ -27,40 +27,33 @@ _MOST_COLUMNS = 24  # of the logit lens
 
 
 def report_page(report: Report) -> bytes:
-    """The page, in UTF-8: the same bytes for the same report."""
-    kept = _thinned(report.snapshots)
+    """Return the page, in UTF-8: the same bytes for the same report."""
+    run, records = report.run, report.records
+    snapshots = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
-    data["snapshots"], data["films"] = _snapshots(report, kept), _films(kept)
+    data["snapshots"], data["films"] = _said(report, snapshots), _films(report, snapshots)
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
+    scripts = [*SCRIPTS, *(["lens.js"] if report.lens else [])]
+    last_scores = [film["scores"][-1] for film in data["films"]]
+    lines = run_lines(records)
     return render(
         "report.html",
-        scripts=(
-            *SCRIPTS,
-            *(("lens.js",) if report.lens else ()),
-            *(("report.js",) if kept else ()),
-        ),
+        scripts=[*scripts, *(["report.js"] if snapshots else [])],
         data=data,
         report=report,
-        run=report.run,
+        run=run,
         facts=_facts(report),
         sample=_shown(report.sample),
-        report_command=report_command(report.run),
-        settings=_settings(report),
-        curve=_curve(report),
+        report_command=report_command(run),
+        # The settings of a training say nothing of an imported run.
+        settings=(run.config.model if run.imported_from else run.config).settings(),
+        curve=panel_svg(lines, run.references(), "step") if len(records) > 1 else None,
         snapshots=data["snapshots"],
-        evaluations=len(report.records),
         films=data["films"],
-        shown_film=max(
-            range(len(data["films"])), key=lambda n: data["films"][n]["scores"][-1], default=0
-        ),
-        all_films=report.run.config.model.layers * report.run.config.model.maps_per_layer,
-        passage=_passage(report),
-        lens=_lens(report),
-        lens_last=_lens_last(report),
-        lens_tokens=content["shown"][-_MOST_COLUMNS:],
-        came=content["shown"][-_MOST_COLUMNS:][1:],
+        shown_film=int(np.argmax(last_scores)) if last_scores else 0,
+        all_films=run.config.model.layers * run.config.model.maps_per_layer,
+        lens_columns=range(len(report.ids))[-_MOST_COLUMNS:],
         patterns=PATTERNS,
-        heat_rows=_by_layer(report),
         version=attnlm.__version__,
         **content,
     )
@@ -96,69 +89,35 @@ def _facts(report: Report) -> dict[str, str]:
     }
 
 
-def _settings(report: Report) -> dict[str, Any]:
-    """Of an imported run only those of the model: no training here has used the others."""
-    words = {True: "yes", False: "no"}
-    config = report.run.config
-    settings = config.model.settings() if report.run.imported_from else config.settings()
-    return {
-        name.replace("_", " "): words[value] if isinstance(value, bool) else value
-        for name, value in settings.items()
-    }
-
-
-def _curve(report: Report) -> str | None:
-    """None where there are fewer than two evaluations."""
-    if len(report.records) < 2:
-        return None
-    return panel_svg(run_lines(report.records), report.run.references(), "step")
-
-
-def _by_layer(report: Report) -> list[list[HeadReport]]:
-    heads = [] if report.heads is None else report.heads.heads
-    layers = [head.layer for head in heads]
-    return [[head for head in heads if head.layer == layer] for layer in sorted(set(layers))]
-
-
 def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """At most so many, spread evenly, with the first and the last."""
+    """Return at most _MOST_SNAPSHOTS, spread evenly, with the first and the last."""
     count = min(len(snapshots), _MOST_SNAPSHOTS)
     chosen = np.linspace(0, len(snapshots) - 1, count).round().astype(int)
     return [snapshots[number] for number in chosen]
 
 
-def _snapshots(report: Report, kept: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Of each its step, loss and text, and where its step is across the picture of the curve."""
-    if not kept:
-        return []
+def _said(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     losses = {record["step"]: record["val_loss"] for record in report.records}
-    left, right = panel_sides()
-    last = report.records[-1]["step"] or 1
     return [
-        {
-            "step": snapshot.step,
-            "loss": losses.get(snapshot.step),
-            "text": _shown(snapshot.text),
-            "at": round(left + (right - left) * snapshot.step / last, 5),
-        }
-        for snapshot in kept
+        {"step": one.step, "loss": losses.get(one.step), "text": _shown(one.text)}
+        for one in snapshots
     ]
 
 
 def _shown(text: str) -> str:
-    """A text of many lines, with signs for what else can't be seen."""
+    """Return a text of many lines, with signs for other characters that can't be seen."""
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join("".join(c if c == " " else visible(c) for c in line) for line in lines)
 
 
-def _films(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """For each head its strip, and its previous-token scores; none where no maps were recorded.
+def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """Return a strip of frames for each head, and its previous-token scores, if maps are recorded.
 
-    Of many heads, only those with the largest scores in the end: a strip takes tens of KB.
+    Of many heads, only those with the largest scores at the end: a strip takes tens of KB.
     """
-    maps = [snapshot.maps for snapshot in snapshots if snapshot.maps is not None]
+    maps = [one.maps for one in snapshots if one.maps is not None]
     shapes = {one.shape for one in maps}
-    if len(maps) < len(snapshots) or len(shapes) != 1 or maps[0].shape[-1] < 2:
+    if len(maps) < len(snapshots) or len(shapes) != 1 or len(report.passage) != maps[0].shape[-1]:
         return []
     scores = {
         place: [round(previous_token_score(one[place]), 3) for one in maps]
@@ -168,52 +127,32 @@ def _films(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     return [
         {
             "name": f"layer {place[0] + 1} head {place[1] + 1}",
-            "strip": strip([one[place] for one in maps]),
+            "strip": "data:image/png;base64,"
+            + base64.b64encode(strip(np.array([one[place] for one in maps]))).decode(),
             "scores": scores[place],
         }
         for place in sorted(best)
     ]
 
 
-def _passage(report: Report) -> list[str]:
-    """The tokens beside a map; dots where they were not recorded."""
-    maps = report.snapshots[0].maps if report.snapshots else None
-    length = 0 if maps is None else maps.shape[-1]
-    shown = [visible(token) for token in report.passage]
-    return shown if len(shown) == length else ["·"] * length
+def previous_token_score(weights_TT: Numbers) -> float:
+    """Return the mean share of attention on the token just before, as heads.py scores it."""
+    return float(np.diagonal(weights_TT, -1).mean())
 
 
-def _lens(report: Report) -> list[tuple[str, list[tuple[str, float, bool]]]]:
-    """Rows of cells: the likeliest token, its probability, and whether that is what came."""
-    came = [*report.ids[1:], -1][-_MOST_COLUMNS:]
-    vocabulary = report.attention.vocabulary
-    return [
-        (
-            row.name,
-            [
-                (visible(vocabulary[i]), p, i == next_id)
-                for i, p, next_id in zip(
-                    row.ids[-_MOST_COLUMNS:, 0].tolist(),
-                    row.probabilities[-_MOST_COLUMNS:, 0].tolist(),
-                    came,
-                    strict=True,
-                )
-            ],
-        )
-        for row in report.lens
-    ]
+def lens_data(rows: Sequence[LensRow], vocabulary: Sequence[str]) -> dict[str, Any]:
+    """Return the logit lens for lens.js, layer by layer, token by token, the likeliest first.
 
-
-def _lens_last(report: Report) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Rows of cells: the likeliest tokens after the last one, with their probabilities."""
-    vocabulary = report.attention.vocabulary
-    return [
-        (
-            row.name,
-            [
-                (visible(vocabulary[i]), p)
-                for i, p in zip(row.ids[-1].tolist(), row.probabilities[-1].tolist(), strict=True)
-            ],
-        )
-        for row in report.lens
-    ]
+    `words` are the tokens that occur, `ids` the places of the likeliest among these, with percents.
+    """
+    if not rows:
+        return {"words": [], "ids": [], "percents": [], "count": 0}
+    ids_LTK = np.stack([row.ids for row in rows])
+    found, places = np.unique(ids_LTK, return_inverse=True)
+    percents = np.rint(100 * np.stack([row.probabilities for row in rows])).astype(int)
+    return {
+        "words": [visible(vocabulary[i]) for i in found.tolist()],
+        "ids": places.ravel().tolist(),
+        "percents": percents.ravel().tolist(),
+        "count": ids_LTK.shape[-1],
+    }

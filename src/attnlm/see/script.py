@@ -1,15 +1,13 @@
-"""A run's forward pass as a plain PyTorch script that needs nothing of ours but the weights.
+"""A run's forward pass as a plain PyTorch script that needs nothing of attnlm but the weights.
 
-It is the textbook pass, with the model's parts put in and the branches that it does not take left
-out.
+The script is the textbook pass, with the model's parts filled in and without the branches that the
+model does not take.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
-from pathlib import Path
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
@@ -18,49 +16,78 @@ from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
 
+_SCRIPT = """\
+# The forward pass of a {model}, from ids (T,) to logits (T, V).
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+{functions}
+
+{weights}
+weights = {{name.removeprefix("model."): w for name, w in weights.items()}}
+ids = torch.tensor({ids})  # {text!r}
+logits = forward(weights, ids)
+{vocabulary}
+probabilities = torch.softmax(logits[-1], dim=-1)
+for i in probabilities.argsort(descending=True)[:5].tolist():
+    print(f"{{probabilities[i]:.4f}}", {shown})
+"""
+_WEIGHTS = "weights = load_file({path!r})"
+_SHARDED_WEIGHTS = """\
+from pathlib import Path
+files = sorted(Path({path!r}).glob("shard-*-model-00001-*.safetensors"))
+parts = [load_file(file) for file in files]  # the rows of each process, in order
+weights = {{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}"""
+
 
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
-    """A script of at most 80 lines that computes the `logits` (T, V) of `text`.
+    """Return a script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
-    It loads the checkpoint from where it lies and prints the likeliest next tokens. Raises
-    AttnlmError when the text does not fit the context or the vocabulary, and when files are missing
-    or damaged.
+    It loads the checkpoint from its place and prints the likeliest next tokens. Raises AttnlmError
+    if the text does not fit the context or the vocabulary, or if files are missing or damaged.
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
-    load_model(run, checkpoint=chosen, device="cpu")  # which checks it
+    load_model(run, checkpoint=chosen, device="cpu")  # raises if it is damaged
     if run.config.training.adapters is not None:
         raise AttnlmError(
             f"{run.name} is a run of adapters: no one file has its weights",
             f"fold them in first: attnlm export {run.name} DIR, then attnlm import DIR",
         )
-    functions = specialised(run.config.model)
-    return "\n".join([*_begin(run), functions, "", *_end(run, chosen.path, ids)]) + "\n"
+    weights = _SHARDED_WEIGHTS if run.config.training.shard else _WEIGHTS
+    is_small = run.vocab_size <= 256
+    vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
+    return _SCRIPT.format(
+        model=run.config.model.model,
+        functions=specialised(run.config.model),
+        weights=weights.format(path=str(chosen.path.resolve())),
+        ids=ids,
+        text=run.tokenizer.decode(ids),
+        vocabulary=f"\nvocabulary = {vocabulary}" if is_small else "",
+        shown="repr(vocabulary[i])" if is_small else "i",
+    )
 
 
 def specialised(a: Architecture) -> str:
-    """The functions of the textbook pass that this model takes, with its parts put in."""
+    """Return the functions of the textbook pass that this model takes, with its parts filled in."""
     module = ast.parse(inspect.getsource(textbook))
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
     for function in functions.values():
         _Specialised(a).visit(function)
-    used = _reachable("forward", functions)
+    used, waiting = {"forward"}, ["forward"]
+    while waiting:
+        called = {
+            node.id for node in ast.walk(functions[waiting.pop()]) if isinstance(node, ast.Name)
+        }
+        new = called & functions.keys() - used
+        used |= new
+        waiting += new
     return "\n\n".join(ast.unparse(f) for name, f in functions.items() if name in used)
 
 
-def _reachable(start: str, functions: dict[str, ast.FunctionDef]) -> set[str]:
-    found = {start}
-    waiting = [start]
-    while waiting:
-        for node in ast.walk(functions[waiting.pop()]):
-            if isinstance(node, ast.Name) and node.id in functions.keys() - found:
-                found.add(node.id)
-                waiting.append(node.id)
-    return found
-
-
 class _Specialised(ast.NodeTransformer):
-    """Puts the parts of an Architecture in the place of `a.part`, and decides what they decide."""
+    """Replaces `a.part` by that part of an Architecture, and takes the branches that follow."""
 
     def __init__(self, a: Architecture) -> None:
         self._architecture = a
@@ -84,56 +111,13 @@ class _Specialised(ast.NodeTransformer):
         node.args = [x for x in node.args if not (isinstance(x, ast.Name) and x.id == "a")]
         return node
 
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+    def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
+        """Keep the branch that is taken, if the test needs nothing but the architecture."""
+        try:
+            is_taken = bool(eval(ast.unparse(node.test), {"a": self._architecture}))
+        except NameError:
+            is_taken = None
         self.generic_visit(node)
-        left, right = node.left, node.comparators[0]
-        if not (isinstance(left, ast.Constant) and isinstance(right, ast.Constant)):
-            return node
-        is_equal = left.value == right.value
-        return ast.Constant(is_equal == isinstance(node.ops[0], (ast.Eq, ast.Is)))
+        return node if is_taken is None else node.body if is_taken else node.orelse
 
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        self.generic_visit(node)
-        if not isinstance(node.test, ast.Constant):
-            return node
-        return node.body if node.test.value else node.orelse
-
-    def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
-        self.generic_visit(node)
-        if not isinstance(node.test, ast.Constant):
-            return node
-        return node.body if node.test.value else node.orelse
-
-
-def _begin(run: Run) -> Iterator[str]:
-    yield f"# The forward pass of a {run.config.model.model}, from ids (T,) to logits (T, V)."
-    if run.config.training.shard:
-        yield "from pathlib import Path"
-    yield "import torch"
-    yield "from safetensors.torch import load_file"
-    yield "from torch.nn import functional as F"
-    yield ""
-
-
-def _end(run: Run, path: Path, ids: list[int]) -> Iterator[str]:
-    place = str(path.resolve())
-    if run.config.training.shard:
-        # Each process' rows, in order.
-        yield f"files = sorted(Path({place!r}).glob('shard-*-model-00001-*.safetensors'))"
-        yield "parts = [load_file(file) for file in files]"
-        yield "weights = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}"
-    else:
-        yield f"weights = load_file({place!r})"
-    yield 'weights = {name.removeprefix("model."): w for name, w in weights.items()}'
-    yield f"ids = torch.tensor({ids})  # {run.tokenizer.decode(ids)!r}"
-    yield "logits = forward(weights, ids)"
-    yield ""
-    if run.vocab_size <= 256:
-        texts = token_texts(run.tokenizer, list(range(run.vocab_size)))
-        yield f"vocabulary = {texts}"
-        shown = "repr(vocabulary[i])"
-    else:
-        shown = "i"
-    yield "probabilities = torch.softmax(logits[-1], dim=-1)"
-    yield f"for i in probabilities.argsort(descending=True)[:{min(5, run.vocab_size)}].tolist():"
-    yield f'    print(f"{{probabilities[i]:.4f}}", {shown})'
+    visit_IfExp = visit_If  # noqa: N815 - the name that ast looks for

@@ -1,4 +1,4 @@
-"""A text as a run's model sees it: its ids, and each token in a form that can be shown."""
+"""A text as a run's model reads it: its ids, and each token in a form that can be shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
+_BACKGROUNDS = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # red, green and blue of 0 and of 1
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -20,10 +21,10 @@ def ids_of(run: Run, text: str) -> list[int]:
 
 
 def ids_within_context(run: Run, text: str) -> list[int]:
-    """The ids of `text` as a model expects them, at least one and at most block_size.
+    """Return the ids of `text` as a model expects them, at least one and at most block_size.
 
-    Raises UsageError for an empty text, AttnlmError where it is too long or the vocabulary lacks
-    one of its characters.
+    Raises UsageError for an empty text, AttnlmError if the text is too long or if the vocabulary
+    lacks one of its characters.
     """
     ids = ids_of(run, text)
     most = run.config.model.block_size
@@ -36,13 +37,19 @@ def ids_within_context(run: Run, text: str) -> list[int]:
 
 
 def token_texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Each token by itself; bytes that are no character become U+FFFD."""
+    """Return each token decoded by itself; bytes that are no character become U+FFFD."""
     return [tokenizer.decode([i]) for i in ids]
 
 
 def visible(text: str) -> str:
-    """With signs for spaces and line ends, and escapes for what else can't be seen."""
+    """Return a text with signs for spaces and line ends, and escapes for other invisible signs."""
     return "".join(
         _SHOWN.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
         for c in text
     )
+
+
+def tint(share: float) -> str:
+    """Return a terminal style for a number from 0 to 1: white on a blue that grows brighter."""
+    mixed = (round(low + (high - low) * share) for low, high in zip(*_BACKGROUNDS, strict=True))
+    return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)

@@ -15,8 +15,7 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.see.attend import MOST_IN_JSON
-from attnlm.see.blocks import next_in_words
+from attnlm.see.attend import MOST_IN_JSON, next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
@@ -45,10 +44,7 @@ class Trace:
     """the next token's candidates with their probabilities, the likeliest first"""
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values, every number of every step in them.
-
-        Raises AttnlmError where they are too many.
-        """
+        """Return every number of every step as JSON values. Raises AttnlmError if too many."""
         numbers = sum(step.values.numel() for step in self.steps)
         if numbers > MOST_IN_JSON:
             raise AttnlmError(
@@ -65,8 +61,7 @@ class Trace:
                     "formula": step.formula,
                     "axes": step.axes,
                     "shape": list(step.values.shape),
-                    # Masked scores are −∞, which JSON does not have.
-                    "values": _without_infinities(step.values.tolist()),
+                    "values": _as_json(step.values),
                 }
                 for step in self.steps
             ],
@@ -74,11 +69,18 @@ class Trace:
         }
 
 
-def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
-    """The forward pass of a run's checkpoint over `text`, computed on the CPU.
+def _as_json(values: Tensor) -> Any:
+    """Return the numbers as lists, with None for masked scores: −∞, which JSON does not have."""
+    numbers = values.numpy().astype(object)
+    numbers[values.isneginf().numpy()] = None
+    return numbers.tolist()
 
-    Raises AttnlmError when the text does not fit the context or the vocabulary, when files are
-    missing or damaged, and for numbers that are not finite.
+
+def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
+    """Return the forward pass of a run's checkpoint over `text`, computed on the CPU.
+
+    Raises AttnlmError if the text does not fit the context or the vocabulary, if files are missing
+    or damaged, and for numbers that are not finite.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
@@ -129,7 +131,7 @@ _MLPS = {
 
 
 def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
-    """What one block computes, its numbers (1, …)."""
+    """Yield what one block computes, its numbers (1, …)."""
     if layer.read is not None and layer.heads is not None and layer.attended is not None:
         if a.norm != "none":
             yield Step("norm", _NORMS[a.norm], "T C", layer.read)
@@ -157,7 +159,7 @@ def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
         )
     else:
         bias = " + bias" if a.qkv_bias else ""
-        done = (a.query_key_norm, "normalised"), (a.positions == "rotary", "turned by position")
+        done = (a.query_key_norm, "normalised"), (a.positions == "rotary", "rotated by position")
         placed = " and ".join(word for is_done, word in done if is_done)
         placed = f", {placed}" if placed else ""
         yield Step("q", f"x · W_qᵀ{bias}{placed}", "H T D", heads.query)
@@ -204,9 +206,3 @@ def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
 def _numbers(row: Tensor) -> str:
     few = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_FEW].tolist())
     return few + ("  …" if len(row) > _FEW else "")
-
-
-def _without_infinities(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_without_infinities(value) for value in values]
-    return None if values == float("-inf") else values

@@ -1,6 +1,6 @@
 "use strict";
 // The text, the grid of all heads, and the chosen head: its map, and its tint on the text.
-// maps.py says what a page holds of the maps: of each row some columns, and their steps of 1/255.
+// attend_page.py says what a page holds of the maps: some columns of each row, in steps of 1/255.
 const data = JSON.parse(document.getElementById("data").textContent);
 const count = data.tokens.length;
 const text = document.getElementById("text");
@@ -128,16 +128,19 @@ function showRow() {
     `attends to: ${mostOf(chosenHead, chosen, 3)}`;
 }
 
+// What the chosen token attends to: in the chosen head, and at most in every head.
+function showPlace() {
+  showRow();
+  headButtons.forEach((button, head) => {
+    button.lastChild.textContent = mostOf(head, chosen, 1);
+  });
+}
+
 function choose(place) {
   press(buttons[chosen], buttons[place]);
   chosen = place;
   document.getElementById("chosen").textContent = `token ${place + 1}, ${data.tokens[place]}`;
-  if (maps !== null) {
-    showRow();
-    headButtons.forEach((button, head) => {
-      button.lastChild.textContent = mostOf(head, place, 1);
-    });
-  }
+  if (maps !== null) showPlace();
   text.dispatchEvent(new Event("choose"));
 }
 
@@ -177,5 +180,5 @@ if (maps !== null) {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   drawAll();
-  showRow();
+  showPlace();
 }

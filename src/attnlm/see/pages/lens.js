@@ -1,5 +1,5 @@
 "use strict";
-// What each layer's state of the chosen token is read as: lens.py says how `ids` lie.
+// What each layer's state of the chosen token is read as: report_page.py says how `ids` lie.
 const readings = [...document.querySelectorAll("#lens-at tbody tr")].map((row) =>
   [...row.querySelectorAll("td")],
 );

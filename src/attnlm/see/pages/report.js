@@ -2,10 +2,17 @@
 // The replay: one slider moves the mark on the curve, the line that was said, and the head's map.
 const slider = document.getElementById("snapshot");
 const curve = document.getElementById("curve");
+const plot = curve && curve.querySelector("svg");
 const film = document.getElementById("film");
 const head = document.getElementById("head");
 const rows = [...document.querySelectorAll("#lines tbody tr")];
 const frames = film === null ? [] : [...document.querySelectorAll("#frames figure")];
+
+// Where a snapshot's step lies across the picture of the curve, whose x axis begins at step 0.
+function across(snapshot) {
+  const [left, right] = ["left", "right"].map((side) => Number(plot.dataset[side]));
+  return left + ((right - left) * snapshot.step) / plot.dataset.end;
+}
 
 function showSnapshot() {
   const at = slider.valueAsNumber;
@@ -15,7 +22,7 @@ function showSnapshot() {
   slider.setAttribute("aria-valuetext", when);
   document.getElementById("when").textContent = when;
   document.getElementById("said").textContent = snapshot.text;
-  if (curve !== null) document.getElementById("mark").style.setProperty("--at", snapshot.at);
+  if (curve !== null) document.getElementById("mark").style.setProperty("--at", across(snapshot));
   for (const marked of [rows, frames]) {
     marked.forEach((one, number) => one.classList.toggle("now", number === at));
   }
@@ -46,13 +53,13 @@ function goTo(number) {
 
 slider.closest(".control").hidden = false;
 slider.addEventListener("input", showSnapshot);
-slider.setAttribute("aria-valuetext", document.getElementById("when").textContent);
 rows.forEach((row, number) => row.addEventListener("click", () => goTo(number)));
 if (curve !== null) {
+  document.getElementById("mark").hidden = false;
   curve.addEventListener("click", (event) => {
-    const box = curve.querySelector("svg").getBoundingClientRect();
+    const box = plot.getBoundingClientRect();
     const at = (event.clientX - box.left) / box.width;
-    const away = data.snapshots.map((snapshot) => Math.abs(snapshot.at - at));
+    const away = data.snapshots.map((snapshot) => Math.abs(across(snapshot) - at));
     goTo(away.indexOf(Math.min(...away)));
   });
 }
@@ -61,3 +68,4 @@ if (film !== null) {
   head.addEventListener("change", showHeadsFilm);
   frames.forEach((frame, number) => frame.addEventListener("click", () => goTo(number)));
 }
+showSnapshot();

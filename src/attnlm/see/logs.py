@@ -1,0 +1,308 @@
+"""Trainings followed by other tools: an adapter for each, and a listener that tells them.
+
+A tool's package is imported when a training starts that it follows, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import importlib.util
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.settings import quoted
+from attnlm.base.suggestions import suggestion
+from attnlm.runs.run import Run, damaged
+from attnlm.see.pictures import Pixels, sheet
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
+
+_PROJECT = "attnlm"
+_RECORD = "logs.json"
+_MOST_POINTS = 1000  # of a number's curve, evaluations excluded
+# Of a record of metrics.jsonl, by the names that tools show.
+_MEASURED = {
+    "loss/train": "train_loss",
+    "loss/validation": "val_loss",
+    "bits_per_byte": "bits_per_byte",
+}
+
+
+class Tool(Protocol):
+    """An adapter of a tool that follows a run.
+
+    `id` identifies the run there, and stays the same when the run is resumed.
+    """
+
+    def __init__(self, run: Run, id: str, first_step: int) -> None: ...
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def text(self, step: int, name: str, text: str) -> None: ...
+
+    def image(self, step: int, name: str, pixels: Pixels) -> None: ...
+
+    def close(self, *, is_finished: bool) -> None:
+        """Write what is left; the training has ended, `is_finished` or not."""
+
+
+class TensorBoard:
+    """Event files in the run's own folder."""
+
+    def __init__(self, run: Run, id: str, first_step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        # Discard what a killed process reported after the step that it saved.
+        again = first_step + 1 if first_step else None
+        self._writer: Any = SummaryWriter(run.path / "tensorboard", purge_step=again)
+        settings = run.config.settings().items()
+        self.text(first_step, "settings", "\n".join(f"{name} = {v}" for name, v in settings))
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        # TensorBoard shows Markdown, in which indented text stays as it is.
+        self._writer.add_text(name, "".join(f"    {line}\n" for line in text.split("\n")), step)
+
+    def image(self, step: int, name: str, pixels: Pixels) -> None:
+        self._writer.add_image(name, pixels, step, dataformats="HWC")
+
+    def close(self, *, is_finished: bool) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The project that WANDB_PROJECT names, or attnlm; offline with WANDB_MODE=offline."""
+
+    def __init__(self, run: Run, id: str, first_step: int) -> None:
+        import wandb
+
+        self._wandb: Any = wandb
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            name=run.name,
+            id=id,
+            resume="allow",
+            dir=run.path,
+            config=dict(run.config.settings()),
+            settings=wandb.Settings(console="off"),
+        )
+        # W&B's own step counter can't go back to the step at which a killed training resumes.
+        self._run.define_metric("*", step_metric="step")
+
+    def numbers(self, step: int, values: Mapping[str, Any]) -> None:
+        self._run.log({"step": step, **values})
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self.numbers(step, {name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+
+    def image(self, step: int, name: str, pixels: Pixels) -> None:
+        self.numbers(step, {name: self._wandb.Image(pixels)})
+
+    def close(self, *, is_finished: bool) -> None:
+        self._run.finish(exit_code=0 if is_finished else 1)
+
+
+class MLflow:
+    """Where MLFLOW_TRACKING_URI says, in the experiment of MLFLOW_EXPERIMENT_NAME, or attnlm."""
+
+    def __init__(self, run: Run, id: str, first_step: int) -> None:
+        import mlflow
+        from mlflow.entities import Metric, Param
+
+        self._metric: Any = Metric
+        self._client: Any = mlflow.MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        there = mlflow.set_experiment(name).experiment_id
+        if found := self._client.search_runs([there], f"tags.{_PROJECT} = '{id}'"):
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        made = self._client.create_run(there, tags={_PROJECT: id}, run_name=run.name)
+        self._id = made.info.run_id
+        params = [Param(name, str(value)) for name, value in run.config.settings().items()]
+        self._client.log_batch(self._id, params=params)
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._client.log_text(self._id, text, f"{name}/{step:08}.txt")
+
+    def image(self, step: int, name: str, pixels: Pixels) -> None:
+        self._client.log_image(self._id, pixels, key=name, step=step)
+
+    def close(self, *, is_finished: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if is_finished else "KILLED")
+
+
+class Trackio:
+    """A project on this machine, or where Trackio's own settings say."""
+
+    def __init__(self, run: Run, id: str, first_step: int) -> None:
+        import trackio
+
+        self._trackio: Any = trackio
+        self._run: Any = trackio.init(
+            project=_PROJECT,
+            name=f"{run.name}-{id}",
+            config=dict(run.config.settings()),
+            resume="allow",
+        )
+
+    def numbers(self, step: int, values: Mapping[str, Any]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self.numbers(step, {name: self._trackio.Markdown(f"<pre>{html.escape(text)}</pre>")})
+
+    def image(self, step: int, name: str, pixels: Pixels) -> None:
+        self.numbers(step, {name: self._trackio.Image(pixels)})
+
+    def close(self, *, is_finished: bool) -> None:
+        self._trackio.finish()
+
+
+TOOLS: dict[str, type[Tool]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+"""By the names of their packages"""
+
+
+def check_tools(names: Iterable[str]) -> None:
+    """Raise UsageError for an unknown name, and AttnlmError if a tool's package is missing."""
+    for name in names:
+        if str(name) not in TOOLS:
+            hint = suggestion(str(name), TOOLS, f"choose from {', '.join(TOOLS)}")
+            raise UsageError(f"`log` can't be {quoted(name)}", hint)
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name is no package
+            raise AttnlmError(
+                f"`log` {name} needs the package {name}, which is not installed",
+                f"install it: pip install {name}",
+            )
+
+
+class LogListener:
+    """A listener that tells `on_event` of a training, then the tools of these names.
+
+    `names` None: the tools that followed the run before. A tool that fails is dropped, and one Note
+    says so: the training continues. What tools print goes to stderr.
+    """
+
+    def __init__(self, on_event: OnEvent, names: Sequence[str] | None) -> None:
+        self._on_event, self._names = on_event, names
+        self._tools: dict[str, Tool] = {}
+        self._next_point = 0
+        self._is_finished = False
+
+    def __call__(self, event: object) -> None:
+        self._on_event(event)
+        if isinstance(event, Started):
+            self._start(event)
+        elif not self._tools:
+            return
+        elif isinstance(event, Stepped) and event.step >= self._next_point:
+            self._stepped(event)
+        elif isinstance(event, Evaluated):
+            self._evaluated(event)
+        elif isinstance(event, Finished):
+            self._is_finished = True
+            curve = event.run.path / "curve.png"
+            if curve.exists():
+                self._each(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
+
+    def close(self) -> None:
+        """Let the tools write what is left, and tell them no more."""
+        self._each(lambda tool: tool.close(is_finished=self._is_finished))
+        self._tools = {}
+
+    def _start(self, event: Started) -> None:
+        self._next_point = 0
+        try:
+            names, id = _recorded(event.run.path, self._names)
+        except AttnlmError as error:
+            self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
+            return
+        for name in names:
+            with self._dropping_if_it_fails(name):
+                self._tools[name] = TOOLS[name](event.run, id, event.first_step)
+
+    def _stepped(self, event: Stepped) -> None:
+        self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
+        known = {
+            "loss/batch": event.loss,
+            "learning_rate": event.learning_rate,
+            "tokens_per_second": event.tokens_per_second,
+            "gradient_norm": event.gradient_norm,
+        }
+        values = {name: value for name, value in known.items() if value is not None}
+        self._each(lambda tool: tool.numbers(event.step, values))
+
+    def _evaluated(self, event: Evaluated) -> None:
+        step, snapshot = int(event.record["step"]), event.snapshot
+        measured = {name: event.record[key] for name, key in _MEASURED.items()}
+        values = {name: value for name, value in measured.items() if value is not None}
+        self._each(lambda tool: tool.numbers(step, values))
+        if snapshot is not None:
+            self._each(lambda tool: tool.text(step, "sample", snapshot.text))
+        if snapshot is not None and snapshot.maps is not None:
+            pixels = sheet(snapshot.maps)
+            self._each(lambda tool: tool.image(step, "attention", pixels))
+
+    def _each(self, tell: Callable[[Tool], None]) -> None:
+        for name, tool in list(self._tools.items()):
+            with self._dropping_if_it_fails(name):
+                tell(tool)
+
+    @contextlib.contextmanager
+    def _dropping_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:  # noqa: BLE001 - no log is worth a run
+            self._tools.pop(name, None)
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            self._on_event(Note(f"{name} failed, and no longer logs this run: {reason}"))
+
+
+def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str], str]:
+    """Return the tools that follow a run, and its id with them; record both for a resumption."""
+    path = folder / _RECORD
+    known: dict[str, Any] = {"id": secrets.token_hex(4), "tools": []}
+    if path.exists():
+        known = files.read_json(path)
+        is_list = isinstance(known.get("tools"), list)
+        if not is_list or not re.fullmatch("[0-9a-f]{8}", str(known.get("id"))):
+            raise damaged(path)
+    tools = known["tools"] if names is None else list(dict.fromkeys(names))
+    check_tools(tools)
+    if tools != known["tools"]:
+        with files.explaining(folder):
+            files.write_json(path, {**known, "tools": tools})
+    return tools, str(known["id"])
+
+
+def _pixels(path: Path) -> Pixels:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))

@@ -1,0 +1,174 @@
+"""Pictures of attention by matplotlib, which is loaded late and quietly, in a style of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.errors import AttnlmError
+from attnlm.see.attend import Attention, Numbers
+from attnlm.see.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Pixels = NDArray[np.uint8]
+"""(height, width, 3)"""
+
+# A font of the user's may have letters that the default font lacks.
+_THE_USERS = ("backend", "font.family", "font.sans-serif")
+_MOST_LABELS = 48  # characters on an axis that can still be read
+_LARGEST_SIDE = 30  # inches
+_CELL = 6  # pixels of a weight, so that a browser that smooths what it enlarges hardly blurs it
+
+
+@contextlib.contextmanager
+def drawing(**style: object) -> Iterator[None]:
+    """Draw inside this context in one style, whatever the user's own matplotlib settings are.
+
+    Raises AttnlmError if matplotlib finds no folder for its cache or can't read its settings.
+    """
+    # If the home folder is read-only, matplotlib uses a temporary one and says too much about it.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        import matplotlib as mpl
+        import matplotlib.font_manager
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise AttnlmError(
+            "matplotlib finds no folder that it can write to",
+            "set MPLCONFIGDIR or TMPDIR to one",
+        ) from error
+    except ValueError as error:
+        raise AttnlmError(
+            f"matplotlib can't read its settings: {error}",
+            "fix the file matplotlibrc, in this folder or in your home folder",
+        ) from error
+    ours: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
+    for name in _THE_USERS:
+        if name not in style:
+            del ours[name]
+    with mpl.rc_context(ours), warnings.catch_warnings():
+        # A character that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
+def picture(attention: Attention, format: str) -> bytes:
+    """Return a PNG or an SVG file (`format` is png or svg), a row of maps for each layer.
+
+    The same attention gives the same bytes.
+    """
+    layers, heads, length, _ = attention.weights.shape
+    side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
+    families, _ = fonts_for(_shown(attention))
+    with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+
+        scale = LinearSegmentedColormap.from_list("share", ["#f3f6f9", "#2f80d8", "#08264a"])
+        size = heads * side + 1.4, layers * side + 1.3
+        figure = Figure(figsize=size, layout="constrained", dpi=120)
+        grid = figure.subplots(layers, heads, squeeze=False)
+        for (layer, head), axes in np.ndenumerate(grid):
+            weights_TT = attention.weights[layer, head]
+            image = axes.imshow(weights_TT, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(f"layer {layer + 1} head {head + 1}", fontsize=8)
+            _label(axes, attention.tokens)
+        bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30)
+        bar.set_label("share of attention", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+        figure.supxlabel("looked at", fontsize=8)
+        figure.supylabel("looks", fontsize=8)
+        file = io.BytesIO()
+        unchanging = {"Date": None} if format == "svg" else None
+        figure.savefig(file, format=format, metadata=unchanging, facecolor="white")
+    return file.getvalue()
+
+
+def undrawn(attention: Attention) -> str:
+    """Return the characters that no installed font has: a PNG shows boxes in their places."""
+    return fonts_for(_shown(attention))[1]
+
+
+def _shown(attention: Attention) -> str:
+    return "".join(map(visible, attention.tokens))
+
+
+def _label(axes: Axes, tokens: list[str]) -> None:
+    if len(tokens) > _MOST_LABELS:
+        axes.tick_params(labelsize=6)
+        return
+    # A dollar sign would begin a formula.
+    shown = [visible(token).replace("$", r"\$") for token in tokens]
+    turn = 0 if max(map(len, shown)) == 1 else 90
+    axes.set_xticks(range(len(tokens)), shown, fontsize=6, rotation=turn)
+    axes.set_yticks(range(len(tokens)), shown, fontsize=6)
+    axes.tick_params(length=0, pad=2)
+
+
+def fonts_for(text: str) -> tuple[list[str], str]:
+    """Return the font families that draw a text, and the characters that no installed font has.
+
+    The user's own family comes first, then the fonts that have most of what is still missing.
+    """
+    with drawing():
+        import matplotlib as mpl
+        from matplotlib import font_manager
+
+        families = list(mpl.rcParams["font.family"])
+        usual = font_manager.FontProperties(family=families)
+        missing = {ord(c) for c in text} - _characters(font_manager.findfont(usual))
+        while missing:
+            installed = font_manager.fontManager.ttflist
+            found = {font.name: missing & _characters(font.fname) for font in installed}
+            found = {name: has for name, has in found.items() if not name.startswith("Last Resort")}
+            best = max(found, key=lambda name: len(found[name]))
+            if not found[best]:
+                break
+            families.append(best)
+            missing -= found[best]
+    return families, "".join(map(chr, sorted(missing)))
+
+
+@functools.cache
+def _characters(path: str) -> frozenset[int]:
+    from matplotlib import font_manager
+
+    try:
+        return frozenset(font_manager.get_font(path).get_charmap())
+    except (OSError, RuntimeError):  # a damaged file
+        return frozenset()
+
+
+def strip(maps_NTT: Numbers) -> bytes:
+    """Return a PNG of maps side by side: a mask, as opaque as the weights are large."""
+    from PIL import Image
+
+    alpha_HW = _enlarged(np.concatenate(maps_NTT, axis=1))
+    transparent = Image.new("L", alpha_HW.shape[::-1])
+    mask = Image.merge("LA", (transparent, Image.fromarray(alpha_HW)))
+    file = io.BytesIO()
+    mask.save(file, "png", optimize=True)
+    return file.getvalue()
+
+
+def sheet(maps_LHTT: Numbers) -> Pixels:
+    """Return all maps in one image, a row for each layer, a column for each head; dark is much."""
+    lined = np.pad(maps_LHTT, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.3)
+    layers, heads, side, _ = lined.shape
+    joined = lined.transpose(0, 2, 1, 3).reshape(layers * side, heads * side)
+    return np.repeat(255 - _enlarged(joined)[..., None], 3, axis=2)
+
+
+def _enlarged(weights_HW: Numbers) -> NDArray[np.uint8]:
+    return np.rint(255 * weights_HW).astype(np.uint8).repeat(_CELL, 0).repeat(_CELL, 1)
