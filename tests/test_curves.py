@@ -1,11 +1,8 @@
-"""Curves: what is drawn when, what happens where it can't be, and labels that keep apart."""
+"""Curves: what is drawn when, what happens if drawing fails; verdicts in words."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from attnlm.base.events import Note, ignore
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve
-from attnlm.training.events import Evaluated, Finished, Started
+from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, verdict
+from attnlm.training.events import Evaluated, Started
 
 SMALL: dict[str, Any] = {
     "model": "bigram",
@@ -42,47 +39,28 @@ def train(dataset: Dataset, folder: Path, **more: Any) -> Run:
     return attnlm.train(dataset.path, checkpoint_dir=folder, **{**SMALL, **more})
 
 
-def test_every_run_has_a_curve_in_the_end(dataset: Dataset, tmp_path: Path) -> None:
-    run = train(dataset, tmp_path)
-    assert (run.path / "curve.png").read_bytes().startswith(PNG)
-    assert not list(run.path.glob(".*"))
-
-
 def test_it_is_drawn_seldom_while_training_and_always_at_the_end(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[int] = []
+    run = train(dataset, tmp_path)
+    assert (run.path / "curve.png").read_bytes().startswith(PNG)
+    assert not list(run.path.glob(".*"))
+    drawn: list[float] = []
     monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(len(run.metrics())))
-    train(dataset, tmp_path)
+    events: list[object] = []
+    train(dataset, tmp_path, on_event=events.append)
     assert drawn == [4]  # evaluations at steps 0, 2, 4, 6, and no drawing in a run so short
 
     drawn.clear()
-    monkeypatch.setattr(curves, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
-    monkeypatch.setattr(curves, "_DRAWING_SHARE", 1e9)
-    train(dataset, tmp_path)
-    assert drawn == [1, 2, 3, 4]  # the last evaluation with the end
-
-
-def test_drawing_takes_a_small_share_of_the_time(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    drawn: list[float] = []
-
-    def draw(run: Run, path: Path) -> None:
-        drawn.append(now[0])
-        now[0] += 1.0
-
-    events: list[object] = []
-    train(dataset, tmp_path, on_event=events.append)
-    monkeypatch.setattr(curves, "draw_run", draw)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(now))
     drawer = CurveDrawer(ignore)
     drawer(next(event for event in events if isinstance(event, Started)))
-    for second in range(1, 120):
-        now[0] = max(now[0], float(second))
+    for second in range(1, 70):
+        now = float(second)
         drawer(Evaluated({"step": second}, improved=True))
-    assert drawn == [5.0, 56.0, 107.0]
+    assert drawn == [20.0, 40.0, 60.0]
 
 
 def test_a_picture_that_fails_costs_one_note(
@@ -98,34 +76,6 @@ def test_a_picture_that_fails_costs_one_note(
     assert run.metrics()[-1]["step"] == 6
     said = [event.text for event in events if isinstance(event, Note)]
     assert said == ["curve.png can't be drawn: No space left on device"]
-    assert isinstance(events[-2], Evaluated | Finished)
-
-
-def test_drawing_needs_no_home_and_no_display(dataset: Dataset, tmp_path: Path) -> None:
-    run = train(dataset, tmp_path)
-    (run.path / "curve.png").unlink()
-    nowhere = tmp_path / "file"
-    nowhere.write_text("no folder")
-    program = (
-        "from pathlib import Path; from attnlm.runs.open_run import open_run\n"
-        "from attnlm.see.curves import draw_run\n"
-        f"run = open_run(Path({str(run.path)!r})); draw_run(run, run.path / 'curve.png')"
-    )
-    homes = ("HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
-    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**environment, **dict.fromkeys(homes, str(nowhere / "home"))},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (run.path / "curve.png").read_bytes().startswith(PNG)
-
-
-def test_training_does_not_import_matplotlib_before_it_draws() -> None:
-    program = "import sys, attnlm.experiments.train; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 LINES = [
@@ -177,6 +127,47 @@ def test_a_curve_in_plain_characters() -> None:
     assert lines[6].startswith("  1.00 |") and lines[6].endswith("*" * 11)
     assert lines[7].split() == ["0", "step", "30"]
     assert plain_curve(records[:1], {}) == ""
+
+
+RISING, NOISE = [4.0, 2.0, 1.5, 1.6, 1.8], [4.0, 2.0, 1.5, 1.52, 1.54]
+FALLING, LEVEL = [3.0, 2.0, 1.5, 1.2, 1.0], [3.0, 2.0, 1.5, 1.6, 1.5]
+FEW = "{} validation tokens are too few"
+
+
+@pytest.mark.parametrize(
+    ("losses", "more", "said", "unsaid"),
+    [
+        ([4.0, 3.0], {}, "too few evaluations", "bigram"),
+        ([4.0, 3.0, 2.5, 2.2, 2.1], {}, "loss still falling (0.100", "levelled"),
+        ([4.0, 2.0, 1.9, 1.899, 1.898], {}, "loss levelled off: a larger model", "falling"),
+        (
+            [4.0, 2.0, 1.9, 1.899, 1.898],
+            {"learning_rate": [1.0, 1.0, 0.8, 0.6, 0.0]},
+            "a longer run may reach a lower one",
+            "larger model",
+        ),
+        (RISING, {}, "does not fall", "overfitting"),
+        ([4.0, 1.0, 0.52, 0.51], {"floor": 0.49}, "within 0.020 of the floor", "falling"),
+        ([4.0, 3.0, 2.5], {"bigram_loss": 2.4}, "not as good as the counted bigram", "yet"),
+        ([4.0, 3.0, 2.3], {"bigram_loss": 2.4}, "falling", "bigram"),
+        (RISING, {"train_loss": FALLING, "tokens": 100_000}, "overfitting since step 2", "few"),
+        (RISING, {"train_loss": LEVEL, "tokens": 100_000}, "fall: a lower `learning_rate`", "over"),
+        (NOISE, {"train_loss": FALLING, "tokens": 100_000}, "has risen by 0.040", "does not fall"),
+        (NOISE, {"train_loss": FALLING, "tokens": 1280}, "levelled", "overfitting"),
+        (NOISE, {"train_loss": FALLING, "tokens": 20}, FEW.format(20), "overfitting"),
+    ],
+)
+def test_verdicts(losses: list[float], more: dict[str, Any], said: str, unsaid: str) -> None:
+    """Overfitting is a rise beyond noise while the training loss falls."""
+    dataset = {"bigram_loss": more.pop("bigram_loss", None), "floor": more.pop("floor", None)}
+    tokens = more.pop("tokens", None)
+    records = [
+        {"step": i, "val_loss": loss, "evaluated_tokens": tokens}
+        | {name: values[i] for name, values in more.items()}
+        for i, loss in enumerate(losses)
+    ]
+    words = verdict(records, dataset)
+    assert said in words and unsaid not in words
 
 
 def luminance(colour: str) -> float:

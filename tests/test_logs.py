@@ -63,7 +63,7 @@ class Kept:
     def text(self, step: int, name: str, text: str) -> None:
         self.got.append((step, name, text))
 
-    def image(self, step: int, name: str, pixels: logs.Pixels) -> None:
+    def image(self, step: int, name: str, pixels: pictures.Pixels) -> None:
         self.got.append((step, name, pixels))
 
     def close(self, *, is_finished: bool) -> None:

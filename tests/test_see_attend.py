@@ -10,6 +10,7 @@ import pty
 import threading
 import xml.etree.ElementTree
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from rich.console import Console
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
-from attnlm.see import pictures
 from attnlm.see.attend import attend, in_colour
 from attnlm.see.pictures import picture
 from attnlm.see.text import tint, visible
@@ -84,7 +84,7 @@ def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) ->
     run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
     attention = attend(run, "the")
     (layer,) = in_colour(attention, 80)
-    squares = layer.renderables
+    squares: list[Any] = list(layer.renderables)
     assert [square.plain.splitlines() for square in squares] == [
         [f"layer 1 head {head}", "t  t ", "h  t h ", "e  t h e "] for head in (1, 2)
     ]
@@ -97,7 +97,8 @@ def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) ->
         ["t", "t"] * 2, ["h", "t", "h"] * 2, ["e", "t", "h", "e"] * 2, []
     ]  # fmt: skip
     (narrow,) = in_colour(attention, 8)
-    assert [square.plain for square in narrow.renderables] == [
+    squares = list(narrow.renderables)
+    assert [square.plain for square in squares] == [
         f"layer 1 head {head}, the last token\ne  t h e \n" for head in (1, 2)
     ]
 
@@ -152,38 +153,3 @@ def test_what_is_refused(trained: Path) -> None:
 )
 def test_what_cannot_be_seen_is_shown(text: str, shown: str) -> None:
     assert visible(text) == shown
-
-
-def test_a_picture_takes_an_installed_font_that_has_the_characters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    nobody_has, one_has = "\U00100001", "\U00100002"
-    families, missing = pictures.fonts_for("the" + nobody_has)
-    assert missing == nobody_has and pictures.fonts_for("the") == (families, "")
-    real = pictures._characters
-    monkeypatch.setattr(
-        pictures,
-        "_characters",
-        lambda path: real(path) | {ord(one_has)} if "cmr10" in path else real(path),
-    )
-    assert pictures.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
-
-
-def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    odd, real = "猫", pictures._characters
-    monkeypatch.setattr(pictures, "_characters", lambda path: real(path) - {ord(odd)})
-    (tmp_path / "text.txt").write_text(f"the {odd} " * 200, encoding="utf-8")
-    attnlm("prepare", "text.txt", cwd=tmp_path)
-    sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")
-    attnlm("train", *sizes, "--name", "odd", cwd=tmp_path)
-    said = attnlm("attend", f"the {odd}", "odd", "-o", "a.png", cwd=tmp_path).stderr
-    assert f"no installed font has {odd}, drawn as boxes" in said
-    said = attnlm("attend", "the", "odd", "-o", "b.png", cwd=tmp_path).stderr
-    assert "boxes" not in said
-    said = attnlm("attend", f"the {odd}", "odd", "-o", "a.svg", cwd=tmp_path).stderr
-    assert "boxes" not in said
-    assert f">{odd}</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")

@@ -50,12 +50,18 @@ def elements(html: bytes) -> Elements:
     return parser
 
 
+def asks_for_nothing(page: bytes) -> None:
+    """The page has no address of anything but itself."""
+    for _, attributes in elements(page).found:
+        assert "src" not in attributes
+        assert (attributes.get("href") or "data:,").startswith(("data:,", "#"))
+    elsewhere = r"https?:(?!//www\.w3\.org/)|@import|url\((?!#|data:image/png;|\$\{strip)"
+    assert not re.search(elsewhere, page.decode())
+
+
 def test_it_is_one_file_that_asks_for_nothing_else(attention: Attention) -> None:
     html = attention_page(attention)
-    for _, attributes in elements(html).found:
-        assert "src" not in attributes
-        assert attributes.get("href") in (None, "data:,")
-    assert not re.search(r"https?:|url\(|@import", html.decode())
+    asks_for_nothing(html)
     assert CAUTION in html.decode() and html == attention_page(attention)
 
 
@@ -148,10 +154,18 @@ def test_gpt2_with_a_full_context_stays_below_5_mb(browser: Any, tmp_path: Path)
     assert len(page) < 5_000_000
     (tmp_path / "map.html").write_bytes(page)
     with opened(browser, tmp_path / "map.html") as view:
-        assert opaque(view, "#map") > 1000
-        assert min(opaque(view, f"td:nth-child({n}) canvas") for n in (2, 13)) > 100
+        assert (opacities(view, "#map") > 0).sum() > 1000
+        for n in (2, 13):
+            assert (opacities(view, f"td:nth-child({n}) canvas") > 0).sum() > 100
         view.get_by_label("layer 12 head 12", exact=True).click()
         assert "layer 12 head 12: token 1024" in view.inner_text("#head-caption")
+
+
+@pytest.fixture(name="page")
+def a_page(attention: Attention, tmp_path: Path) -> Path:
+    path = tmp_path / "map.html"
+    path.write_bytes(attention_page(attention))
+    return path
 
 
 def test_the_command_writes_it(trained: Path) -> None:
@@ -186,15 +200,10 @@ def opacities(view: Any, canvas: str) -> np.ndarray[Any, Any]:
     return found
 
 
-def opaque(view: Any, canvas: str) -> int:
-    return int((opacities(view, canvas) > 0).sum())
-
-
 def test_pointing_and_keys_in_a_real_browser(
-    browser: Any, attention: Attention, tmp_path: Path
+    browser: Any, attention: Attention, page: Path
 ) -> None:
-    (tmp_path / "map.html").write_bytes(attention_page(attention))
-    with opened(browser, tmp_path / "map.html") as view:
+    with opened(browser, page) as view:
 
         def shows(place: int) -> None:
             np.testing.assert_allclose(shares(view), attention.weights[0, 0, place], atol=0.003)
@@ -223,9 +232,8 @@ def test_pointing_and_keys_in_a_real_browser(
         shows(9)
 
 
-def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, tmp_path: Path) -> None:
-    (tmp_path / "map.html").write_bytes(attention_page(attention))
-    with opened(browser, tmp_path / "map.html") as view:
+def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, page: Path) -> None:
+    with opened(browser, page) as view:
 
         def shows(layer: int, head: int) -> None:
             weights_TT = attention.weights[layer, head]
@@ -266,12 +274,9 @@ def test_cells_are_blocks_of_a_long_text(browser: Any, tmp_path: Path) -> None:
             np.testing.assert_allclose(found, blocks, atol=0.03)
 
 
-def test_maps_take_the_colour_of_the_scheme(
-    browser: Any, attention: Attention, tmp_path: Path
-) -> None:
-    (tmp_path / "map.html").write_bytes(attention_page(attention))
+def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
     small = "#overview td:nth-child(3) canvas"
-    with opened(browser, tmp_path / "map.html", color_scheme="light") as view:
+    with opened(browser, page, color_scheme="light") as view:
         assert pixels(view, "#map")[0, 0].tolist() == [0x4A, 0x9A, 0xE8, 255]
         view.emulate_media(color_scheme="dark")
         dark = [0x1F, 0x6F, 0xC2, 255]
@@ -284,10 +289,9 @@ def test_maps_take_the_colour_of_the_scheme(
             assert pixels(view, canvas)[0, 0].tolist() == dark
 
 
-def test_the_temperature_is_a_slider(browser: Any, attention: Attention, tmp_path: Path) -> None:
-    (tmp_path / "map.html").write_bytes(attention_page(attention))
+def test_the_temperature_is_a_slider(browser: Any, attention: Attention, page: Path) -> None:
     logs_TV = np.log(attention.probabilities.astype(np.float64))
-    with opened(browser, tmp_path / "map.html") as view:
+    with opened(browser, page) as view:
         view.hover("[data-place='4']")
         view.focus("#temperature")
         for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
@@ -302,8 +306,5 @@ def test_the_temperature_is_a_slider(browser: Any, attention: Attention, tmp_pat
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_paper(
-    scheme: str, browser: Any, attention: Attention, tmp_path: Path
-) -> None:
-    (tmp_path / "map.html").write_bytes(attention_page(attention))
-    check_fits(browser, tmp_path / "map.html", "attend", scheme)
+def test_it_fits_a_phone_and_paper(scheme: str, browser: Any, page: Path) -> None:
+    check_fits(browser, page, "attend", scheme)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float32]
 
-MOST_IN_JSON = 2**24
-"""Numbers, which then take about 400 MB."""
+_MOST_IN_JSON = 2**24  # numbers, which then take about 400 MB
 _MOST_CELLS = 4000  # of all grids in a notebook: about 250 kB
 _NUMBERED = 24  # tokens; the cells of a longer text have no numbers there
 _MOST_LISTED = 3
@@ -87,12 +86,7 @@ class Attention:
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers as JSON values. Raises AttnlmError if they are too many."""
-        if self.weights.size > MOST_IN_JSON:
-            raise AttnlmError(
-                f"{self.weights.size:,} attention weights are too many for JSON (at most "
-                f"{MOST_IN_JSON:,})",
-                "give a shorter text, or write a page: `output` FILE.html",
-            )
+        check_fits_json(self.weights.size)
         return {
             "run": self.run,
             "model": self.model,
@@ -100,6 +94,15 @@ class Attention:
             "weights": self.weights.tolist(),
             "next": [{"token": t, "probability": p} for t, p in self.next_tokens()],
         }
+
+
+def check_fits_json(numbers: int) -> None:
+    """Raise AttnlmError for too many numbers."""
+    if numbers > _MOST_IN_JSON:
+        raise AttnlmError(
+            f"{numbers:,} numbers are too many for JSON (at most {_MOST_IN_JSON:,})",
+            "give a shorter text",
+        )
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:

@@ -6,7 +6,6 @@ import base64
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
@@ -82,19 +81,16 @@ def next_tokens_data(attention: Attention) -> dict[str, Any]:
     temperature τ is Σ exp((l − m) / τ) over the whole vocabulary. So a candidate's probability,
     exp((l − m) / τ) / sum, is exact however large the vocabulary (to the rounding of float32 sums).
     """
-    temperatures_N1 = torch.tensor(TEMPERATURES)[:, None]
-    scaled_NV = torch.empty(len(TEMPERATURES), len(attention.vocabulary))
-    candidates, sums = [], []
-    for probabilities_V in attention.probabilities:  # one place at a time: V may be large
-        with np.errstate(divide="ignore"):  # −∞ where a probability is too small for a float
-            logs_V = np.log(probabilities_V.astype(np.float64))
-        logs_V -= logs_V.max()
-        torch.div(torch.from_numpy(logs_V).float(), temperatures_N1, out=scaled_NV)
-        sums.append([float(f"{total:.6g}") for total in scaled_NV.exp_().sum(-1).tolist()])
-        candidates.append(
-            [
-                (visible(attention.vocabulary[i]), round(max(float(logs_V[i]), -1e3), 4))
-                for i in likeliest(logs_V, CANDIDATES)
-            ]
-        )
+    with np.errstate(divide="ignore"):  # −∞ for a probability too small for a float
+        logs_TV = np.log(attention.probabilities)
+    logs_TV -= logs_TV.max(-1, keepdims=True)
+    sums_NT = np.array([np.exp(logs_TV / np.float32(t)).sum(-1) for t in TEMPERATURES])
+    candidates = [
+        [
+            (visible(attention.vocabulary[i]), round(max(float(logs_V[i]), -1e3), 4))
+            for i in likeliest(logs_V, CANDIDATES)
+        ]
+        for logs_V in logs_TV
+    ]
+    sums = [[float(f"{total:.6g}") for total in sums_N] for sums_N in sums_NT.T]
     return {"candidates": candidates, "sums": sums, "temperatures": TEMPERATURES}

@@ -37,9 +37,7 @@ _IN_A_PAGE = {
     _VALIDATION: "var(--validation)",
 }
 
-_SECONDS_BETWEEN_DRAWINGS = 5.0
-# While training goes on, drawing takes at most this share of the time.
-_DRAWING_SHARE = 0.02
+_SECONDS_BETWEEN_DRAWINGS = 20.0  # each takes about 0.3 s
 
 # Nats per token. Smaller differences between evaluations are not worth a word.
 _NOTICEABLE = 0.01
@@ -88,32 +86,20 @@ class CurveDrawer:
         self._on_event(event)
         if isinstance(event, Started):
             self._run = event.run
-        elif isinstance(event, Finished) or self._is_due(event):
-            self._draw()
+        is_due = isinstance(event, Evaluated) and time.perf_counter() >= self._due
+        if self._run is not None and (is_due or isinstance(event, Finished)):
+            self._draw(self._run)
 
-    def _is_due(self, event: object) -> bool:
-        """Return True for an evaluation to draw; after that of the last step, Finished follows."""
-        return (
-            isinstance(event, Evaluated)
-            and time.perf_counter() >= self._due
-            and self._run is not None
-            and not event.is_last
-        )
-
-    def _draw(self) -> None:
-        if self._run is None:
-            return
-        began = time.perf_counter()
+    def _draw(self, run: Run) -> None:
         try:
-            draw_run(self._run, self._run.path / "curve.png")
+            draw_run(run, run.path / "curve.png")
             # The parts of a figure hold each other: without this, thirty figures would pile up.
             gc.collect(1)
         except Exception as error:  # noqa: BLE001 - no picture is worth a run
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._on_event(Note(f"curve.png can't be drawn: {reason}"))
             self._run = None
-        now = time.perf_counter()
-        self._due = now + max(_SECONDS_BETWEEN_DRAWINGS, (now - began) / _DRAWING_SHARE)
+        self._due = time.perf_counter() + _SECONDS_BETWEEN_DRAWINGS
 
 
 def draw_run(run: Run, path: Path) -> None:

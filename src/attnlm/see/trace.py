@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.see.attend import MOST_IN_JSON, next_in_words
+from attnlm.see.attend import check_fits_json, next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
@@ -45,12 +45,7 @@ class Trace:
 
     def facts(self) -> dict[str, Any]:
         """Return every number of every step as JSON values. Raises AttnlmError if too many."""
-        numbers = sum(step.values.numel() for step in self.steps)
-        if numbers > MOST_IN_JSON:
-            raise AttnlmError(
-                f"{numbers:,} numbers are too many for JSON (at most {MOST_IN_JSON:,})",
-                "give a shorter text",
-            )
+        check_fits_json(sum(step.values.numel() for step in self.steps))
         return {
             "run": self.run,
             "model": self.model,
