@@ -81,8 +81,8 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
     np.testing.assert_array_equal(found.attention.weights, seen.weights)
     np.testing.assert_array_equal(found.attention.probabilities, seen.probabilities)
     assert found.heads == study_heads(run, windows=3, device="cpu")
-    assert found.best is not None
-    assert found.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
+    assert found.result is not None
+    assert found.result.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
     assert found.data_gone == "" and "3 windows of 16 tokens" in found.heads_over
     tasks = [(event.task, event.done) for event in events if isinstance(event, Progress)]
     assert tasks == [("scoring heads", 0), ("sampling", 1)]
@@ -105,8 +105,8 @@ def test_without_a_text_the_chosen_checkpoint_reads_the_validation_split(
 def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
     found = of(rung, runs)
     page = html(found)
-    assert found.best is not None
-    assert f"{found.best['val_loss']:.4f}" in page and found.verdict[1:] in page
+    assert found.result is not None
+    assert f"{found.result.best['val_loss']:.4f}" in page and found.verdict[1:] in page
     for words in (CAUTION, "The logit lens", "Heads by measurement", "A head forming"):
         assert (words in page) == (rung != "bigram")
     assert "loss without it" not in page
@@ -299,7 +299,7 @@ def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path, br
         (tmp_path / "theirs" / name).unlink()
     run = replace(open_run(tmp_path / "theirs"), imported_from="a/folder")
     found = report(run, windows=2)
-    assert found.best is None and "own first words, since it has no data set" in found.text_is
+    assert found.result is None and "own first words, since it has no data set" in found.text_is
     assert found.heads is not None and not found.heads.has_text
     assert found.commands == [f"attnlm import a/folder --name theirs --checkpoint-dir {tmp_path}"]
     page = html(found)
@@ -319,11 +319,11 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb(
     maps = attention.weights[..., :24, :24]
     steps = range(100)
     ones, fifths = np.ones((256, 5), np.int64), np.full((256, 5), np.float32(0.2))
-    assert found.heads is not None
+    assert found.heads is not None and found.result is not None
     head = found.heads.heads[0]
     large = replace(
         found,
-        records=[{**found.records[-1], "step": step} for step in steps],
+        result=replace(found.result, records=[{**found.result.last, "step": n} for n in steps]),
         snapshots=[Snapshot(step, "a line of about forty characters" * 3, maps) for step in steps],
         passage=attention.tokens[:24],
         ids=[i % 65 for i in range(256)],
@@ -549,7 +549,9 @@ def test_it_fits_phone_desk_and_paper(scheme: str, browser: Any, page: Path) -> 
 
 
 def test_a_run_of_one_evaluation_has_no_curve(browser: Any, found: Report, tmp_path: Path) -> None:
-    one = replace(found, records=found.records[:1], snapshots=found.snapshots[:1])
+    assert found.result is not None
+    first = replace(found.result, records=found.result.records[:1])
+    one = replace(found, result=first, snapshots=found.snapshots[:1])
     (tmp_path / "one.html").write_bytes(report_page(one))
     with opened(browser, tmp_path / "one.html") as view:
         assert "A curve needs two evaluations or more" in view.inner_text("body")

@@ -262,18 +262,17 @@ def report(
         display(Progress("drawing", STAGES - 1, STAGES, "step"))
         page = output or opened.path / "report.html"
         files.write_bytes(page, report_page(gathered))
-    best = gathered.best
-    if best is None:
-        console.say(f"{opened.name}: {gathered.verdict}")
+    result, words = gathered.result, console.with_flags(gathered.verdict)
+    if result is None:
+        console.say(f"{opened.name}: {words}")
     else:
         part = f" on {opened.evaluated_part}" if opened.evaluated_part else ""
         console.say(
-            f"{opened.name}, {chosen}; at best {best['val_loss']:.4f} nats per token, "
-            f"{best['bits_per_byte']:.3f} bits per byte{part}; "
-            f"{console.with_flags(gathered.verdict)}"
+            f"{opened.name}, {chosen}; at best {result.best['val_loss']:.4f} nats per token, "
+            f"{result.best['bits_per_byte']:.3f} bits per byte{part}; {words}"
         )
-    if best is not None and gathered.data_gone and opened.config.model.maps_per_layer:
-        console.say(f"heads are not measured on validation text: {gathered.data_gone}")
+        if gathered.data_gone and opened.config.model.maps_per_layer:
+            console.say(f"heads are not measured on validation text: {gathered.data_gone}")
     if json:
         console.result_json(gathered.facts() | {"output": str(page)})
     else:

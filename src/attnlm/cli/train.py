@@ -39,7 +39,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
 
 if TYPE_CHECKING:
-    from attnlm.runs.run import Run
+    from attnlm.runs.run import Result, Run
 
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
@@ -222,32 +222,31 @@ def _saved_step(run: Run) -> str:
 
 
 def _report(run: Run, json: bool, quiet: bool, memory: int | None) -> None:
-    from attnlm.see.curves import best_record, plain_curve, verdict
+    from attnlm.see.curves import plain_curve, verdict
 
-    records = run.metrics()
-    if not records:
+    result = run.result()
+    if result is None:
         raise AttnlmError(
             f"{run.path / 'metrics.jsonl'} has no evaluations",
             f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
         )
     if sys.stderr.isatty() and not quiet:
-        for line in plain_curve(records, run.references()).splitlines():
+        for line in plain_curve(result.records, run.references()).splitlines():
             console.say(line)
-    last, best = records[-1], best_record(records)
     bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
-    part, whole = run.evaluated_part, run.whole()
+    part, last, best, whole = run.evaluated_part, result.last, result.best, result.whole
     console.say_facts(
         {
             "validation": _in_words(best) + (f", on {part}" if part else ""),
             **{f"{which}, on the whole split": _in_words(whole[which]) for which in whole},
             "baselines": reference_losses(run.vocab_size, bigram, floor),
-            "verdict": console.with_flags(verdict(records, run.dataset)),
+            "verdict": console.with_flags(verdict(result.records, run.dataset)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )
     console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
     if json:
-        console.result_json(_facts(run, last, best["val_loss"], memory))
+        console.result_json(_facts(run, result, memory))
     else:
         console.result(str(run.path))
 
@@ -259,7 +258,8 @@ def _in_words(record: Mapping[str, Any]) -> str:
     )
 
 
-def _facts(run: Run, last: Any, best_loss: float, memory: int | None) -> dict[str, object]:
+def _facts(run: Run, result: Result, memory: int | None) -> dict[str, object]:
+    last = result.last
     return {
         "run": str(run.path),
         "model": run.config.model.model,
@@ -267,10 +267,10 @@ def _facts(run: Run, last: Any, best_loss: float, memory: int | None) -> dict[st
         "parameters": run.parameters,
         "steps": last["step"],
         "val_loss": last["val_loss"],
-        "best_val_loss": best_loss,
+        "best_val_loss": result.best["val_loss"],
         "bits_per_byte": last["bits_per_byte"],
         "evaluated_tokens": last.get("evaluated_tokens"),
-        "whole": run.whole(),
+        "whole": result.whole,
         "seconds": last["seconds"],
         "tokens_per_second": last["tokens_per_second"],
         "estimated_memory": memory,

@@ -108,25 +108,21 @@ def draw_run(run: Run, path: Path) -> None:
     Nothing is drawn before the second evaluation: one point is no curve, and a run of a few seconds
     ends sooner than matplotlib is loaded.
     """
-    records = run.metrics()
-    if len(records) > 1:
-        with drawing(**_STYLE):
-            files.write_bytes(path, _run_png(run, records))
-
-
-def _run_png(run: Run, records: Sequence[Mapping[str, Any]]) -> bytes:
-    figure = _figure({"step": run_lines(records)}, run.references())
-    (axes,) = figure.axes
-    best = best_record(records)
-    if best is not records[-1]:
-        point = best["step"], best["val_loss"]
-        axes.plot(*point, "o", markersize=9, color=_VALIDATION, fillstyle="none")
-    figure.suptitle(run.name, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    words = verdict(records, run.dataset)
+    result = run.result()
+    if result is None or len(result.records) < 2:
+        return
+    words = verdict(result.records, run.dataset)
     if run.evaluated_part:
         words += f"; validation loss on {run.evaluated_part}"
-    axes.set_title(textwrap.fill(words, 88), loc="left", fontsize=9)
-    return _png(figure)
+    with drawing(**_STYLE):
+        figure = _figure({"step": run_lines(result.records)}, run.references())
+        (axes,) = figure.axes
+        if result.best is not result.last:
+            best = result.best["step"], result.best["val_loss"]
+            axes.plot(*best, "o", markersize=9, color=_VALIDATION, fillstyle="none")
+        figure.suptitle(run.name, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        axes.set_title(textwrap.fill(words, 88), loc="left", fontsize=9)
+        files.write_bytes(path, _png(figure))
 
 
 def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:

@@ -193,9 +193,7 @@ def study_heads(
     )
 
 
-def _tokens(
-    run: Run, text: Path | list[int] | None, data_dir: Path
-) -> tuple[NDArray[Any], str]:
+def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[NDArray[Any], str]:
     """Return ids to measure on, and what to call them in an error."""
     if isinstance(text, list):
         return np.array(text), "the text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.recorder import Recorder
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
-from attnlm.runs.run import Run
+from attnlm.runs.run import Result, Run
 from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of
-from attnlm.see.curves import best_record, verdict
+from attnlm.see.curves import verdict
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
 from attnlm.see.reproduce import (
     import_command,
@@ -62,8 +62,8 @@ class Report:
 
     run: Run
     checkpoint: str
-    records: Sequence[Mapping[str, Any]]
-    """its evaluations, oldest first; at least one, but none of an imported run"""
+    result: Result | None
+    """what its evaluations found; None of an imported run"""
     snapshots: Sequence[Snapshot]
     """at evaluations; empty if none are recorded"""
     passage: Sequence[str]
@@ -86,16 +86,11 @@ class Report:
     """the command that prints that text, on a CPU"""
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
-        """The record of the best evaluation; None of an imported run."""
-        return best_record(self.records) if self.records else None
-
-    @property
     def verdict(self) -> str:
         """How its training went, in words."""
-        if not self.records:
+        if self.result is None:
             return "it was imported, so the page shows no training"
-        return verdict(self.records, self.run.dataset)
+        return verdict(self.result.records, self.run.dataset)
 
     @property
     def was_extended(self) -> bool:
@@ -103,7 +98,7 @@ class Report:
         training = self.run.config.training
         return training.budget is None and any(
             not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
-            for record in self.records
+            for record in (self.result.records if self.result else ())
         )
 
     def facts(self) -> dict[str, Any]:
@@ -114,8 +109,8 @@ class Report:
             "parameters": self.run.parameters,
             "parent": self.run.parent,
             "imported_from": self.run.imported_from,
-            "best_val_loss": self.best and self.best["val_loss"],
-            "bits_per_byte": self.best and self.best["bits_per_byte"],
+            "best_val_loss": self.result and self.result.best["val_loss"],
+            "bits_per_byte": self.result and self.result.best["bits_per_byte"],
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
@@ -145,8 +140,8 @@ def report(
     Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
     trained here and never evaluated, and if its files are missing or damaged.
     """
-    records = run.metrics()
-    if not records and not run.imported_from:
+    result = run.result()
+    if result is None and not run.imported_from:
         raise AttnlmError(
             f"{run.name} has no evaluations yet",
             f"resume it: {resume_command(run.path)}",
@@ -192,7 +187,7 @@ def report(
     return Report(
         run=run,
         checkpoint=checkpoint,
-        records=records,
+        result=result,
         snapshots=run.ticker(),
         passage=run.ticker_passage(),
         text_is=text_is,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,10 @@ _MOST_COLUMNS = 24  # of the logit lens
 
 def report_page(report: Report) -> bytes:
     """Return the page, in UTF-8: the same bytes for the same report."""
-    run, records = report.run, report.records
+    run, records = report.run, report.result.records if report.result else []
     snapshots = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
-    data["snapshots"], data["films"] = _said(report, snapshots), _films(report, snapshots)
+    data["snapshots"], data["films"] = _said(records, snapshots), _films(report, snapshots)
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     scripts = [*SCRIPTS, *(["lens.js"] if report.lens else [])]
     last_scores = [film["scores"][-1] for film in data["films"]]
@@ -42,6 +42,7 @@ def report_page(report: Report) -> bytes:
         data=data,
         report=report,
         run=run,
+        records=records,
         facts=_facts(report),
         sample=_shown(report.sample),
         report_command=report_command(run),
@@ -60,15 +61,15 @@ def report_page(report: Report) -> bytes:
 
 
 def _facts(report: Report) -> dict[str, str]:
-    run, best = report.run, report.best
+    run, result = report.run, report.result
     facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
-    if best is None:
+    if result is None:
         return {
             **facts,
             "vocabulary": f"{run.vocab_size:,} ids ({run.tokenizer.name})",
             "imported from": run.imported_from,
         }
-    last = report.records[-1]
+    best, last = result.best, result.last
     return {
         **facts,
         "data": f"{run.dataset['name']}: {run.vocab_size:,} ids, "
@@ -80,7 +81,7 @@ def _facts(report: Report) -> dict[str, str]:
         **{
             f"{which}, whole split": f"{measured['val_loss']:.4f} nats per token, "
             f"at step {measured['step']:,}"
-            for which, measured in run.whole().items()
+            for which, measured in result.whole.items()
         },
         "bits per byte": f"{best['bits_per_byte']:.3f}",
         **{label: f"{loss:z.4f}" for label, loss in run.references().items()},
@@ -96,8 +97,10 @@ def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     return [snapshots[number] for number in chosen]
 
 
-def _said(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    losses = {record["step"]: record["val_loss"] for record in report.records}
+def _said(
+    records: Sequence[Mapping[str, Any]], snapshots: Sequence[Snapshot]
+) -> list[dict[str, Any]]:
+    losses = {record["step"]: record["val_loss"] for record in records}
     return [
         {"step": one.step, "loss": losses.get(one.step), "text": _shown(one.text)}
         for one in snapshots
