@@ -119,9 +119,6 @@ def test_a_resumed_run_goes_on_with_its_tools(
     attnlm.train(resume=run, steps=10, log=[])  # and from now on without
     attnlm.train(resume=run, steps=11)
     assert len(kept.made) == 2
-
-
-def test_a_run_without_tools_has_no_record_of_them(dataset: Dataset, tmp_path: Path) -> None:
     assert not (train(dataset, tmp_path).path / "logs.json").exists()
 
 

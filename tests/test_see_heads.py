@@ -89,21 +89,26 @@ def test_a_head_that_only_does_one_thing_gets_its_name() -> None:
     assert name_of({p: found[p][0] for p in PATTERNS}, NO_CHANCE) == "uniform"
 
 
-def test_a_name_needs_its_threshold() -> None:
-    nothing = NO_CHANCE
-    assert name_of(nothing, NO_CHANCE) == "mixed"
-    for pattern in PATTERNS:
-        assert name_of(nothing | {pattern: THRESHOLDS[pattern]}, NO_CHANCE) == pattern
-        assert name_of(nothing | {pattern: THRESHOLDS[pattern] - 0.001}, NO_CHANCE) == "mixed"
-    assert name_of(nothing | {"uniform": 0.79, "first-token": 0.5}, NO_CHANCE) == "first-token"
-    assert name_of(nothing | {"induction": 0.7, "first-token": 0.6}, NO_CHANCE) == "induction"
+OFTEN = {"start-of-word": 0.4, "uniform": 1.0}
 
 
-def test_a_name_is_not_given_by_chance() -> None:
-    often = NO_CHANCE | {"start-of-word": 0.4, "uniform": 1.0}
-    assert name_of(NO_CHANCE | {"start-of-word": 0.79}, often) == "mixed"
-    assert name_of(NO_CHANCE | {"start-of-word": 0.8}, often) == "start-of-word"
-    assert name_of(NO_CHANCE | {"uniform": 0.9}, often) == "uniform"
+@pytest.mark.parametrize(
+    ("scores", "chance", "name"),
+    [
+        ({}, {}, "mixed"),
+        *(({pattern: THRESHOLDS[pattern]}, {}, pattern) for pattern in PATTERNS),
+        *(({pattern: THRESHOLDS[pattern] - 0.001}, {}, "mixed") for pattern in PATTERNS),
+        ({"uniform": 0.79, "first-token": 0.5}, {}, "first-token"),
+        ({"induction": 0.7, "first-token": 0.6}, {}, "induction"),
+        ({"start-of-word": 0.79}, OFTEN, "mixed"),
+        ({"start-of-word": 0.8}, OFTEN, "start-of-word"),
+        ({"uniform": 0.9}, OFTEN, "uniform"),
+    ],
+)
+def test_a_name_needs_its_threshold_and_twice_the_score_of_chance(
+    scores: dict[str, float], chance: dict[str, float], name: str
+) -> None:
+    assert name_of(NO_CHANCE | scores, NO_CHANCE | chance) == name
 
 
 def test_where_words_start() -> None:
@@ -190,7 +195,6 @@ def test_what_is_refused(trained: Path) -> None:
     for arguments, code, says, hints in [
         (["--run", "bigram"], 1, "no attention", "single-head"),
         (["--windows", "0"], 2, "--windows", "1 or more"),
-        (["--text", "none.txt"], 1, "none.txt", ""),
+        (["--text", "none.txt"], 1, "none.txt", "path"),
     ]:
         fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
-    fails("heads", "--text", "none.txt", cwd=trained, code=1, says="none.txt", hints="path")

@@ -22,7 +22,6 @@ from attnlm.runs.create_run import create_run
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.heads import (
-    PATTERNS,
     REPEATED,
     TooShortError,
     repeated_random_tokens,
@@ -128,9 +127,3 @@ def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
     tiny: Any = replace(built.config, model=replace(built.config.model, block_size=1))
     with pytest.raises(TooShortError, match="too short"):
         study_heads(replace(imported, config=tiny))
-
-
-def test_every_pattern_has_a_column(built: Run) -> None:
-    facts = study_heads(built, windows=1, device="cpu").facts()
-    assert set(facts["heads"][0]["scores"]) == set(PATTERNS)
-    assert facts["repeated"] == T // 2 and facts["has_text"]

@@ -107,12 +107,13 @@ def test_what_is_refused(trained: Path) -> None:
         (["the", "--as-code", "--json"], 2, "--as-code and --json", "one of them"),
         (["", "--run", "bigram"], 2, "empty", "at least one"),
         (["x" * 17, "--run", "bigram"], 1, "17 tokens", "at most 16"),
-        (["Ü", "--run", "bigram"], 1, "lacks 'Ü'", ""),
+        (["Ü", "--run", "bigram"], 1, "lacks 'Ü'", "byte"),
+        (["the", "--head", "1", "--json"], 2, "--head cannot be combined with --json", "every"),
+        (["the", "--head", "2", "--as-code"], 2, "--head cannot be combined", "--as-code has"),
         (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
         (["the", "--checkpoint", "newest"], 2, "newest", "best or last"),
     ]:
         fails("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
-    fails("trace", "Ü", "--run", "average", cwd=trained, code=1, says="lacks", hints="byte")
 
 
 def test_a_head_is_chosen_and_named(trained: Path) -> None:
@@ -129,15 +130,10 @@ def test_a_head_is_chosen_and_named(trained: Path) -> None:
 
 
 def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "model": "llama",
-        "heads": 4,
-        "kv_heads": 2,
-        "embed_dim": 16,
-        "layers": 1,
-    }
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "embed_dim": 16, "layers": 1}
     data = trained / open_run("multi-head", checkpoint_dir=trained / "checkpoints").dataset["path"]
-    run = train(data, steps=1, checkpoint_dir=tmp_path, seed=1, block_size=9, **settings)
+    how: dict[str, Any] = {"model": "llama", "block_size": 9, "seed": 1, **sizes}
+    run = train(data, steps=1, checkpoint_dir=tmp_path, **how)
     traced = trace(run, TEXT)
     shapes = {step.name.split()[-1]: step.values for step in traced.steps}
     assert len(shapes["q"]) == 4

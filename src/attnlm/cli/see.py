@@ -37,6 +37,15 @@ def _counted(windows: int) -> int:
     return windows
 
 
+Windows = Annotated[
+    int,
+    typer.Option(
+        help="how many windows to score heads on, spread over the validation split",
+        callback=_counted,
+    ),
+]
+
+
 def attend(
     text: TextArgument,
     run: RunArgument = None,
@@ -62,7 +71,7 @@ def attend(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
-    facts = attention.facts() if json else None
+    facts = attention.facts() if json else None  # which may fail, before anything is written
     if output is not None:
         files.write_bytes(output, _drawn(attention, kind))
     if facts is not None:
@@ -100,8 +109,7 @@ def _check_output(output: Path, *kinds: str) -> str:
     """
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
-        dotted = [f".{name}" for name in kinds]
-        ends = " or ".join(filter(None, [", ".join(dotted[:-1]), dotted[-1]]))
+        ends = " or ".join(f".{name}" for name in kinds)
         raise UsageError(f"--output can't be {str(output)!r}", f"give a name that ends in {ends}")
     if not output.parent.is_dir():
         raise AttnlmError(f"there is no folder {output.parent}", "create it, or give another")
@@ -151,12 +159,7 @@ def trace(
 def heads(
     run: RunArgument = None,
     ablate: Ablate = False,
-    windows: Annotated[
-        int,
-        typer.Option(
-            help="how many windows to measure, spread over the validation split", callback=_counted
-        ),
-    ] = 64,
+    windows: Windows = 64,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -220,12 +223,7 @@ def report(
             "validation split, or of an imported run its own first words",
         ),
     ] = None,
-    windows: Annotated[
-        int,
-        typer.Option(
-            help="how many windows of the validation split to score heads on", callback=_counted
-        ),
-    ] = 16,
+    windows: Windows = 16,
     ablate: Ablate = False,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",

@@ -32,13 +32,11 @@ def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.console import Console
         from rich.table import Table
 
-        drawn = Table(*header, box=SIMPLE)
-        drawn.columns[0].overflow = "fold"
-        for column, title, *cells in zip(
-            drawn.columns[1:], header[1:], *(r[1:] for r in rows), strict=True
-        ):
-            column.justify = "right"
-            column.width = max(map(len, [*title.split(), *cells]))  # the names get the rest
+        drawn = Table(box=SIMPLE)
+        drawn.add_column(header[0], overflow="fold")  # which has the width that numbers leave
+        for title, *cells in list(zip(header, *rows, strict=True))[1:]:
+            widest = max(map(len, [*title.split(), *cells]))
+            drawn.add_column(title, justify="right", width=widest)
         for row in rows:
             drawn.add_row(*row)
         Console(stderr=True, highlight=False).print(drawn)

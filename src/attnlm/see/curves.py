@@ -179,15 +179,14 @@ def _draw_losses(
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
     end = max((line.x[-1] for line in lines), default=0) or 1
-    dashes = (0, (4, 3))
-    ends = [
-        (loss, label, axes.axhline(loss, color=QUIET, linewidth=0.9, linestyle=dashes, zorder=1))
-        for label, loss in known.items()
-    ]
+    for label, loss in known.items():
+        how: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
+        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **how)
     for line in lines:
-        (drawn,) = axes.plot(
+        axes.plot(
             line.x,
             line.losses,
+            label=f"{line.label} {line.losses[-1]:.3f}",
             color=line.colour,
             linewidth=1.8,
             linestyle=(0, (2.5, 1)) if line.dashed else "-",
@@ -195,16 +194,8 @@ def _draw_losses(
             markersize=3,
             clip_on=False,
         )
-        ends.append((line.losses[-1], line.label, drawn))
-    ends.sort(key=lambda one: -one[0])
-    axes.legend(
-        [drawn for _, _, drawn in ends],
-        [f"{label} {loss:z.3f}" for loss, label, _ in ends],
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-        labelcolor="linecolor",
-        frameon=False,
-    )
+    by_last_loss = sorted(axes.lines, key=lambda drawn: -np.asarray(drawn.get_ydata())[-1])
+    axes.legend(handles=by_last_loss, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.set_ylabel("loss, nats per token")
     axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.set_xlabel(x_label)
@@ -225,6 +216,8 @@ _STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "font.size": 9,
+    "legend.frameon": False,
+    "legend.labelcolor": "linecolor",
     "text.color": INK,
     "xtick.color": QUIET,
     "xtick.labelcolor": INK,

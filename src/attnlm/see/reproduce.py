@@ -1,4 +1,4 @@
-"""The commands that make a run again."""
+"""The commands that reproduce a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnlm.runs.run import Run
 
 
 def prepare_command(dataset: Dataset) -> str:
-    """What makes the data set again, where its sources still are what they were.
+    """Return the command that prepares the data set again, if its sources are unchanged.
 
     A text that came from stdin is called TEXT.
     """
@@ -22,18 +22,15 @@ def prepare_command(dataset: Dataset) -> str:
         words += ["--val-file", dataset.val_source]
     elif dataset.val_fraction is not None:
         words += ["--val-fraction", str(dataset.val_fraction)]
-    if dataset.encoding != "utf-8":
-        words += ["--encoding", dataset.encoding]
-    if dataset.newlines != "keep":
-        words += ["--newlines", dataset.newlines]
-    if dataset.column != "text":
-        words += ["--column", dataset.column]
+    for name, default in (("encoding", "utf-8"), ("newlines", "keep"), ("column", "text")):
+        if getattr(dataset, name) != default:
+            words += [flag(name), getattr(dataset, name)]
     words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]
     return shlex.join(words) + (" < TEXT" if "-" in dataset.sources else "")
 
 
 def train_command(run: Run) -> str:
-    """Return what makes the run again, with every setting, so that no default matters.
+    """Return the command that trains the run again, with every setting: no default matters.
 
     Of a run with a budget it gives the steps that the run made. The learning rate then falls by the
     steps, not by the clock, so that the bytes differ.
@@ -56,20 +53,20 @@ def train_command(run: Run) -> str:
 
 
 def import_command(run: Run) -> str:
-    """What imports a run again from where it came."""
+    """Return the command that imports a run again."""
     words = ["attnlm", "import", run.imported_from, "--name", run.name]
     return shlex.join([*words, *elsewhere(run.path.parent)])
 
 
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
-    """What prints the run's text again."""
+    """Return the command that prints the run's text again."""
     flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
     flags += ["--tokens", str(tokens), "--seed", str(seed)]
     return command_for("attnlm sample", run.path, *flags, named=True)
 
 
 def ladder_command(plan: Plan) -> str:
-    """What makes a ladder again: the steps stand for the budget."""
+    """Return the command that trains a ladder again, with steps in place of a budget."""
     usual = Path(plan.dataset_path) == Path("data") / plan.dataset
     dataset = plan.dataset if usual else plan.dataset_path
     words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
@@ -80,5 +77,5 @@ def ladder_command(plan: Plan) -> str:
 
 
 def report_command(run: Run) -> str:
-    """What reports on the run with another text."""
+    """Return the command that reports on the run with another text."""
     return command_for("attnlm report", run.path, "--text", "TEXT", named=True)
