@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -23,36 +22,41 @@ def run_html(run: Run) -> str:
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(label)}</th>'
         f'<td style="text-align:left">{escape(value)}</td></tr>'
-        for label, value in _facts(run)
+        for label, value in {"run": run.name, **run_facts(run)}.items()
     )
     return f"<div><table>{rows}</table>{_picture(run.path / 'curve.png')}{_links(run.path)}</div>"
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def run_facts(run: Run) -> dict[str, str]:
+    """Return what a run is, what it was trained on and how well it predicts, without times.
+
+    Raises AttnlmError where its metrics are damaged.
+    """
     training, about = run.config.training, run.dataset
-    yield "run", run.name
-    yield "model", f"{run.config.model.model}, {run.parameters:,} parameters"
+    facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
     if run.imported_from:
-        yield "imported from", run.imported_from
-        return
-    yield (
-        "data",
-        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens to train on",
+        vocabulary = f"{run.vocab_size:,} ids ({run.tokenizer.name})"
+        return {**facts, "vocabulary": vocabulary, "imported from": run.imported_from}
+    facts["data"] = (
+        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens to train on, "
+        f"{about['val_tokens']:,} to validate"
     )
     if run.started_from:
-        yield "start", f"the weights of {run.started_from}"
+        facts["started from"] = run.started_from
     result = run.result()
     step = 0 if result is None else result.last["step"]
     batch = f"{training.batch_size} × {run.config.model.block_size} tokens"
-    yield "steps", f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
+    facts["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
     if result is not None:
-        final, part = result.final, f", {result.part}" if result.part else ""
-        yield (
-            "validation loss",
-            f"{final['val_loss']:.4f} nats per token, {final['bits_per_byte']:.3f} bits per "
-            f"byte, at step {final['step']:,}{part}",
-        )
-    yield "baselines", ", ".join(f"{name} {loss:z.4f}" for name, loss in run.references().items())
+        measured = {f"best loss, {run.evaluated_part or 'whole split'}": result.best}
+        measured |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
+        for label, found in measured.items():
+            facts[label] = (
+                f"{found['val_loss']:.4f} nats per token, {found['bits_per_byte']:.3f} bits per "
+                f"byte, at step {found['step']:,}"
+            )
+    baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
+    return {**facts, "baselines": ", ".join(baselines)}
 
 
 def _picture(path: Path) -> str:

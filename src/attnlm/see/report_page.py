@@ -10,6 +10,7 @@ import numpy as np
 
 import attnlm
 from attnlm.base.readable import duration
+from attnlm.runs.run_html import run_facts
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.attend import Numbers
 from attnlm.see.attend_page import SCRIPTS, attention_parts
@@ -35,7 +36,11 @@ def report_page(report: Report) -> bytes:
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     scripts = [*SCRIPTS, *(["lens.js"] if report.lens else [])]
     last_scores = [film["scores"][-1] for film in data["films"]]
-    lines = run_lines(records)
+    lines, facts = run_lines(records), run_facts(run)
+    if records:
+        last = records[-1]
+        spent = f"{last['tokens']:,} tokens, {duration(last['seconds'])}"
+        facts["training"] = f"{spent} on {run.config.training.device}"
     return render(
         "report.html",
         scripts=[*scripts, *(["report.js"] if snapshots else [])],
@@ -43,7 +48,7 @@ def report_page(report: Report) -> bytes:
         report=report,
         run=run,
         records=records,
-        facts=_facts(report),
+        facts=facts,
         sample=_shown(report.sample),
         report_command=report_command(run),
         # The settings of a training say nothing of an imported run.
@@ -58,36 +63,6 @@ def report_page(report: Report) -> bytes:
         version=attnlm.__version__,
         **content,
     )
-
-
-def _facts(report: Report) -> dict[str, str]:
-    run, result = report.run, report.result
-    facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
-    if result is None:
-        return {
-            **facts,
-            "vocabulary": f"{run.vocab_size:,} ids ({run.tokenizer.name})",
-            "imported from": run.imported_from,
-        }
-    best, last = result.best, result.last
-    return {
-        **facts,
-        "data": f"{run.dataset['name']}: {run.vocab_size:,} ids, "
-        f"{run.dataset['train_tokens']:,} tokens to train on, "
-        f"{run.dataset['val_tokens']:,} to validate",
-        **({"started from": run.started_from} if run.started_from else {}),
-        "best loss": f"{best['val_loss']:.4f} nats per token on "
-        f"{run.evaluated_part or 'the whole validation split'}, at step {best['step']:,}",
-        **{
-            f"{which}, whole split": f"{measured['val_loss']:.4f} nats per token, "
-            f"at step {measured['step']:,}"
-            for which, measured in result.whole.items()
-        },
-        "bits per byte": f"{best['bits_per_byte']:.3f}",
-        **{label: f"{loss:z.4f}" for label, loss in run.references().items()},
-        "training": f"{last['step']:,} steps, {last['tokens']:,} tokens, "
-        f"{duration(last['seconds'])} on {run.config.training.device}",
-    }
 
 
 def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:

@@ -15,7 +15,7 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.recorder import Heads, Layer, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.see.attend import check_fits_json, next_in_words
+from attnlm.see.attend import check_fits_json, likeliest, next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers of a row that are shown
@@ -51,13 +51,7 @@ class Trace:
             "model": self.model,
             "tokens": self.tokens,
             "steps": [
-                {
-                    "name": step.name,
-                    "formula": step.formula,
-                    "axes": step.axes,
-                    "shape": list(step.values.shape),
-                    "values": _as_json(step.values),
-                }
+                {**vars(step), "shape": [*step.values.shape], "values": _as_json(step.values)}
                 for step in self.steps
             ],
             "next": [{"token": t, "probability": p} for t, p in self.likeliest],
@@ -83,8 +77,8 @@ def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     steps = list(_steps(run.config.model, seen))
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(seen.logits[0], -1)
-    last_V = probabilities_TV[-1]
-    order = torch.argsort(last_V, descending=True, stable=True)[:_LIKELIEST].tolist()
+    last_V = probabilities_TV[-1].numpy()
+    order = likeliest(last_V, _LIKELIEST)
     return Trace(
         run=run.name,
         model=run.config.model.model,
