@@ -23,8 +23,7 @@ from attnlm.experiments.ladder import LadderStarted, climb
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import Plan, read_plan
 from attnlm.runs.open_run import open_run
-from attnlm.see.ladder import Ladder
-from attnlm.see.ladder_page import explained, write_ladder
+from attnlm.see.ladder import Ladder, explained, write_ladder
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
@@ -246,6 +245,9 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         ({"rungs": ()}, "is empty"),
         ({"tokens": -1}, "`tokens`"),
         ({"steps": 0}, "`steps`"),
+        ({"seeds": 0}, "`seeds`"),
+        ({"rungs": ("bigram:steps=5",)}, "`steps` can't differ"),
+        ({"rungs": ("bigram:learning_rate=0",)}, "`learning_rate`"),
         ({"budget": 5.0}, "exclude each other"),
         ({"name": "a/b"}, "`name`"),
         ({"prompt": "Ω"}, "Ω"),
@@ -300,6 +302,39 @@ def test_a_budget_becomes_one_number_of_steps(
     # The larger one came first, and set the steps.
     runs = [event.run.config.model.model for event in events if isinstance(event, Started)]
     assert runs == ["single-head", "bigram"]
+
+
+def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rungs = ("bigram", "bigram:learning_rate=0.3", "bigram:batch_size=8")
+    given: dict[str, Any] = {"checkpoint_dir": tmp_path, "rungs": rungs, "seeds": 3, "name": "mine"}
+    ladder = climb(dataset.path, **{**SMALL, **given})
+    runs = attnlm.list_runs(tmp_path)
+    assert len(runs) == 10 and "mine-bigram-learning_rate-0.3-seed-3" in {r.name for r in runs}
+    for rung, rate, batch in zip(ladder.rungs, (0.1, 0.3, 0.1), (32, 32, 8), strict=True):
+        of_rung = [
+            attnlm.open_run(path)
+            for (model, _), path in ladder.plan.runs(ladder.path).items()
+            if model == rung.model
+        ]
+        assert [run.config.training.seed for run in of_rung] == [1, 2, 3]
+        assert {run.config.training.learning_rate for run in of_rung} == {rate}
+        assert {run.config.training.batch_size for run in of_rung} == {batch}
+        losses = sorted(min(r["val_loss"] for r in run.metrics()) for run in of_rung)
+        assert (*rung.losses,) == (*losses,) and rung.best["val_loss"] == losses[1]
+    header, rows = ladder.table()
+    assert header[2] == "lowest to highest" and rows[0][2].startswith(
+        f"{ladder.rungs[0].losses[0]:.4f}–"
+    )
+    assert rows[1][0] == "…learning_rate=0.3"
+    said = "\n".join(ladder.warnings)
+    assert "defaults" not in said and "steps are not equally large, in tokens: " in said
+    assert "--seeds 3" in ladder_command(ladder.plan)
+    page = Page(write_ladder(ladder).read_text(encoding="utf-8")).shown
+    assert "seed 1 to 3" in " ".join(page.split()) and "lowest to highest" in page
+    again = climb(resume="mine", checkpoint_dir=tmp_path)
+    assert facts(again) == facts(ladder)
 
 
 def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:

@@ -30,6 +30,10 @@ def test_schedules_step_by_step() -> None:
     assert factors(schedule="constant", steps=4, warmup=3) == [0.25, 0.5, 0.75, 1]
     cosine = factors(schedule="cosine", steps=4, warmup=0)
     assert cosine == pytest.approx([(1 + math.cos(math.pi * t)) / 2 for t in (0, 0.25, 0.5, 0.75)])
+    low = factors(schedule="linear", steps=4, learning_rate=0.1, min_learning_rate=0.02)
+    assert low == pytest.approx([1, 0.8, 0.6, 0.4])
+    low = factors(schedule="cosine", steps=4, learning_rate=0.1, min_learning_rate=0.1)
+    assert low == pytest.approx([1, 1, 1, 1])
     flat_first = factors(schedule="linear", steps=10, warmup=0, cooldown=0.4)
     assert flat_first == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
     with_warmup = factors(schedule="linear", steps=6, warmup=2)

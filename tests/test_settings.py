@@ -45,6 +45,16 @@ def test_every_model_has_complete_defaults(model: str) -> None:
         ({"dropout": 1.0}, "`dropout` 1.0 is out of range", "below 1"),
         ({"learning_rate": float("nan")}, "`learning_rate` can't be nan", "a number"),
         ({"steps": 10, "budget": 5.0}, "exclude each other", "one of them"),
+        (
+            {"learning_rate": 0.1, "min_learning_rate": 0.2},
+            "`min_learning_rate` 0.2 is above `learning_rate` 0.1",
+            "0.1 or less",
+        ),
+        (
+            {"schedule": "constant", "min_learning_rate": 0.001},
+            "`min_learning_rate` does not apply",
+            "leave one",
+        ),
         ({"sampling": "random", "stride": 4}, "`stride` does not apply", "leave"),
         ({"model": "bigram", "optimizer": "muon"}, "no matrices", "`optimizer` adamw"),
         ({"steps": 5, "warmup": 6}, "longer than the run", "`warmup` 5"),
@@ -273,9 +283,9 @@ def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> 
 @pytest.mark.parametrize(
     ("name", "says", "hints"),
     [
-        ("transformer:model=bigram", "'model' is not a part", "positions=none"),
-        ("transformer:positions", "has no value", "PART=VALUE"),
-        ("transformer:mpl=none", "'mpl' is not a part", "mlp"),
+        ("transformer:model=bigram", "'model' is not a setting", "positions=none"),
+        ("transformer:positions", "has no value", "SETTING=VALUE"),
+        ("transformer:mpl=none", "'mpl' is not a setting", "mlp"),
         ("transformer:mlp=nine", "`mlp` can't be 'nine'", "none"),
         ("transfromer", "no model", "transformer"),
     ],

@@ -34,6 +34,7 @@ _OTHER_NAMES = {
     "batch_size": "batch bs",
     "micro_batch_size": "gradient_accumulation_steps grad_accum accumulation microbatch",
     "learning_rate": "lr max_lr",
+    "min_learning_rate": "min_lr lr_min final_lr",
     "optimizer": "optim optimiser",
     "beta1": "momentum",
     "schedule": "scheduler lr_schedule lr_scheduler",

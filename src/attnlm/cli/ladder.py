@@ -24,7 +24,7 @@ from attnlm.cli.options import (
 )
 from attnlm.cli.tables import say_table
 from attnlm.model.architecture import MODELS
-from attnlm.runs.ladder_plan import checked_rungs
+from attnlm.runs.ladder_plan import check_rungs
 
 if TYPE_CHECKING:
     from attnlm.see.ladder import Ladder
@@ -36,7 +36,7 @@ def ladder(
         str | None,
         typer.Option(
             help="models to compare, in this order, or variants such as "
-            "transformer:positions=none; default: "
+            "transformer:positions=none or transformer:learning_rate=0.005; default: "
             "bigram,average,single-head,multi-head,transformer",
             autocompletion=completion.several(*MODELS),
         ),
@@ -51,6 +51,12 @@ def ladder(
     eval_tokens: Annotated[int | None, setting_option("eval_tokens")] = None,
     threads: Annotated[int | None, setting_option("threads")] = None,
     seed: Annotated[int | None, setting_option("seed")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="runs of each model, with as many seeds: the median is shown; default: 1"
+        ),
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="text that each model continues")] = None,
     tokens: Annotated[
         int | None, typer.Option(help="tokens that each model generates; default: 200")
@@ -76,12 +82,12 @@ def ladder(
         raise UsageError("--steps and --budget exclude each other", "give one of them")
     named = None if rungs is None else [rung.strip() for rung in rungs.split(",")]
     if named is not None:
-        checked_rungs(named)
+        check_rungs(named)
     if resume is None:
         find_folder(dataset, data_dir, kind="data set")
 
     from attnlm.experiments.ladder import LadderStarted, climb
-    from attnlm.see.ladder_page import write_ladder
+    from attnlm.see.ladder import write_ladder
 
     display = TrainingDisplay(quiet)
     started: list[Path] = []
@@ -103,6 +109,7 @@ def ladder(
                 eval_tokens=eval_tokens,
                 threads=threads,
                 seed=seed,
+                seeds=seeds,
                 prompt=None if prompt is None else typed(prompt, "--prompt"),
                 tokens=tokens,
                 name=name,
@@ -135,20 +142,7 @@ def _say_texts(climbed: Ladder) -> None:
 
 
 def _say_table(climbed: Ladder) -> None:
-    say_table(
-        ("rung", "validation loss", "gain", "bits per byte", "parameters", "seconds"),
-        [
-            (
-                climbed.labels[rung.model],
-                f"{rung.best['val_loss']:.4f}",
-                "–" if gain is None else f"{gain:+z.4f}",
-                f"{rung.best['bits_per_byte']:.3f}",
-                f"{rung.run.parameters:,}",
-                f"{rung.last['seconds']:.1f}",
-            )
-            for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)
-        ],
-    )
+    say_table(*climbed.table())
     about = climbed.rungs[0].run
     bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
     baselines = f"baselines: {reference_losses(about.vocab_size, bigram, floor)}"
@@ -164,12 +158,14 @@ def _facts(climbed: Ladder) -> dict[str, object]:
         "ladder": str(climbed.path),
         "steps": climbed.plan.steps,
         "seed": climbed.plan.seed,
+        "seeds": climbed.plan.seeds,
         "warnings": climbed.warnings,
         "rungs": [
             {
                 "model": rung.model,
                 "run": str(rung.run.path),
                 "val_loss": rung.best["val_loss"],
+                "val_losses": rung.losses,
                 "gain": gain,
                 "bits_per_byte": rung.best["bits_per_byte"],
                 "parameters": rung.run.parameters,

@@ -205,6 +205,16 @@ def _check_training(
             f"a `batch_size` of {windows} can't be divided among {processes} processes",
             f"give `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
         )
+    if training.min_learning_rate > training.learning_rate:
+        raise UsageError(
+            f"`min_learning_rate` {training.min_learning_rate:g} is above `learning_rate` "
+            f"{training.learning_rate:g}",
+            f"give `min_learning_rate` {training.learning_rate:g} or less",
+        )
+    if training.min_learning_rate and training.schedule == "constant":
+        raise UsageError(
+            "`min_learning_rate` does not apply to `schedule` constant", "leave one of them out"
+        )
     if training.shard and training.compile == "on":
         raise UsageError("`compile` on can't be combined with `shard`", "leave one of them out")
     if training.recompute and model.embed_dim is None:

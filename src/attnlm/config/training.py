@@ -57,9 +57,15 @@ class TrainingConfig:
         "AdamW's β2: decay of the mean squared gradient", default=0.999, at_least=0, below=1
     )
     schedule: str = setting(
-        "learning rate after the warm-up: constant, or falling to 0 linearly or along a cosine",
+        "learning rate after the warm-up: constant, or falling linearly or along a cosine",
         default="linear",
         choices=("constant", "linear", "cosine"),
+    )
+    min_learning_rate: float = setting(
+        "lowest learning rate, at the end of a linear or cosine schedule",
+        default=0.0,
+        at_least=0,
+        at_most=100,
     )
     cooldown: float = setting(
         "final fraction of the steps, in which the learning rate decays",

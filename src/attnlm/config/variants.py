@@ -1,6 +1,7 @@
-"""Models written in one word: a preset, or a preset with some of its parts changed.
+"""Models written in one word: a preset, or a preset with some of its settings changed.
 
 transformer    transformer:positions=none    gpt2:norm=rms:tie_embeddings=false
+transformer:learning_rate=0.005
 """
 
 from __future__ import annotations
@@ -9,39 +10,48 @@ from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, number, type_of
 from attnlm.base.suggestions import same, suggestion
 from attnlm.config.settings import check_setting
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture, architecture, settings_of
 
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
+# The settings of a training that all rungs of a ladder share.
+_SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes", "shard")
 
 
 def variant(name: str) -> Settings:
-    """The settings that a variant's name stands for, `model` among them.
+    """Return the settings that a variant's name stands for, `model` among them.
 
-    Raises UsageError for a model, a part or a value that does not exist.
+    Raises UsageError for a model, a setting or a value that does not exist.
     """
     model, *changes = str(name).split(":")
     if model not in MODELS:
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
         raise UsageError(f"there is no model {model!r}", hint)
+    parts = settings_of(model)
+    trained = [name for name in fields_of(TrainingConfig) if name not in _SHARED]
     settings: Settings = {}
     for change in changes:
-        part, equals, value = (word.strip() for word in change.partition("="))
+        key, equals, value = (word.strip() for word in change.partition("="))
         if not equals:
             raise UsageError(
-                f"{change!r} has no value", f"write {model}:PART=VALUE; `:` joins several parts"
+                f"{change!r} has no value",
+                f"write {model}:SETTING=VALUE; `:` joins several settings",
             )
-        part = same(part, settings_of(model)) or part.replace("-", "_")
-        if part == "model" or part not in fields_of(Architecture):
-            hint = suggestion(part, settings_of(model), f"write {model}:positions=none")
-            raise UsageError(f"{part!r} is not a part of {model}", hint)
-        settings[part] = _value(part, value)
-        check_setting(part, settings[part])
-    architecture(model, settings)
+        key = same(key, [*parts, *trained]) or key.replace("-", "_")
+        if key in _SHARED:
+            raise UsageError(f"`{key}` can't differ between models", f"give `{key}` for all")
+        if key == "model" or key not in {*fields_of(Architecture), *trained}:
+            hint = suggestion(key, [*parts, *trained], f"write {model}:positions=none")
+            raise UsageError(f"{key!r} is not a setting of {model}", hint)
+        settings[key] = _value(key, value)
+        check_setting(key, settings[key])
+    architecture(model, {k: v for k, v in settings.items() if k in fields_of(Architecture)})
     return {"model": model, **settings}
 
 
-def _value(part: str, text: str) -> Setting:
-    kind = type_of(Architecture, part)
+def _value(key: str, text: str) -> Setting:
+    record = Architecture if key in fields_of(Architecture) else TrainingConfig
+    kind = type_of(record, key)
     try:
         value: Setting = _BOOLEANS.get(text.lower(), text) if kind is bool else text
         return number(kind, text) if kind in (int, float) else value
@@ -50,5 +60,5 @@ def _value(part: str, text: str) -> Setting:
 
 
 def folder_name(name: str) -> str:
-    """A variant's name as a part of a folder's: `transformer-positions-none`."""
+    """Return a variant's name as a part of a folder's: `transformer-positions-none`."""
     return name.replace(":", "-").replace("=", "-")

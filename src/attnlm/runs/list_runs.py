@@ -10,7 +10,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.folders import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.base.workspaces import is_locked
-from attnlm.runs.ladder_plan import RECORD, read_plan, run_path
+from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.open_run import open_run
 
 # A folder with one of these is, or was, a run.
@@ -106,7 +106,7 @@ def _has(folder: Path, name: str) -> bool:
 
 def _ladder(found: RunEntry) -> RunEntry:
     made = read_plan(found.path)
-    names = tuple(run_path(found.path, rung).name for rung in made.rungs)
+    names = tuple(path.name for path in made.runs(found.path).values())
     return replace(found, dataset=made.dataset, steps=made.steps, rungs=names)
 
 

@@ -48,9 +48,9 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
 def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
     """Return the fraction of the highest learning rate for the update after step 0 … `steps` − 1.
 
-    It rises in a line over `warmup` steps, stays, and falls towards 0 over the last `cooldown`
-    fraction of the steps after the warm-up. A run with a budget has as many `steps` as fit at its
-    pace so far, and a warm-up of a quarter of them at most.
+    It rises in a line over `warmup` steps, stays, and falls towards `min_learning_rate` over the
+    last `cooldown` fraction of the steps after the warm-up. A run with a budget has as many `steps`
+    as fit at its pace so far, and a warm-up of a quarter of them at most.
     """
     warmup: float = config.warmup
     if steps is None:
@@ -64,4 +64,6 @@ def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None 
     left = (steps - step) / falling if config.schedule != "constant" else 1.0
     if left >= 1:
         return 1.0
-    return left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+    lowest = config.min_learning_rate / config.learning_rate
+    height = left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+    return lowest + (1 - lowest) * height
