@@ -600,9 +600,23 @@ MUTATIONS = (
     Mutation(
         "a linear schedule is a cosine",
         "training/schedule.py",
-        'return left if config.schedule == "linear" else',
-        'return left if config.schedule == "" else',
+        'height = left if config.schedule == "linear" else',
+        'height = left if config.schedule == "" else',
         "test_optimizer.py",
+    ),
+    Mutation(
+        "the clock of a budget leaves no time for the last evaluation",
+        "training/schedule.py",
+        "left = self.ends - self.closing - now",
+        "left = self.ends - now",
+        "test_budget.py::test_evaluations_that_take_long_are_fewer",
+    ),
+    Mutation(
+        "a resumed run starts its budget anew",
+        "experiments/train.py",
+        "Clock.of((1 - state.progress) * budget, began)",
+        "Clock.of(budget, began)",
+        "test_budget.py::test_a_run_that_is_resumed_continues_the_clock",
     ),
     Mutation(
         "Muon's momentum is not Nesterov's",
