@@ -82,8 +82,9 @@ def _ours(model: LanguageModel, tokens: int, num_samples: int) -> Timed:
 
     def timed() -> int:
         if num_samples > 1:
-            return generate_all(model, [0], config, CPU).size
-        return sum(len(next_B) for next_B in generate(model, [0], config, CPU))
+            generate_all(model, [0], config, CPU, lambda sample, ids: False)
+            return tokens * num_samples
+        return sum(len(block_TB) for block_TB in generate(model, [0], config, CPU))
 
     return timed
 

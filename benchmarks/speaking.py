@@ -58,7 +58,8 @@ def speaking(dataset: Dataset, text: Path) -> list[Row]:
 
         def ours(prompt: Tensor, count: int) -> list[int]:
             config = SamplingConfig(tokens=count, temperature=0)
-            return [int(ids[0]) for ids in generate(model, prompt.tolist(), config, device)]
+            blocks = generate(model, prompt.tolist(), config, device)
+            return [int(ids_B[0]) for block_TB in blocks for ids_B in block_TB]
 
         rows = [_bandwidth_row(), *_speed_rows(ours, theirs)]
         return [*rows, *_process_rows(run.path, source)]

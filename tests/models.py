@@ -15,13 +15,13 @@ from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
-from attnlm.model.ops import Kernels, pointwise
-from attnlm.model.ops.heads import rotary_angles
+from attnlm.model.ops import Kernels, operations_in_c
+from attnlm.model.ops.pointwise import rotary_angles
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 COMPILED = Kernels(compiled=True, matmul="onednn", attention="native")
-needs_compiler = pytest.mark.skipif(pointwise() is None, reason="there is no C compiler")
+needs_compiler = pytest.mark.skipif(operations_in_c() is None, reason="there is no C compiler")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 
 VARIANTS = (
@@ -42,15 +42,19 @@ VARIANTS = (
     "transformer:attention=parameter-free:positions=none",
     "transformer:attention=none:positions=learned",
     "transformer:layers=1:query_key_norm=false:mlp=none:norm=none:residual=false:kv_heads=2",
+    "gpt2:layers=1:norm=none:mlp=none:positions=none",
+    "gpt2:norm=none:query_key_norm=true:mlp=swiglu",
+    "gpt2:attention=uniform:layers=1:mlp=none:residual=false",
+    "gpt2:attention=none:positions=none:layers=3",
 )
 """Every preset, and others of every part."""
 
 
-def small_model(name: str, **more: Setting) -> LanguageModel:
+def small_model(name: str, vocab_size: int = V, **more: Setting) -> LanguageModel:
     """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
     torch.manual_seed(1)
     config = resolve({**variant(name), **more}, SIZES)
-    model = build_model(config.model, V).double().eval()
+    model = build_model(config.model, vocab_size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from attnlm.model.architecture import architecture
 from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention, attention
+from attnlm.model.ops import attention as kernels
+from attnlm.model.ops.attention import reads_groups, shared_heads
 from tests.tolerances import assert_near
 
 B, T, H, D = 2, 11, 3, 5
@@ -109,3 +111,26 @@ def test_a_cache_returns_everything_appended_until_cleared() -> None:
     assert torch.equal(found[0], keys[:, :, :6]) and torch.equal(found[1], values[:, :, :6])
     cache.clear()
     assert torch.equal(cache.append(keys[:, :, 7:8], values[:, :, 7:8])[0], keys[:, :, 7:8])
+
+
+def test_grouped_heads_are_read_without_a_copy_where_the_kernel_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On CUDA in half precision, unless there is a mask; the numbers are those of copied heads."""
+    query, key, value = (torch.randn(B, heads, T, D) for heads in (6, H, H))
+    assert not reads_groups(query) and not reads_groups(query.bfloat16())
+    expected = [explicit_attention(query[:, :, -n:], *shared_heads(6, key, value)) for n in (T, 1)]
+    copied: list[Tensor] = []
+
+    def without_copies(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
+        copied.extend(kv)
+        return kv
+
+    monkeypatch.setattr(kernels, "reads_groups", lambda query: True)
+    monkeypatch.setattr(kernels, "shared_heads", without_copies)
+    for new, wanted in zip((T, 1), expected, strict=True):
+        assert_near(attention(query[:, :, -new:], key, value), wanted, within=1e-5)
+    assert not copied
+    with pytest.raises(RuntimeError):  # the stand-in for a copy makes none
+        attention(query[:, :, -4:], key, value)
+    assert copied

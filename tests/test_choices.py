@@ -14,8 +14,8 @@ from attnlm.compute import choices
 from attnlm.compute.choices import fastest, remembered_choices
 from attnlm.model.architecture import architecture
 from attnlm.model.ops import Kernels, kernels_in_use
-from attnlm.model.ops.causal import attention_in_blocks
-from attnlm.model.ops.products import onednn_linear
+from attnlm.model.ops.attention import attention_in_c
+from attnlm.model.ops.linear import onednn_linear
 from attnlm.training import kernels
 from attnlm.training.kernels import faster_attention, faster_matmul
 from tests.clock import Clock
@@ -153,7 +153,7 @@ def test_small_matmuls_are_not_measured(cache: Path) -> None:
 def test_attention_takes_the_kernel_that_is_faster(
     slow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if attention_in_blocks() is None:
+    if attention_in_c() is None:
         pytest.skip("no C compiler works here")
     _slowed("causal_attention", slow, monkeypatch)
     a = architecture("llama", {"embed_dim": 64, "heads": 4, "kv_heads": 2, "block_size": 32})

@@ -16,7 +16,7 @@ from attnlm.config.recipes import recipe_names
 from attnlm.config.settings import setting_names
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture
-from attnlm.model.low_rank import MAP_NAMES
+from attnlm.model.sizes import MAP_NAMES
 from tests.command import ATTNLM, Done, alone, fails
 
 

@@ -141,14 +141,13 @@ class _Capped(Architecture):
 
 
 @pytest.mark.parametrize("form", [*STOCK_CLASSES, *ARCHITECTURES], ids=lambda form: form.name)
-def test_every_form_lists_every_part_of_a_model_and_refuses_a_part_that_it_does_not_list(
+def test_every_form_refuses_a_part_that_it_does_not_list(
     form: Form,
 ) -> None:
     (model,) = (m for m in ("gpt2", "llama", "qwen3") if m in form.name.lower())
     used = architecture(model, {})
-    assert form.expressible(used).keys() == {field.name for field in fields(Architecture)}
-    assert form.reasons(used) == []
     parts = {field.name: getattr(used, field.name) for field in fields(used)}
+    assert form.reasons(used) == form.reasons(_Capped(**parts)) == []
     assert form.reasons(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
 
 

@@ -24,9 +24,9 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.inspection import count_parameters
 from attnlm.model.language_model import build_model
-from attnlm.model.linear import Linear
+from attnlm.model.layers import Linear
 from attnlm.model.lora import adapt, folded
-from attnlm.model.low_rank import LoRA, adapter_numbers, adapter_shapes, map_shapes
+from attnlm.model.sizes import LoRA, adapter_numbers, adapter_shapes, map_shapes
 from attnlm.model.textbook import forward
 from attnlm.runs.run import Run
 from attnlm.see.reproduce import train_command

@@ -11,15 +11,20 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from attnlm.compute.threads import threads_of_torch
-from attnlm.model.linear import Linear
-from attnlm.model.ops import Kernels, causal, loss, products, using
-from attnlm.model.ops.activations import gelu, swiglu
+from attnlm.model.layers import Linear
+from attnlm.model.ops import Kernels, attention, loss, using
 from attnlm.model.ops.attention import scores_and_weights, shared_heads
-from attnlm.model.ops.heads import Gains, rotary_angles, rotate, split_heads
-from attnlm.model.ops.linear import joined_linear, linear
+from attnlm.model.ops.linear import joined_linear, linear, onednn_linear, product
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.ops.norms import rms_norm
-from attnlm.model.ops.products import product
+from attnlm.model.ops.pointwise import (
+    Gains,
+    gelu,
+    rms_norm,
+    rotary_angles,
+    rotate,
+    split_heads,
+    swiglu,
+)
 from tests.models import COMPILED, needs_compiler
 from tests.tolerances import assert_rounded
 
@@ -175,9 +180,9 @@ def _loss_and_gradient(x: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
 def test_products_by_either_library_are_products(
     shape: tuple[int, int, int], matmul: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if matmul == "onednn" and products.onednn_linear() is None:
+    if matmul == "onednn" and onednn_linear() is None:
         pytest.skip("PyTorch has no oneDNN here")
-    monkeypatch.setattr(products, "FEWEST_BY_ONEDNN", 0)
+    monkeypatch.setattr("attnlm.model.ops.linear.FEWEST_BY_ONEDNN", 0)
     rows, inputs, outputs = shape
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     for one in (x, x.T.contiguous().T):
@@ -306,7 +311,7 @@ def _explicit_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
         (1, 1, 1, 300, 128, 3.0),
     ],
 )
-def test_attention_in_blocks_is_attention(
+def test_attention_in_c_is_attention(
     windows: int, heads: int, kv_heads: int, tokens: int, size: int, spread: float
 ) -> None:
     """Of parts of one tensor and of tensors that lie otherwise; threads change nothing."""
@@ -325,15 +330,15 @@ def test_attention_in_blocks_is_attention(
         for threads in (1, 2):
             leaves = [part.detach().requires_grad_() for part in layout]
             with threads_of_torch(threads), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(causal, "_ALONE", 0)
-                out = causal.Blocks.apply(*leaves, scale)  # type: ignore[no-untyped-call]
+                patch.setattr(attention, "_ALONE", 0)
+                out = attention.Blocks.apply(*leaves, scale)  # type: ignore[no-untyped-call]
                 runs.append([out, *torch.autograd.grad(out, leaves, d_out)])
         assert all(map(torch.equal, *runs))
         assert_rounded(runs[0], expected)
 
 
 @needs_compiler
-def test_attention_in_blocks_is_taken_where_it_is_chosen_and_possible() -> None:
+def test_attention_in_c_is_taken_where_it_is_chosen_and_possible() -> None:
     query, key = torch.randn(2, 4, 100, 8, requires_grad=True), torch.randn(2, 2, 100, 8)
     for value, kernels, expected in (
         (key, COMPILED, True),
@@ -342,7 +347,7 @@ def test_attention_in_blocks_is_taken_where_it_is_chosen_and_possible() -> None:
         (key[..., :5], COMPILED, False),
     ):
         with using(kernels):
-            found = causal.causal_attention(query, key, value, None)
+            found = attention.causal_attention(query, key, value, None)
         given = query.double(), key.double(), value.double()
         assert_rounded([found], lambda q, k, v: [_explicit_attention(q, k, v, 8**-0.5)], *given)
         taken = found.grad_fn is not None and found.grad_fn.name() == "BlocksBackward"
@@ -354,7 +359,7 @@ def test_what_is_no_number_is_seen_by_later_tokens() -> None:
     key = torch.randn(1, 1, 130, 4)
     query, value = key.clone().requires_grad_(), key.clone()
     key[0, 0, 66, 1] = torch.nan
-    out = causal.Blocks.apply(query, key, value, 1.0)  # type: ignore[no-untyped-call]
+    out = attention.Blocks.apply(query, key, value, 1.0)  # type: ignore[no-untyped-call]
     (gradient,) = torch.autograd.grad(out.sum(), query)
     for found in (out, gradient):
         assert found[0, 0, :64].isfinite().all() and found[0, 0, 66:].isnan().all()

@@ -25,9 +25,9 @@ from attnlm.data.prepare import prepare
 from attnlm.experiments.plan import plan
 from attnlm.experiments.train import train
 from attnlm.model.architecture import MODELS
-from attnlm.model.dropout import drawing_from
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.language_model import build_model
+from attnlm.model.layers import drawing_from
 from attnlm.model.lora import adapt
 from attnlm.model.ops import Kernels, using
 from attnlm.model.sizes import forward_flops, training_flops

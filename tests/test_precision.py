@@ -20,8 +20,8 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import settle as launch
 from attnlm.experiments.settle import settle
-from attnlm.generation.decoders import CachedDecoder, PlainDecoder, fastest_decoding
-from attnlm.model.linear import Linear
+from attnlm.generation.decoders import ModuleDecoder, fastest_decoding
+from attnlm.model.layers import Linear
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
@@ -52,15 +52,13 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer", "gpt2"])
-@pytest.mark.parametrize("kind", [PlainDecoder, CachedDecoder])
-def test_a_prompt_has_the_logits_of_its_last_token_alone(
-    name: str, kind: type[PlainDecoder]
-) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str, cached: bool) -> None:
     """At the other positions they would be most of the memory that a large vocabulary takes."""
     model = small_model(name)
     ids_BT = some_ids(3, model.architecture.block_size)
     with Operations() as seen:
-        found = kind(model, CPU).logits(ids_BT.numpy(), 0)
+        found = ModuleDecoder(model, CPU, cached=cached).logits(ids_BT.numpy(), 0)
     np.testing.assert_allclose(found, model(ids_BT)[:, -1].detach(), rtol=1e-9, atol=1e-12)
     matmuls = [n for name, n, _ in seen.made if name in ("linear", "addmm", "mm", "embedding")]
     assert matmuls[-1] == 3 * V
@@ -99,7 +97,8 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
     """Compare with autocast, bit for bit."""
     model, device = small_model(name).float(), Device("cpu", "bfloat16", "tests")
     ids_BT = some_ids(2, 6).numpy()
-    plain, decoder = PlainDecoder(model, device), fastest_decoding(model, device).new_decoder(2)
+    plain = ModuleDecoder(model, device, cached=False)
+    decoder = fastest_decoding(model, device).new_decoder(2)
     assert np.array_equal(decoder.logits(ids_BT[:, :5], 0), plain.logits(ids_BT[:, :5], 0))
     with Operations() as seen:
         found = decoder.logits(ids_BT, 5)

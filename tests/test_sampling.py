@@ -1,23 +1,23 @@
 from __future__ import annotations
 
 import _thread
+import json
 import math
+import signal
+import sys
 import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from attnlm.base.errors import NotFiniteError, UsageError
-from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
-from attnlm.config.settings import resolve
-from attnlm.generation.decoders import (
-    CachedDecoder,
-    Decoder,
-    PlainDecoder,
-    fastest_decoding,
-)
+from attnlm.generation.decoders import Decoder, ModuleDecoder, fastest_decoding
+from attnlm.generation.native_decoder import kept_of_full_window
 from attnlm.generation.next_token import (
     Array,
     Probabilities,
@@ -26,14 +26,17 @@ from attnlm.generation.next_token import (
     next_token_weights,
     normalised,
 )
-from attnlm.generation.sampling import generate, generate_all, window_start
+from attnlm.generation.sampling import Continuation, Sampler, generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import LanguageModel
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
+from tests.command import attnlm, fails
+from tests.models import V, small_model
 from tests.tolerances import assert_near
 
 CPU = Device("cpu", "float32", "tests")
-V, BLOCK = 31, 12
+BLOCK = 13
 
 
 def logits(*probabilities: float) -> Probabilities:
@@ -155,53 +158,34 @@ def test_numbers_do_not_depend_on_how_many_are_taken_together() -> None:
     assert np.array_equal(pieces, other.take(len(pieces)))
 
 
-def a_model(
-    rung: str, dtype: torch.dtype, settings: dict[str, Setting] | None = None
-) -> LanguageModel:
-    torch.manual_seed(4)
-    size: dict[str, Setting] = {} if rung == "bigram" else {"embed_dim": 20}
-    size |= {"heads": 5} if rung in ("multi-head", "wide-head") else {}
-    size |= {"heads": 2, "layers": 2} if rung == "transformer" else {}
-    config = resolve({"model": rung, "block_size": BLOCK, **size, **(settings or {})})
-    model = build_model(config.model, V)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model.to(dtype).eval()
+VARIANTS = (
+    *RUNGS,
+    "multi-head:projection=true",
+    "multi-head:head_size=7:projection=true:qkv_bias=true",
+    "single-head:head_size=9",
+    "transformer:tie_embeddings=true:layers=1",
+)
 
 
-VARIANTS: list[tuple[str, dict[str, Setting]]] = [
-    *((rung, {}) for rung in RUNGS),
-    ("multi-head", {"projection": True}),
-    ("multi-head", {"qkv_bias": True}),
-    ("multi-head", {"head_size": 7, "projection": True, "qkv_bias": True}),
-    ("single-head", {"head_size": 9}),
-    ("transformer", {"head_size": 6}),
-    ("transformer", {"tie_embeddings": True, "layers": 1}),
-]
-
-
-@pytest.mark.parametrize(("rung", "settings"), VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("prompt_length", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_fast_tokens_equal_plain_ones_far_past_the_context(
-    rung: str, settings: dict[str, Setting], prompt_length: int, num_samples: int
+    name: str, prompt_length: int, num_samples: int
 ) -> None:
-    model = a_model(rung, torch.float64, settings)
+    model = small_model(name)
     prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
     config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
-    fast = np.stack(list(generate(model, prompt, config, CPU)))
-    plain = np.stack(list(generate(model, prompt, config, CPU, cached=False)))
+    fast = np.concatenate(list(generate(model, prompt, config, CPU)))
+    plain = np.concatenate(list(generate(model, prompt, config, CPU, cached=False)))
     assert fast.tolist() == plain.tolist()
     assert len(set(map(tuple, fast.T.tolist()))) == num_samples
 
 
-@pytest.mark.parametrize(("rung", "settings"), VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("num_samples", [1, 3])
-def test_fast_logits_equal_plain_ones_far_past_the_context(
-    rung: str, settings: dict[str, Setting], num_samples: int
-) -> None:
-    model = a_model(rung, torch.float32, settings)
+def test_fast_logits_equal_plain_ones_far_past_the_context(name: str, num_samples: int) -> None:
+    model = small_model(name).float()
     assert_equal_logits(model, fastest_decoding(model, CPU).new_decoder(num_samples), num_samples)
 
 
@@ -212,7 +196,7 @@ def test_numbers_that_are_not_finite_are_refused_by_every_decoder(
     rung: str, number: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is warned of, as the tests turn warnings into errors."""
-    model = a_model(rung, torch.float32)
+    model = small_model(rung).float()
     with torch.no_grad():
         for name in ("token_embedding.weight", "head.weight"):
             model.get_parameter(name).fill_(number)
@@ -235,20 +219,20 @@ def test_without_a_compiler_logits_come_from_cached_keys(
     rung: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: None)
-    model = a_model(rung, torch.float32)
+    model = small_model(rung).float()
     decoder = fastest_decoding(model, CPU).new_decoder(2)
-    assert isinstance(decoder, CachedDecoder) == (rung != "bigram")
+    assert isinstance(decoder, ModuleDecoder)
     assert_equal_logits(model, decoder, 2)
 
 
 def assert_equal_logits(model: LanguageModel, decoder: Decoder, num_samples: int) -> None:
     """Over tokens drawn from both a decoder and the model see the same windows."""
-    plain = PlainDecoder(model, CPU)
+    plain = ModuleDecoder(model, CPU, cached=False)
     ids_BT = torch.randint(V, (num_samples, 4 * BLOCK)).numpy()
     start = known = 0
     for length in range(2, 4 * BLOCK):
-        if (moved := window_start(model, length, start)) != start:
-            start, known = moved, 0
+        if length - start > BLOCK:
+            start, known = length - kept_of_full_window(model.architecture), 0
         expected_BV = plain.logits(ids_BT[:, start:length], 0)
         got_BV = decoder.logits(ids_BT[:, start:length], known)
         assert got_BV.dtype == expected_BV.dtype
@@ -258,7 +242,7 @@ def assert_equal_logits(model: LanguageModel, decoder: Decoder, num_samples: int
 
 
 def test_the_number_of_threads_is_what_it_was() -> None:
-    model = a_model("transformer", torch.float32)
+    model = small_model("transformer").float()
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
@@ -271,9 +255,9 @@ def test_the_number_of_threads_is_what_it_was() -> None:
 @pytest.mark.parametrize("rung", ["multi-head", "transformer"])
 def test_the_window_is_the_one_that_the_design_promises(rung: str) -> None:
     """Plain recompute, spelled out: the model sees just the tokens from window_start on."""
-    model = a_model(rung, torch.float64)
+    model = small_model(rung)
     config = SamplingConfig(tokens=3 * BLOCK, temperature=0, seed=8)
-    got = [int(ids[0]) for ids in generate(model, [3, 1], config, CPU)]
+    got = np.concatenate(list(generate(model, [3, 1], config, CPU)))[:, 0].tolist()
     text, start = [3, 1], 0
     for token in got:
         if len(text) - start > BLOCK:
@@ -283,18 +267,9 @@ def test_the_window_is_the_one_that_the_design_promises(rung: str) -> None:
         text.append(token)
 
 
-def test_a_full_window_slides_or_keeps_its_newer_half() -> None:
-    for rung, after_full in (("multi-head", [1, 2, 3]), ("transformer", [7, 7, 7])):
-        model = a_model(rung, torch.float32)
-        starts = [0]
-        for length in range(1, BLOCK + 4):
-            starts.append(window_start(model, length, starts[-1]))
-        assert starts[1:] == [0] * BLOCK + after_full
-
-
 def test_a_context_of_one_token_works() -> None:
     for rung in RUNGS:
-        model = a_model(rung, torch.float64, {"block_size": 1})
+        model = small_model(rung, block_size=1)
         config = SamplingConfig(tokens=7, seed=1)
         cached = list(generate(model, [2, 3], config, CPU))
         assert cached == list(generate(model, [2, 3], config, CPU, cached=False))
@@ -324,8 +299,95 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
 def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would make a million tokens each."""
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
-    model = a_model("transformer", torch.float32)
+    model = small_model("transformer").float()
     config = SamplingConfig(tokens=10**6, num_samples=24)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
     threading.Timer(0.3, _thread.interrupt_main).start()
-    with pytest.raises(KeyboardInterrupt):
-        generate_all(model, [1], config, CPU)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            generate_all(model, [1], config, CPU, lambda sample, ids: False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+TEXT = "one né → 名前 two 名"
+ENDED = {
+    (): TEXT,
+    "x": TEXT,
+    "名 ": TEXT,
+    "名前": "one né → ",
+    "é": "one n",
+    ("two", "→ 名前 "): "one né ",
+    ("前 two", "o"): "",
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize("stop", ENDED)
+def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], size: int) -> None:
+    """Tokens are single bytes, which come in blocks of any size; TEXT itself ends with a part of
+    a stop text."""
+    ids, shown = list(TEXT.encode()), ENDED[stop]
+    made = Continuation(ByteTokenizer(), SamplingConfig(stop=stop))
+    pieces = [made.add(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join(pieces) + made.close() == shown
+    assert made.has_ended == (shown != TEXT)
+    found = next((one for one in made._stop if TEXT.startswith(shown + one)), "")
+    assert made.tokens == len((shown + found).encode())
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: None)
+    tokenizer = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
+    sampler = Sampler(small_model("transformer").float(), tokenizer, CPU)
+    whole = sampler.samples([3], SamplingConfig(tokens=90, num_samples=3, seed=1))[0]
+    end = whole[0][60]
+    tokenizer.end_of_text = tokenizer.encode(end)[0]
+    for stop, ignore_eos in (((), False), (whole[0][40:43], True), (whole[0][20:22], False)):
+        config = SamplingConfig(tokens=90, seed=1, stop=stop, ignore_eos=ignore_eos)
+        ends = [*config.stop_texts, *([] if ignore_eos else [end])]
+        expected = [min((text.partition(one)[0] for one in ends), key=len) for text in whole]
+        assert expected[0] != whole[0]
+        ids = [3]
+        assert "".join(sampler.stream(ids, config)) == expected[0]
+        shown = tokenizer.decode(ids[1:])
+        assert shown.startswith(expected[0]) and shown.endswith(tuple(ends))
+        chosen = list(sampler.choices([3], config))
+        assert "".join(choice.text for choice in chosen) == expected[0]
+        assert "".join(choice.token for choice in chosen) == shown
+        texts, count = sampler.samples([3], replace(config, num_samples=3))
+        assert texts == expected and count >= sum(map(len, texts))
+
+
+def test_the_command_ends_a_text_by_few_functions(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed, counted and given as JSON; and the functions of ours that were called
+    between the command and the first token."""
+    attnlm("train", "--steps", "1", "--eval-tokens", "64", "--seed", "1", "-q", cwd=project)
+    called: list[str] = []
+
+    def watched(self: Uniforms, count: int, take: Any = Uniforms.take) -> Any:
+        frame = sys._getframe(1)
+        while not called or frame.f_back is not None:
+            if "/src/attnlm/" in frame.f_code.co_filename and len(called) < 99:
+                called.append(frame.f_code.co_name)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        monkeypatch.setattr(Uniforms, "take", take)
+        return take(self, count)
+
+    flags = ("sample", "--tokens", "60", "--seed", "1")
+    monkeypatch.setattr(Uniforms, "take", watched)
+    whole = attnlm(*flags, cwd=project).stdout
+    assert 1 < len(called) <= 6, called  # before them, `main` and `run_and_exit`
+    stop = whole[20:22]
+    shown = whole.partition(stop)[0]
+    assert attnlm(*flags, "--stop", "@@", "--stop", stop, cwd=project).stdout == shown
+    for more in ((), ("--show-probs",), ("--num-samples", "2")):
+        found = json.loads(attnlm(*flags, "--stop", stop, "--json", *more, cwd=project).stdout)
+        assert found["text"] == shown
+        assert "--num-samples" in more or found["tokens"] == len(shown + stop)
+    fails(*flags, "--stop", "", cwd=project, code=2, says="--stop", hints="one character")

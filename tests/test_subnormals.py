@@ -30,14 +30,14 @@ from attnlm.data.dataset import Dataset
 from attnlm.experiments import evaluate as evaluation
 from attnlm.experiments import other_processes
 from attnlm.experiments.plan import plan
-from attnlm.generation.decoders import BigramDecoder
+from attnlm.generation.decoders import ModuleDecoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import draw
 from attnlm.generation.sampling import generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import architecture
 from attnlm.model.language_model import Bigram, Transformer, build_model
-from attnlm.model.ops import causal
+from attnlm.model.ops import attention
 from attnlm.model.recorder import record
 from attnlm.training import share
 from attnlm.training.share import Share
@@ -190,7 +190,7 @@ def test_a_process_that_joins_a_training_flushes(
 
 
 def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BigramDecoder, "logits", modes.before(BigramDecoder.logits))
+    monkeypatch.setattr(ModuleDecoder, "logits", modes.before(ModuleDecoder.logits))
     monkeypatch.setattr("attnlm.generation.sampling.draw", modes.before(draw))
     model = small_model("bigram").float()
     assert isinstance(model, Bigram)
@@ -200,10 +200,11 @@ def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "attnlm.generation.sampling.fastest_decoding",
         lambda *_: SimpleNamespace(
-            new_decoder=lambda _: BigramDecoder(model), parts=lambda _: [range(1), range(1, 2)]
+            new_decoder=lambda _: ModuleDecoder(model, CPU),
+            parts=lambda _: [range(1), range(1, 2)],
         ),
     )
-    generate_all(model, [1], SamplingConfig(tokens=50, num_samples=2), CPU)
+    generate_all(model, [1], SamplingConfig(tokens=50, num_samples=2), CPU, lambda *_: False)
     assert len(modes.found) == 2 and all(modes.found.values())
 
 
@@ -231,14 +232,14 @@ def test_threads_in_c_flush() -> None:
 
 
 def test_openmps_threads_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    if causal.attention_in_blocks() is None:
+    if attention.attention_in_c() is None:
         pytest.skip("there is no C compiler")
-    monkeypatch.setattr(causal, "_ALONE", 0)
+    monkeypatch.setattr(attention, "_ALONE", 0)
     zeros = torch.zeros(3, 4, 70, 8)
     values = torch.full_like(zeros, SUBNORMAL)
 
     def mixed() -> Tensor:
-        found: Tensor = causal.Blocks.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
+        found: Tensor = attention.Blocks.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
         return found
 
     with threads_of_torch(3):

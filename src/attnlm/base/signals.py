@@ -84,21 +84,6 @@ class StopSignal:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[list[int]]:
-    """Yield the list of signals that come meanwhile, and raise the first again at the end.
-
-    A second one waits too, so this is for what ends soon after a signal.
-    """
-    came: list[int] = []
-    try:
-        with _handling(lambda signum, _: came.append(signum)):
-            yield came
-    finally:
-        if came:
-            signal.raise_signal(came[0])
-
-
-@contextlib.contextmanager
 def _handling(handler: Handler) -> Iterator[None]:
     """Call `handler` for signals meanwhile; in a thread other than the main one it can't be."""
     if threading.current_thread() is not threading.main_thread():

@@ -24,7 +24,7 @@ from attnlm.cli.console import (
 from attnlm.cli.help import in_words
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.model.low_rank import adapter_numbers
+from attnlm.model.sizes import adapter_numbers
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:

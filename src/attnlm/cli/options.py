@@ -20,7 +20,7 @@ from attnlm.cli.help import help_with_default
 from attnlm.config.settings import check_setting, help_of
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
-from attnlm.model.low_rank import MAP_NAMES
+from attnlm.model.sizes import MAP_NAMES
 
 if TYPE_CHECKING:
     from attnlm.runs.run import Run

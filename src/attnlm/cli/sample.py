@@ -35,7 +35,6 @@ from attnlm.generation.sampling_config import (
 
 if TYPE_CHECKING:
     from attnlm.generation.sampling import Sampler
-    from attnlm.runs.run import Checkpoint as ChosenCheckpoint
 
 
 def sample(
@@ -54,6 +53,13 @@ def sample(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="random seed; default: drawn")] = None,
     num_samples: Annotated[int, typer.Option(help="number of texts to generate")] = 1,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="end before this text, which is not printed; may be repeated"),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="go on after the end-of-text token")
+    ] = False,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
@@ -70,14 +76,8 @@ def sample(
     json: JsonOption = False,
 ) -> None:
     """Generate text with a trained model."""
-    _check(interactive, show_probs, json, num_samples, prompt)
+    _check(interactive, show_probs, json, num_samples, prompt, tokens)
     text = _prompt(prompt, prompt_file)
-    most = MOST_CHOICES_HELD if show_probs else MOST_HELD
-    if json and tokens > most:
-        raise UsageError(
-            f"--json holds the whole text in memory, and --tokens {tokens} is too long for that",
-            f"give at most {most}, or leave out --json",
-        )
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,
@@ -85,6 +85,8 @@ def sample(
         top_p=top_p,
         num_samples=num_samples,
         seed=drawn_seed() if seed is None else seed,
+        stop=[typed(text, "--stop") for text in stop or ()],
+        ignore_eos=ignore_eos,
     )
     opened = opened_run(run, checkpoint_dir)
 
@@ -92,76 +94,37 @@ def sample(
 
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device)
-    ids = None if interactive else sampler.prompt_ids(text)
+    ids = [] if interactive else sampler.prompt_ids(text)
     console.say(
         f"{opened.name}, {chosen} on {sampler.device.name}, "
         f"temperature {temperature:g}, seed {config.seed}"
     )
-    if ids is None:
+    if interactive:
         talk(sampler, text, config)
-    else:
-        _generate(sampler, text, ids, config, chosen, json, show_probs)
-        console.say_next(command_for("attnlm report", opened.path))
-
-
-def _check(
-    interactive: bool, show_probs: bool, json: bool, num_samples: int, prompt: str | None
-) -> None:
-    """Raises UsageError for options that exclude each other."""
-    if interactive and (json or num_samples != 1 or prompt == "-"):
-        raise UsageError(
-            "--interactive does not go with --json, --num-samples or a prompt from stdin",
-            "leave one of them out",
-        )
-    if show_probs and (interactive or num_samples != 1):
-        raise UsageError(
-            "--show-probs does not go with --interactive or --num-samples", "leave one of them out"
-        )
-
-
-def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    if prompt is not None and prompt_file is not None:
-        raise UsageError("--prompt and --prompt-file exclude each other", "give one of them")
-    if prompt == "-":
-        return decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
-    if prompt_file is not None:
-        return decoded(prompt_file.read_bytes(), str(prompt_file))
-    return typed(prompt, "--prompt") if prompt else ""
-
-
-def _generate(
-    sampler: Sampler,
-    prompt: str,
-    ids: list[int],
-    config: SamplingConfig,
-    chosen: ChosenCheckpoint,
-    json: bool,
-    show_probs: bool,
-) -> None:
-    began = time.perf_counter()
-    more: dict[str, object] = {}
-    if config.num_samples > 1:
-        texts = [prompt + text for text in sampler.samples(ids, config)]
-        if not json:
-            console.write("\n---\n".join(texts))
+        return
+    facts: dict[str, object] = {}
+    began, length = time.perf_counter(), len(ids)
+    if num_samples > 1:
+        continued, count = sampler.samples(ids, config)
+        texts = [text + one for one in continued]
+        console.write("" if json else "\n---\n".join(texts))
     elif show_probs:
-        text, more = _choices(sampler, ids, prompt, config, json)
-        texts = [text]
+        texts, facts = _choices(sampler, ids, text, config, json)
+        count = len(ids) - length
     else:
         pieces = []
-        for piece in itertools.chain([prompt], sampler.stream(ids, config)):
+        for piece in itertools.chain([text], sampler.stream(ids, config)):
             pieces.append(piece)
             console.write("" if json else piece)
-        texts = ["".join(pieces)]
+        texts, count = ["".join(pieces)], len(ids) - length
     seconds = time.perf_counter() - began
-    count = config.tokens * config.num_samples
     speed = round(count / seconds) if seconds else 0
     if json:
         console.result_json(
             {
                 "text": texts[0],
                 "texts": texts,
-                **more,
+                **facts,
                 "tokens": count,
                 "seconds": round(seconds, 3),
                 "tokens_per_second": speed,
@@ -176,12 +139,49 @@ def _generate(
         else:
             console.say("")  # where both streams are shown, the text ends on a line of its own
     console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
+    console.say_next(command_for("attnlm report", opened.path))
+
+
+def _check(
+    interactive: bool,
+    show_probs: bool,
+    json: bool,
+    num_samples: int,
+    prompt: str | None,
+    tokens: int,
+) -> None:
+    """Raise UsageError for options that cannot be combined."""
+    if interactive and (json or num_samples != 1 or prompt == "-"):
+        raise UsageError(
+            "--interactive does not go with --json, --num-samples or a prompt from stdin",
+            "leave one of them out",
+        )
+    if show_probs and (interactive or num_samples != 1):
+        raise UsageError(
+            "--show-probs does not go with --interactive or --num-samples", "leave one of them out"
+        )
+    most = MOST_CHOICES_HELD if show_probs else MOST_HELD
+    if json and tokens > most:
+        raise UsageError(
+            f"--json holds the whole text in memory, and --tokens {tokens} is too long for that",
+            f"give at most {most}, or leave out --json",
+        )
+
+
+def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    if prompt is not None and prompt_file is not None:
+        raise UsageError("--prompt and --prompt-file exclude each other", "give one of them")
+    if prompt == "-":
+        return decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
+    if prompt_file is not None:
+        return decoded(prompt_file.read_bytes(), str(prompt_file))
+    return typed(prompt, "--prompt") if prompt else ""
 
 
 def _choices(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool
-) -> tuple[str, dict[str, object]]:
-    """The text, and what --json tells of its choices."""
+) -> tuple[list[str], dict[str, object]]:
+    """Return the text, and what --json tells of its choices."""
     display = ChoiceDisplay(quiet=json)
     display.begin(prompt)
     pieces, facts = [prompt], []
@@ -191,4 +191,4 @@ def _choices(
             facts.append(choice.facts())
         display(choice)
     display.end()
-    return "".join(pieces), {"choices": facts}
+    return ["".join(pieces)], {"choices": facts}

@@ -20,7 +20,7 @@ from attnlm.model.architecture import (
     settings_of,
     unused,
 )
-from attnlm.model.low_rank import MAP_NAMES, map_shapes
+from attnlm.model.sizes import MAP_NAMES, map_shapes
 
 
 @dataclass(frozen=True)

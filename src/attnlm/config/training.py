@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attnlm.base.readable import duration
 from attnlm.base.settings import setting
-from attnlm.model.low_rank import LoRA
+from attnlm.model.sizes import LoRA
 
 LARGEST_BATCH = 2**20  # windows
 _MOST_STEPS = 2**40

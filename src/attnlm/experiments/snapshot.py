@@ -50,7 +50,8 @@ def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
 def _sample(model: LanguageModel, dataset: Dataset, device: Device, tokens: int) -> str:
     sampler = Sampler(model, dataset.tokenizer, device)
     try:
-        return sampler.samples(sampler.prompt_ids(""), SamplingConfig(tokens=tokens, seed=0))[0]
+        config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
+        return "".join(sampler.stream(sampler.prompt_ids(""), config))
     except AttnlmError:
         return ""
 

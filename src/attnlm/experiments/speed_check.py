@@ -12,7 +12,7 @@ from attnlm.compute.device import choose_device
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
-from attnlm.model.ops.products import product
+from attnlm.model.ops.linear import product
 
 USUAL_SHARE = 0.45
 """Of the products' speed, on a CPU: 0.42 to 0.48 were measured with two threads, 0.48 to 0.52 with

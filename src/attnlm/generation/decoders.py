@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnlm.base.readable import quantity
 from attnlm.compute.choices import fastest
@@ -23,7 +23,6 @@ from attnlm.compute.native import library
 from attnlm.compute.threads import cores
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Array, Ids, Uniforms
-from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import Bigram, LanguageModel
 
 _TOKENS_TRIED = 16
@@ -60,15 +59,13 @@ class Decoding:
 
 
 def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
-    """The fastest exact way on a device."""
+    """Return the fastest exact way to decode on a device."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
-    if (device.name, device.dtype) != ("cpu", "float32") or not is_single:
-        model = _cast(model, device)
-        return Decoding(lambda _: CachedDecoder(model, device))
-    if isinstance(model, Bigram):
-        return Decoding(lambda _: BigramDecoder(model))
-    if (compiled := library("decoding.c")) is None:
-        return Decoding(lambda _: CachedDecoder(model, device))
+    is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
+    compiled = library("decoding.c") if is_native and not isinstance(model, Bigram) else None
+    if compiled is None or isinstance(model, Bigram):
+        cast = _cast(model, device)
+        return Decoding(lambda _: ModuleDecoder(cast, device))
     native = NativeModel(model, compiled)
     threads = _threads_for_a_token(native)
 
@@ -110,46 +107,26 @@ def _threads_for_a_token(native: NativeModel) -> int:
     return int(fastest("threads for a token", sizes, ways, worth=_WORTH))
 
 
-class PlainDecoder:
-    """The model itself, which computes everything anew each time."""
+class ModuleDecoder:
+    """The model itself, on any device, with the keys and values of the tokens that it knows.
 
-    def __init__(self, model: LanguageModel, device: Device) -> None:
+    Not `cached`, it computes everything anew each time.
+    """
+
+    def __init__(self, model: LanguageModel, device: Device, *, cached: bool = True) -> None:
         self._model, self._device = model, device
+        self._caches = model.new_caches() if cached else None
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
-        return self._forward(ids_BS, None)
-
-    def _forward(self, ids_BT: Ids, caches: list[LayerCache] | None) -> Array:
-        ids = torch.from_numpy(np.ascontiguousarray(ids_BT)).to(self._device.torch)
-        with torch.inference_mode(), self._device.autocast():
-            logits_BV = self._model.next_logits(ids, caches)
-        return _as_array(logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float())
-
-
-class CachedDecoder(PlainDecoder):
-    """The model itself with the keys and values of the tokens that it knows: for any device."""
-
-    def __init__(self, model: LanguageModel, device: Device) -> None:
-        super().__init__(model, device)
-        self._caches = model.new_caches()
-
-    def logits(self, ids_BS: Ids, known: int) -> Array:
-        if known == 0:
+        """Return logits (B, V), in float32 at least."""
+        if self._caches is None:
+            known = 0
+        elif known == 0:
             for cache in self._caches:
                 cache.clear()
-        return self._forward(ids_BS[:, known:], self._caches)
-
-
-class BigramDecoder:
-    """Rows of a table."""
-
-    def __init__(self, model: Bigram) -> None:
-        self._table_VV = _as_array(model.table.weight)
-
-    def logits(self, ids_BS: Ids, known: int) -> Array:
-        return self._table_VV[ids_BS[:, -1]]
-
-
-def _as_array(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().cpu().contiguous().numpy()
-    return array
+        ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)
+        with torch.inference_mode(), self._device.autocast():
+            logits_BV = self._model.next_logits(ids, self._caches)
+        is_double = logits_BV.dtype == torch.float64
+        array: Array = (logits_BV if is_double else logits_BV.float()).cpu().contiguous().numpy()
+        return array

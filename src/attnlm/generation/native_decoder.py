@@ -52,25 +52,10 @@ class _Struct(ctypes.Structure):
         super().__init__()
         self._kept = values
         for name, value in values.items():
-            if isinstance(value, _Rows):
-                value = value.places
             if isinstance(value, np.ndarray):
                 assert value.dtype in _IN_C and value.flags.c_contiguous
                 value = value.ctypes.data
             setattr(self, name, value)
-
-
-class _Rows:
-    """Where the rows of matrices (N, C) lie; each is filled up to whole panels with zeros."""
-
-    def __init__(self, matrices: Sequence[Tensor]) -> None:
-        zeros = np.zeros(matrices[0].size(1), np.float32)
-        arrays = [_array(matrix) for matrix in matrices]
-        places = [np.full(_whole(len(array)), zeros.ctypes.data, np.uintp) for array in arrays]
-        for array, place in zip(arrays, places, strict=True):
-            row = array.strides[0]
-            place[: len(array)] = array.ctypes.data + np.arange(len(array), dtype=np.uintp) * row
-        self._kept, self.places = (zeros, arrays), np.concatenate(places)
 
 
 def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -273,7 +258,7 @@ class NativeDecoder:
     def generate(
         self, prompt: Sequence[int], tokens: int, temperature: float, uniforms: Uniforms
     ) -> Iterator[NDArray[np.int64]]:
-        """Yield the next ids of all samples, (B,), `tokens` times.
+        """Yield the next ids of all samples in blocks (T, B), `tokens` of each in all.
 
         One call makes as many tokens as take some milliseconds. Raises IndexError for an id that
         the vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
@@ -305,7 +290,8 @@ class NativeDecoder:
             took = time.perf_counter() - began
             if made < 0:
                 raise IndexError("an id is outside the vocabulary")
-            yield from out_TB[:made]
+            if made:
+                yield out_TB[:made]
             if made < count:
                 raise NotFiniteError
             tokens -= count
@@ -361,9 +347,22 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
     inputs = matrices[0].size(1)
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
     if inputs >= _LONG and inputs % _PANEL == 0:
-        return _Map(**size, rows=_Rows(matrices))
+        rows, arrays = _rows(matrices)
+        return _Map(**size, rows=rows, arrays=arrays)
     panels = _side_by_side(weights, *names).view(-1, _PANEL, inputs).transpose(1, 2)
     return _Map(**size, panels=_array(panels))
+
+
+def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]:
+    """Return where the rows of matrices (N, C) lie, each filled up to whole panels with zeros; and
+    the arrays that have them."""
+    zeros = np.zeros(matrices[0].size(1), np.float32)
+    arrays, places = [_array(matrix) for matrix in matrices], list[int]()
+    for array in arrays:
+        begin = array.ctypes.data
+        places += range(begin, begin + array.nbytes, array.strides[0])
+        places += [zeros.ctypes.data] * (_whole(len(array)) - len(array))
+    return np.array(places, np.uintp), [zeros, *arrays]
 
 
 def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> Tensor:

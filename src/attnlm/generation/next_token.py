@@ -15,18 +15,13 @@ Array = NDArray[Any]
 Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-_FEW = 512
-"""Likeliest tokens that are tried first as those that a nucleus is among."""
-_ROUNDING = 1e-9
-"""More than a sum of probabilities is off."""
-
 
 def next_token_weights(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
 ) -> Probabilities:
     """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
 
-    They are probabilities but for a factor. Temperature 0 puts everything on the likeliest token.
+    They are proportional to probabilities. Temperature 0 puts everything on the likeliest token.
     The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at least
     top_p (Holtzman et al., 2020). Computed in float64. Raises NotFiniteError for logits that are
     NaN or infinite.
@@ -53,32 +48,18 @@ def next_token_weights(
 
 
 def _nucleus(weights_BV: Probabilities, top_p: float) -> Probabilities:
-    """Probabilities, those outside the nucleus 0. Few of a large vocabulary need sorting."""
-    columns = _likeliest(weights_BV, top_p)
-    likely_BN = weights_BV[:, columns]
-    places = np.argsort(-likely_BN, axis=-1, kind="stable")
-    ordered = np.take_along_axis(likely_BN, places, -1)
-    ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-    np.put_along_axis(likely_BN, places, ordered, -1)
-    kept_BV = np.zeros_like(weights_BV)
-    kept_BV[:, columns] = likely_BN
-    return kept_BV
-
-
-def _likeliest(weights_BV: Probabilities, top_p: float) -> NDArray[np.int64] | slice:
-    """Tokens among which the nucleus of every row is, in their order: equals among them too."""
-    count, size = _FEW, weights_BV.shape[-1]
-    while count < size // 2:
-        least_B1 = np.partition(weights_BV, -count, -1)[:, -count, None]
-        likely_BV = weights_BV >= least_B1
-        sums_B = np.add.reduce(weights_BV, -1, where=likely_BV)
-        if (sums_B > top_p + _ROUNDING).all():
-            return np.flatnonzero(likely_BV.any(0))
-        count *= 8
-    return slice(None)
+    """Return probabilities, those outside the nucleus 0; of equal ones the lower ids come first."""
+    ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
+    count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
+    least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
+    larger_BV, equal_BV = weights_BV > least_B1, weights_BV == least_B1
+    room_B1 = count_B1 - larger_BV.sum(-1, keepdims=True)
+    kept_BV = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))
+    return np.where(kept_BV, weights_BV, 0)
 
 
 def normalised(weights_BV: Probabilities) -> Probabilities:
+    """Return weights divided by their sum, (B, V)."""
     return weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
 
 

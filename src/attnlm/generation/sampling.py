@@ -1,13 +1,15 @@
-"""From a checkpoint to text: next-token choice, the context's window, and streams of text."""
+"""From a checkpoint to text: the context's window, the texts that end, and streams of text."""
 
 from __future__ import annotations
 
 import codecs
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.threads import FlushingHere
-from attnlm.generation.decoders import Decoder, Decoding, PlainDecoder, fastest_decoding
+from attnlm.generation.decoders import Decoder, Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, kept_of_full_window
 from attnlm.generation.next_token import (
     Ids,
@@ -33,12 +35,6 @@ from attnlm.runs.run import Checkpoint, Run
 from attnlm.tokens.tokenizer import Tokenizer
 
 
-def window_start(model: LanguageModel, length: int, start: int) -> int:
-    """Return where the context of token `length` begins, given where the last one began."""
-    a = model.architecture
-    return start if length - start <= a.block_size else length - kept_of_full_window(a)
-
-
 def generate(
     model: LanguageModel,
     prompt: Sequence[int],
@@ -47,55 +43,63 @@ def generate(
     *,
     cached: bool = True,
 ) -> Iterator[Ids]:
-    """Yields `config.tokens` times the next ids of all samples, (B,).
+    """Yield the next ids of all samples in blocks (T, B), `config.tokens` of each in all.
 
     What is known of the tokens before is used again while the window stands still, where that is
-    exact. `cached=False` computes everything anew each time with the model itself: the plain path
-    that the others are tested against.
+    exact. `cached=False` computes everything anew each time with the model itself: the reference
+    that the other ways are tested against.
     """
-    plain = Decoding(lambda _: PlainDecoder(model, device))
+    plain = Decoding(lambda _: ModuleDecoder(model, device, cached=False))
     decoding = fastest_decoding(model, device) if cached else plain
-    samples = range(config.num_samples)
-    yield from _next_ids(model, prompt, config, decoding, samples)
+    return _blocks(model, prompt, config, decoding, range(config.num_samples))
 
 
 def generate_all(
-    model: LanguageModel, prompt: Sequence[int], config: SamplingConfig, device: Device
-) -> Ids:
-    """All that `generate` yields, (B, tokens), by threads that do not wait for each other."""
+    model: LanguageModel,
+    prompt: Sequence[int],
+    config: SamplingConfig,
+    device: Device,
+    receive: Callable[[int, list[int]], bool],
+) -> None:
+    """Continue all samples, by threads that do not wait for each other.
+
+    `receive` gets the number of a sample and its next ids, and returns True if the sample has
+    ended. Several threads call it, for each sample one of them.
+    """
     decoding, stopped = fastest_decoding(model, device), threading.Event()
 
-    def rows(samples: range) -> Ids:
-        made_BT = np.empty((len(samples), config.tokens), dtype=np.int64)
-        for t, next_B in enumerate(_next_ids(model, prompt, config, decoding, samples)):
-            made_BT[:, t] = next_B
-            if stopped.is_set():
-                break
-        return made_BT
+    def run(samples: range) -> None:
+        going = set(samples)
+        for block_TB in _blocks(model, prompt, config, decoding, samples):
+            rows = zip(samples, block_TB.T.tolist(), strict=True)
+            going -= {sample for sample, ids in rows if sample in going and receive(sample, ids)}
+            if stopped.is_set() or not going:
+                return
 
     first, *others = decoding.parts(config.num_samples)
     with ThreadPoolExecutor(max(1, len(others))) as pool:
         try:
-            futures = [pool.submit(rows, samples) for samples in others]
-            return np.concatenate([rows(first), *(future.result() for future in futures)])
+            futures = [pool.submit(run, samples) for samples in others]
+            run(first)
+            for future in futures:
+                future.result()
         finally:
             stopped.set()
 
 
-def _next_ids(
+def _blocks(
     model: LanguageModel,
     prompt: Sequence[int],
     config: SamplingConfig,
     decoding: Decoding,
     samples: range,
 ) -> Iterator[Ids]:
-    """Yield `config.tokens` times the next ids of these samples, (B,)."""
+    """Return what `generate` yields, of these samples."""
     decoder, uniforms = decoding.new_decoder(len(samples)), Uniforms(config.seed, samples)
     if isinstance(decoder, NativeDecoder) and config.takes_all(model.vocab_size):
-        yield from decoder.generate(prompt, config.tokens, config.temperature, uniforms)
-        return
-    for next_B, _ in drawn_tokens(model, prompt, config, decoder, uniforms, len(samples)):
-        yield next_B
+        return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
+    drawn = drawn_tokens(model, prompt, config, decoder, uniforms, len(samples))
+    return (next_B[None] for next_B, _ in drawn)
 
 
 def drawn_tokens(
@@ -109,28 +113,68 @@ def drawn_tokens(
     """Yield `config.tokens` times the next ids of `count` samples, (B,), and the weights that they
     were drawn by, (B, V)."""
     assert prompt, "there is always a first token"
-    block_size = model.architecture.block_size
-    kept = np.array(prompt[-block_size:], dtype=np.int64)
-    # Room for two windows: what lies before the newest one is dropped when the room is used up.
-    ids_BT = np.empty((count, 2 * block_size), dtype=np.int64)
-    ids_BT[:, : len(kept)] = kept
-    start, known, length = 0, 0, len(kept)
+    a = model.architecture
+    window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (count, 1))
+    known = 0
     for _ in range(config.tokens):
-        if (moved := window_start(model, length, start)) != start:
-            start, known = moved, 0
+        if window_BS.shape[1] > a.block_size:
+            window_BS, known = window_BS[:, -kept_of_full_window(a) :], 0
         with np.errstate(all="ignore"), FlushingHere():
-            logits_BV = decoder.logits(ids_BT[:, start:length], known)
+            logits_BV = decoder.logits(window_BS, known)
             weights_BV = next_token_weights(
                 logits_BV, config.temperature, config.top_k, config.top_p
             )
             next_B = draw(weights_BV, uniforms.take(1)[0])
-        known = length - start
-        if length == ids_BT.shape[1]:
-            ids_BT[:, :known] = ids_BT[:, start:length].copy()
-            start, length = 0, known
-        ids_BT[:, length] = next_B
-        length += 1
+        known = window_BS.shape[1]
+        window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
         yield next_B, weights_BV
+
+
+class Continuation:
+    """The text of tokens that are added one after another, in whole characters, until it ends.
+
+    It ends before the first of the stop texts and, unless `ignore_eos`, at the end-of-text id. What
+    may turn out to be the beginning of a stop text is held back until that is known.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, config: SamplingConfig) -> None:
+        self._tokenizer, self._stop = tokenizer, config.stop_texts
+        end = None if config.ignore_eos else tokenizer.end_of_text
+        self._end = -1 if end is None else end
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.tokens, self.has_ended = 0, False
+        """How many tokens were added, those after the end not counted."""
+
+    def add(self, ids: list[int]) -> str:
+        """Add tokens; return the text that is certain now, none of what follows the end."""
+        if self.has_ended:
+            return ""
+        if self._stop and len(ids) > 1:  # one by one, to count the tokens up to the end
+            return "".join(self.add([token]) for token in ids)
+        at_end = self._end in ids
+        before = ids[: ids.index(self._end)] if at_end else ids
+        self.tokens += len(before) + at_end
+        text = self._certain(self._tokenizer.decode_bytes(before))
+        if at_end:
+            text, self.has_ended = text + self.close(), True
+        return text
+
+    def close(self) -> str:
+        """Return the text that was held back, with U+FFFD for bytes that are no whole character."""
+        if self.has_ended:
+            return ""
+        return self._certain(b"", final=True) + self._held
+
+    def _certain(self, content: bytes, final: bool = False) -> str:
+        text = self._held + self._characters.decode(content, final)
+        if places := [text.index(stop) for stop in self._stop if stop in text]:
+            self.has_ended, self._held = True, ""
+            return text[: min(places)]
+        beginnings = (stop[:length] for stop in self._stop for length in range(1, len(stop)))
+        held = max((len(part) for part in beginnings if text.endswith(part)), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
 
 
 @dataclass(frozen=True)
@@ -175,34 +219,35 @@ class Sampler:
         return [0]
 
     def stream(self, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-        """Continues `ids`, and extends the list; yields text that ends on whole characters."""
+        """Continue `ids`, and extend the list; yield text that ends on whole characters."""
         assert config.num_samples == 1
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for next_B in generate(self.model, ids, config, self.device):
-            ids.append(int(next_B[0]))
-            if text := decoder.decode(self.tokenizer.decode_bytes([ids[-1]])):
+        made = Continuation(self.tokenizer, config)
+        for block_TB in generate(self.model, ids, config, self.device):
+            before, text = made.tokens, made.add(new := block_TB[:, 0].tolist())
+            ids += new[: made.tokens - before]
+            if text:
                 yield text
-        if rest := decoder.decode(b"", final=True):
+            if made.has_ended:
+                return
+        if rest := made.close():
             yield rest
 
     def choices(self, ids: list[int], config: SamplingConfig) -> Iterator[Choice]:
-        """Continues `ids` as `stream` does, and says of each token how likely it was.
+        """Continue `ids` as `stream` does, and say of each token how likely it was.
 
-        Bytes that never complete a character come with the last token.
+        Text that was held back comes with the last token.
         """
         assert config.num_samples == 1
-        characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        made = Continuation(self.tokenizer, config)
         decoder = fastest_decoding(self.model, self.device).new_decoder(1)
         uniforms = Uniforms(config.seed, range(1))
-        drawn = drawn_tokens(self.model, ids, config, decoder, uniforms, 1)
-        for count, (next_B, weights_BV) in enumerate(drawn, 1):
+        for next_B, weights_BV in drawn_tokens(self.model, ids, config, decoder, uniforms, 1):
             ids.append(int(next_B[0]))
-            content = self.tokenizer.decode_bytes([ids[-1]])
-            yield self._choice(
-                ids[-1],
-                normalised(weights_BV)[0],
-                characters.decode(content, final=count == config.tokens),
-            )
+            text = made.add(ids[-1:])
+            text += made.close() if made.tokens == config.tokens else ""
+            yield self._choice(ids[-1], normalised(weights_BV)[0], text)
+            if made.has_ended:
+                return
 
     def _choice(self, token: int, probabilities_V: Probabilities, text: str) -> Choice:
         likeliest = np.argsort(-probabilities_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
@@ -214,10 +259,18 @@ class Sampler:
             text,
         )
 
-    def samples(self, ids: list[int], config: SamplingConfig) -> list[str]:
-        """Several continuations of `ids`, computed side by side."""
-        rows_BT = generate_all(self.model, ids, config, self.device)
-        return list(map(self.tokenizer.decode, rows_BT.tolist()))
+    def samples(self, ids: list[int], config: SamplingConfig) -> tuple[list[str], int]:
+        """Return several continuations of `ids`, and how many tokens they have in all."""
+        made = [Continuation(self.tokenizer, config) for _ in range(config.num_samples)]
+        texts: list[list[str]] = [[] for _ in made]
+
+        def receive(sample: int, new: list[int]) -> bool:
+            texts[sample].append(made[sample].add(new))
+            return made[sample].has_ended
+
+        generate_all(self.model, ids, config, self.device, receive)
+        whole = ["".join((*text, one.close())) for text, one in zip(texts, made, strict=True)]
+        return whole, sum(one.tokens for one in made)
 
 
 def load_sampler(
@@ -241,6 +294,8 @@ def sample(
     top_p: float | None = None,
     seed: int | None = None,
     num_samples: int = 1,
+    stop: str | Sequence[str] = (),
+    ignore_eos: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
@@ -254,24 +309,26 @@ def sample(
             print(piece, end="", flush=True)
 
     `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
-    1. Without `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError
-    for invalid arguments) at the call, before the first piece.
+    1. The text ends after `tokens` tokens, before the first of the texts `stop`, or, unless
+    `ignore_eos`, at the tokenizer's end-of-text token; neither of them is part of it. Without
+    `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid
+    arguments) at the call, before the first piece.
     """
     if num_samples != 1:
         raise UsageError(
             f"sample gives one text, piece by piece, and num_samples is {num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    config = SamplingConfig(
+    sampler, ids, config = _ready(
+        *(run, prompt, checkpoint, device, checkpoint_dir, seed, on_event),
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        seed=_seed(seed, on_event),
+        stop=stop,
+        ignore_eos=ignore_eos,
     )
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
-    return _pieces(sampler, prompt, sampler.prompt_ids(prompt), config)
+    return itertools.chain([prompt] if prompt else [], sampler.stream(ids, config))
 
 
 def samples(
@@ -284,6 +341,8 @@ def samples(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    ignore_eos: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
@@ -294,32 +353,38 @@ def samples(
         for text in attnlm.samples(run, num_samples=3, tokens=100, prompt="Once ", seed=1):
             print(text, end="\\n---\\n")
 
-    Each begins with the prompt; the first is the text that `sample` gives for the same seed.
-    Without `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid
-    arguments).
+    Each begins with the prompt; the first is the text that `sample` gives for the same seed. Each
+    ends by itself, as there. Without `seed` one is drawn and reported as a Note. Raises AttnlmError
+    (UsageError for invalid arguments).
     """
-    config = SamplingConfig(
+    sampler, ids, config = _ready(
+        *(run, prompt, checkpoint, device, checkpoint_dir, seed, on_event),
+        num_samples=num_samples,
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        num_samples=num_samples,
-        seed=_seed(seed, on_event),
+        stop=stop,
+        ignore_eos=ignore_eos,
     )
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
-    return [prompt + text for text in sampler.samples(sampler.prompt_ids(prompt), config)]
+    return [prompt + text for text in sampler.samples(ids, config)[0]]
 
 
-def _seed(seed: int | None, on_event: OnEvent | None) -> int:
-    """The one that was given, or one that is drawn and reported."""
+def _ready(
+    run: str | Path | Run | None,
+    prompt: str,
+    checkpoint: str,
+    device: str,
+    checkpoint_dir: str | Path,
+    seed: int | None,
+    on_event: OnEvent | None,
+    **chosen: Any,
+) -> tuple[Sampler, list[int], SamplingConfig]:
+    """Check all arguments of `sample` and `samples`, and load the model."""
     if seed is None:
         seed = drawn_seed()
         (on_event or ignore)(Note(f"seed {seed}"))
-    return seed
-
-
-def _pieces(sampler: Sampler, prompt: str, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-    if prompt:
-        yield prompt
-    yield from sampler.stream(ids, config)
+    config = SamplingConfig(seed=seed, **chosen)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return sampler, sampler.prompt_ids(prompt), config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnlm.base.errors import UsageError
@@ -24,6 +25,10 @@ class SamplingConfig:
     top_p: float | None = None
     num_samples: int = 1
     seed: int = 0
+    stop: str | Sequence[str] = ()
+    """Texts before which a generated text ends."""
+    ignore_eos: bool = False
+    """Go on after the end-of-text token."""
 
     def __post_init__(self) -> None:
         self._require(self.tokens >= 0, "tokens", "0 or more")
@@ -37,6 +42,12 @@ class SamplingConfig:
             words = f"at most {max(1, most)} with `tokens` {self.tokens}: all are held in memory"
             self._require(self.num_samples <= most, "num_samples", words)
         self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
+        self._require("" not in self.stop_texts, "stop", "a text of at least one character")
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop texts, of which there may be one."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def takes_all(self, vocab_size: int) -> bool:
         """Return True if every token can be drawn: neither top-k nor top-p leaves any out."""

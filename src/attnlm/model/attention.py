@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.dropout import dropout as dropped
-from attnlm.model.linear import Linear, drawn_linear
-from attnlm.model.norms import RMSNorm
-from attnlm.model.ops.attention import scores_and_weights, shared_heads
-from attnlm.model.ops.causal import causal_attention
-from attnlm.model.ops.heads import Gains, Rotation, split_heads
+from attnlm.model.layers import Linear, RMSNorm
+from attnlm.model.layers import dropout as dropped
+from attnlm.model.ops.attention import (
+    causal_attention,
+    kernel_of_pytorch,
+    scores_and_weights,
+    shared_heads,
+)
 from attnlm.model.ops.linear import joined_linear
+from attnlm.model.ops.pointwise import Gains, Rotation, split_heads
 from attnlm.model.recorder import Recorder
 
 
@@ -42,13 +44,10 @@ def attention(
     assert not causal or new <= total, "a causal query without a key of its own"
     if causal and new == total and not dropout:
         return causal_attention(query, key, value, scale)
+    if not dropout:
+        return kernel_of_pytorch(query, key, value, scale, causal=causal)
     key, value = shared_heads(query.size(-3), key, value)
-    if dropout:
-        return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
-    mask = None
-    if causal and new > 1:
-        mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
 
 
 class LayerCache:
@@ -94,9 +93,9 @@ class SelfAttention(nn.Module):
         std = a.embed_dim**-0.5
         # Where embeddings come without a norm, larger scores leave some seeds with a dead head.
         sharp = std if a.residual else 0.35 * std
-        self.query = drawn_linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
-        self.key = drawn_linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
-        self.value = drawn_linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
+        self.query = Linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
+        self.key = Linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
+        self.value = Linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
         self.query_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.key_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.projection = Linear(width, a.embed_dim, bias=a.bias) if a.projection else None
@@ -137,9 +136,11 @@ def mix(
     """`attention`, with the keys and values of a cache before the new ones, and watched."""
     if cache is not None:
         key, value = cache.append(key, value)
-    if recorder is not None:
-        return recorder.attend(query, key, value)
-    return attention(query, key, value, dropout=dropout)
+    if recorder is None:
+        return attention(query, key, value, dropout=dropout)
+    key, value = shared_heads(query.size(-3), key, value)
+    scores, weights = scores_and_weights(query, key, causal=True, scale=None)
+    return recorder.mix(query, key, value, scores, weights)
 
 
 class AttentionWithoutMaps(nn.Module):

@@ -15,14 +15,10 @@ from torch.nn import functional as F
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention
-from attnlm.model.dropout import Dropout
-from attnlm.model.linear import Linear, drawn_linear
-from attnlm.model.norms import norm_of
-from attnlm.model.ops.activations import gelu, swiglu
-from attnlm.model.ops.heads import Rotation, rotary_angles
+from attnlm.model.layers import Dropout, Linear, norm_of, recomputed
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.recomputation import recomputed
+from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
 from attnlm.model.recorder import Recorder
 
 
@@ -243,8 +239,8 @@ class MLP(nn.Module):
         down = Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
         self.gate = None
         if a.mlp == "swiglu":
-            self.gate = drawn_linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
-        self.up = drawn_linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+            self.gate = Linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+        self.up = Linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
         self.down = down
         if a.residual:
             nn.init.zeros_(self.down.weight)

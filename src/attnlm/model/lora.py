@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import MLP
-from attnlm.model.linear import Linear
-from attnlm.model.low_rank import LoRA, map_path
+from attnlm.model.layers import Linear
+from attnlm.model.sizes import LoRA, map_path
 
 
 def adapt(model: nn.Module, lora: LoRA) -> None:

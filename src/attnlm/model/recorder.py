@@ -17,7 +17,6 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import FlushingHere
-from attnlm.model.ops.attention import scores_and_weights, shared_heads
 
 Head = tuple[int, int]
 """A head's place: layer and number in it, both from 0."""
@@ -77,10 +76,10 @@ class Recorder:
         self.layers.append(Layer())
         return self.layers[-1]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What `attention` computes, with everything on the way kept."""
-        key, value = shared_heads(query.size(-3), key, value)
-        scores, weights = scores_and_weights(query, key, causal=True, scale=None)
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, scores: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Return weights · v, with the silenced head zero, and keep what led to it."""
         mixed = weights @ value
         if self.silenced is not None and self.silenced[0] == len(self.layers) - 1:
             mixed[..., self.silenced[1], :, :] = 0

@@ -1,13 +1,81 @@
-"""How large a model is, from its architecture alone: its matrices, and the products with them.
+"""Sizes that follow from an architecture alone, without loading torch: matrices, adapters, FLOPs.
 
-Of a product of (M, K) and (K, N) there are 2·M·K·N floating-point operations (FLOPs). Only products
-count, as in PyTorch's own counter; attention counts whole, with what its mask leaves out.
+A matmul of (M, K) and (K, N) takes 2·M·K·N floating-point operations (FLOPs). Only matmuls count,
+as in PyTorch's own counter; attention counts in full, with the scores that its mask leaves out.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attnlm.model.architecture import Architecture
-from attnlm.model.low_rank import LoRA, adapter_numbers, map_shapes
+
+Shape = tuple[int, int]
+
+_PLACES = {
+    **dict.fromkeys(("query", "key", "value", "projection"), "attention"),
+    **dict.fromkeys(("gate", "up", "down"), "mlp"),
+}
+MAP_NAMES = tuple(_PLACES)
+"""The linear maps of a block, in the order in which it computes them."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank adapters (Hu et al., 2021): in each block, W + alpha/rank · B A for the maps `on`.
+
+    A, `lora_down`, is (rank, inputs); B, `lora_up`, (outputs, rank).
+    """
+
+    rank: int
+    alpha: float
+    on: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / self.rank
+
+
+def map_shapes(a: Architecture) -> dict[str, Shape]:
+    """Outputs and inputs of each map of a block."""
+    width = a.embed_dim or 0
+    shapes: dict[str, Shape] = {}
+    if a.attention == "softmax":
+        heads, kv_heads = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
+        shapes |= {"query": (heads, width), "key": (kv_heads, width), "value": (kv_heads, width)}
+        shapes |= {"projection": (width, heads)} if a.projection else {}
+    if a.mlp != "none":
+        shapes |= {"gate": (a.mlp_dim, width)} if a.mlp == "swiglu" else {}
+        shapes |= {"up": (a.mlp_dim, width), "down": (width, a.mlp_dim)}
+    return shapes
+
+
+def map_path(layer: int, name: str) -> str:
+    """The module of a map: `blocks.0.attention.query`."""
+    return f"blocks.{layer}.{_PLACES[name]}.{name}"
+
+
+def map_name(path: str) -> str:
+    """The map of a module's path."""
+    return path.rpartition(".")[2]
+
+
+def adapter_shapes(a: Architecture, lora: LoRA) -> dict[str, Shape]:
+    """The parameters of the adapters by their names in the model."""
+    shapes = map_shapes(a)
+    named: dict[str, Shape] = {}
+    for layer in range(a.layers):
+        for name in lora.on:
+            outputs, inputs = shapes[name]
+            named[f"{map_path(layer, name)}.lora_down"] = lora.rank, inputs
+            named[f"{map_path(layer, name)}.lora_up"] = outputs, lora.rank
+    return named
+
+
+def adapter_numbers(a: Architecture, lora: LoRA) -> int:
+    """How many numbers the adapters have: all that is trained."""
+    return sum(rows * columns for rows, columns in adapter_shapes(a, lora).values())
 
 
 def block_shapes(a: Architecture) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.processes import rows_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, parameter_shapes
-from attnlm.model.low_rank import LoRA, adapter_shapes
+from attnlm.model.sizes import LoRA, adapter_shapes
 from attnlm.runs.safetensors_file import (
     Header,
     Shape,

@@ -21,7 +21,7 @@ default."""
 
 Expressible = Mapping[str, Container[object] | None]
 """The values that a form can express, for each field of Architecture; None stands for all values.
-A field that is missing here can't be expressed."""
+Of a field that is missing here, only the default can be expressed."""
 
 
 class Stored(NamedTuple):
@@ -50,11 +50,11 @@ class Form:
     def reasons(self, a: Architecture) -> list[str]:
         """Return the parts of the model that this form can't express."""
         expressible = self.expressible(a)
-        values = {field.name: getattr(a, field.name) for field in fields(a)}
         return [
-            _in_words(name, value)
-            for name, value in values.items()
-            if (allowed := expressible.get(name, ())) is not None and value not in allowed
+            _in_words(field.name, value)
+            for field in fields(a)
+            if (allowed := expressible.get(field.name, (field.default,))) is not None
+            and (value := getattr(a, field.name)) not in allowed
         ]
 
 

@@ -219,7 +219,7 @@ def _text(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
 def _own_words(run: Run, sampler: Sampler) -> list[int]:
     ids = sampler.prompt_ids("")
     tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
-    for _ in sampler.stream(ids, SamplingConfig(tokens=tokens)):
+    for _ in sampler.stream(ids, SamplingConfig(tokens=tokens, ignore_eos=True)):
         pass
     return ids
 

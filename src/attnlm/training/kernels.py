@@ -10,10 +10,10 @@ from attnlm.compute.choices import fastest
 from attnlm.compute.threads import threads_of_torch
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
-from attnlm.model.ops import Kernels, pointwise, using
-from attnlm.model.ops.causal import attention_in_blocks, causal_attention
+from attnlm.model.ops import Kernels, operations_in_c, using
+from attnlm.model.ops.attention import attention_in_c, causal_attention
+from attnlm.model.ops.linear import FEWEST_BY_ONEDNN, onednn_linear, product
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
-from attnlm.model.ops.products import FEWEST_BY_ONEDNN, onednn_linear, product
 from attnlm.model.sizes import block_shapes
 from attnlm.training.one_layer import LARGEST_NATIVE_HEAD, is_one_layer, native_parts
 
@@ -46,7 +46,7 @@ def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Compile these operations, or find them compiled; return False if no compiler works."""
     if is_one_layer(a, vocab_size, tokens):
         return native_parts(a) is not None
-    return pointwise() is not None and attention_in_blocks() is not None
+    return operations_in_c() is not None and attention_in_c() is not None
 
 
 def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
@@ -93,7 +93,7 @@ def faster_attention(a: Architecture, tokens: int) -> str:
 
     Each thread computes `tokens` tokens.
     """
-    if a.attention == "none" or attention_in_blocks() is None:
+    if a.attention == "none" or attention_in_c() is None:
         return "torch"
     if a.attention == "softmax":
         kv_heads, size = min(a.num_kv_heads, _MOST_KV_HEADS), a.head_dim

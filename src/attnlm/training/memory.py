@@ -17,9 +17,14 @@ from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
 from attnlm.model.architecture import Architecture
-from attnlm.model.low_rank import adapter_numbers
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
-from attnlm.model.sizes import block_matrices, block_shapes, mixed_width, multiplied_weights
+from attnlm.model.sizes import (
+    adapter_numbers,
+    block_matrices,
+    block_shapes,
+    mixed_width,
+    multiplied_weights,
+)
 from attnlm.training.kernels import has_parts
 from attnlm.training.one_layer import is_one_layer
 from attnlm.training.share import MOST_SHARES, cut_batch

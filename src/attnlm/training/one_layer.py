@@ -26,7 +26,7 @@ from attnlm.compute.native import library
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import Kernels, pointwise
+from attnlm.model.ops import Kernels, operations_in_c
 
 # All weights are held at once.
 LONGEST_CONTEXT = 256
@@ -37,20 +37,23 @@ LARGEST_NATIVE_HEAD = 32
 _PADDING = 16
 
 
+# Parts of a model that may have any value in this form; all others have their defaults.
+_FREE = (
+    *("model", "embed_dim", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
+    *("qkv_bias", "projection", "bias"),
+)
+
+
 def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Whether this form is for such a model, and for batches of so many tokens.
+    """Return True if this form is for such a model, and for batches of so many tokens.
 
     A vocabulary larger than the batch would make the tables larger than what is looked up.
     """
-    only_attention = a.layers == 1 and a.attention == "softmax" and a.mlp == "none"
-    bare = a.norm == "none" and not (a.residual or a.tie_embeddings or a.query_key_norm)
+    free = {name: getattr(a, name) for name in _FREE}
     return (
-        only_attention
-        and bare
-        and a.positions == "learned"
+        a == Architecture(**free, head_bias=True)
         and a.num_kv_heads == a.heads
-        and a.head_bias
-        and not a.dropout
+        and a.embed_dim is not None
         and a.block_size <= LONGEST_CONTEXT
         and vocab_size <= tokens
     )
@@ -58,7 +61,7 @@ def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 def native_parts(a: Architecture) -> CDLL | None:
     """The parts, compiled; None where there is no compiler, and for too large a head."""
-    return library("one_layer.c", SIZE=a.head_dim) if pointwise() is not None else None
+    return library("one_layer.c", SIZE=a.head_dim) if operations_in_c() is not None else None
 
 
 def one_layer_form(
@@ -263,7 +266,7 @@ class NativeOneLayer(OneLayer):
     def __init__(self, model: Transformer, batch_size: int, compiled: CDLL) -> None:
         super().__init__(model, batch_size)
         self._compiled, self._copied = compiled, False
-        parts = pointwise()
+        parts = operations_in_c()
         assert parts is not None
         self._pointwise = parts
         batch, length, _ = self._packed_BTC.shape

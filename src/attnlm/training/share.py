@@ -15,8 +15,8 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import window_seeds
-from attnlm.model.dropout import drawing_from
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import drawing_from
 from attnlm.model.ops import using
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnlm.config.training import TrainingConfig
-from attnlm.model.ops.products import product
+from attnlm.model.ops.linear import product
 
 
 class Place(NamedTuple):

@@ -1,6 +1,6 @@
-"""Loops in C for the CPU at hand, compiled once and kept.
+"""Loops in C, compiled once for this machine and kept.
 
-Each C file has a plain form beside it in Python, which tests hold it equal to.
+Each C file has a reference implementation in Python, which tests compare it with.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any
 
 from attnlm.base.caches import code_folder, may_load_from
 from attnlm.base.errors import AttnlmError
-from attnlm.base.signals import held
-from attnlm.compute.native import cache
-from attnlm.compute.native.build import commands, compiled
+from attnlm.compute.native import build
 
 _PLACE, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
@@ -61,23 +59,22 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 
 @functools.cache
 def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
-    """The functions of a C file of this folder, compiled for this machine, with these constants.
+    """Return the functions of a C file of this folder, compiled with these flags and constants.
 
-    `flags` are added to the compiler's own. None where no compiler can: neither what CC names, nor
-    cc, gcc or clang; and where nothing may be loaded from any folder of the user's. None on
-    Windows, which lets nobody remove a library that is loaded.
+    None if no compiler works (what CC names, cc, gcc, clang), or if code may not be loaded from any
+    folder of the user; and on Windows, where nobody can remove a library that is loaded.
     """
     if sys.platform == "win32" or (place := _loadable_place()) is None:
         return None
     more = [*flags, *(f"-D{name}={value}" for name, value in constants.items())]
-    for command in commands():
+    for command in build.commands():
         with contextlib.suppress(OSError, AttributeError):
             return _loaded([*command, *more], source, place)
     return None
 
 
 def _loadable_place() -> str | None:
-    """Where a private folder can be made that programs may be loaded from."""
+    """Return where a private folder can be made that code may be loaded from, or None."""
     with contextlib.suppress(OSError):  # there is no temporary folder
         if may_load_from(tempfile.gettempdir()):
             return tempfile.gettempdir()
@@ -87,28 +84,26 @@ def _loadable_place() -> str | None:
 
 
 def _loaded(command: list[str], source: str, place: str) -> ctypes.CDLL:
-    """From the cache, else compiled and kept.
+    """Load a library that was kept, or compile it and keep it.
 
-    Just the bytes that were checked are loaded, from a folder that is gone afterwards. A signal
-    ends the compiler and is answered when all that it left is gone. Raises OSError or
-    AttributeError where what is made is no such library.
+    Just the bytes that were checked are loaded, from a folder that is gone afterwards. Raises
+    OSError or AttributeError if the result is not such a library.
     """
     with (
-        held() as signals,
         resources.as_file(resources.files(__name__)) as sources,
         tempfile.TemporaryDirectory(
             prefix="attnlm-", dir=place, ignore_cleanup_errors=True
         ) as folder,
     ):
-        key = cache.key(command, sources / source)
-        kept, made = Path(folder, "kept.so"), Path(folder, "made.so")
-        if (content := cache.read(key)) is not None:
+        key = build.key(command, sources / source)
+        made = Path(folder, "made.so")
+        if (content := build.kept(key)) is not None:
             with contextlib.suppress(OSError, AttributeError):
-                kept.write_bytes(content)
-                return _declared(ctypes.CDLL(str(kept)), source)
-        compiled([*command, str(sources / source), "-o", str(made), "-lm"], folder, signals)
+                Path(folder, "kept.so").write_bytes(content)
+                return _declared(ctypes.CDLL(f"{folder}/kept.so"), source)
+        build.run_compiler([*command, str(sources / source), "-o", str(made), "-lm"], folder)
         found = _declared(ctypes.CDLL(str(made)), source)
-        cache.write(key, made.read_bytes())
+        build.keep(key, made.read_bytes())
         return found
 
 

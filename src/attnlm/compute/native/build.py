@@ -1,23 +1,38 @@
-"""The compilers of a machine, and a run of one."""
+"""The compilers of a machine, and the libraries that they made.
+
+A library is kept in a folder that nobody else may write to, in a file named by all that the library
+depends on. The file begins with the library's SHA-256.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from pathlib import Path
+
+from attnlm.base import files
+from attnlm.base.caches import code_folder, is_ours_alone
+from attnlm.base.errors import AttnlmError
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_LONGEST_COMPILATION, _BETWEEN_LOOKS = 30.0, 0.02  # seconds
+_LONGEST_COMPILATION = 30.0  # seconds
 _stuck: set[str] = set()  # compilers that took longer, and aren't waited for again
+_MOST_KEPT = 4 * 2**20  # bytes
+_DIGEST = 32  # bytes
+# What `-march=native` can depend on, by its name in /proc/cpuinfo.
+_OF_A_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
 
 
 def commands() -> Iterator[list[str]]:
-    """Compilers with their flags, the best first: what CC names, cc, gcc and clang."""
+    """Yield compilers with their flags, the best first: what CC names, cc, gcc and clang."""
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
     for compiler in dict.fromkeys(filter(None, (shutil.which(name) for name in named if name))):
         # Not every compiler knows the processor by itself.
@@ -26,10 +41,10 @@ def commands() -> Iterator[list[str]]:
                 yield [compiler, *FLAGS, *more]
 
 
-def compiled(command: list[str], folder: str, signals: list[int]) -> None:
-    """Runs a compiler, which keeps its temporary files in `folder`.
+def run_compiler(command: list[str], folder: str) -> None:
+    """Run a compiler, which keeps its temporary files in `folder`.
 
-    Raises OSError where it fails, takes far too long, or a signal comes.
+    Raises OSError if it fails or takes far too long. All that it started ends with it.
     """
     if _would_ask_the_user(command[0]):
         raise OSError
@@ -38,32 +53,75 @@ def compiled(command: list[str], folder: str, signals: list[int]) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": folder},  # for what it would leave when it is ended
-        start_new_session=True,  # so that all that it started can be ended with it
+        env={**os.environ, "TMPDIR": folder},
+        start_new_session=True,
     )
     try:
-        _wait_for(process, signals)
+        status = process.wait(_LONGEST_COMPILATION)
+    except subprocess.TimeoutExpired:
+        _stuck.add(command[0])
+        raise OSError from None
     finally:
         if process.poll() is None:
-            if not signals:
-                _stuck.add(command[0])
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if process.returncode != 0:
+    if status != 0:
         raise OSError  # what there is of the library may be cut short: to load it could kill us
 
 
 def _would_ask_the_user(compiler: str) -> bool:
-    """Whether it is macOS's placeholder, which opens a window and offers to install a compiler."""
+    """Return True for the placeholder of macOS, which offers to install a compiler."""
     if sys.platform != "darwin" or not compiler.startswith("/usr/bin/"):
         return False
     return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode != 0
 
 
-def _wait_for(process: subprocess.Popen[bytes], signals: list[int]) -> None:
-    """Until it ends, it has taken far too long, or a signal has come."""
-    latest = time.monotonic() + _LONGEST_COMPILATION
-    while not signals and time.monotonic() < latest:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_BETWEEN_LOOKS)
-            return
+def key(command: list[str], source: Path) -> str:
+    """Return a hash of all that a library depends on: sources, command, compiler and processor.
+
+    The compiler is identified by its file, so that it need not be run.
+    """
+    compiler = Path(command[0]).resolve()
+    about = compiler.stat()
+    texts = [
+        path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h")))
+    ]
+    described = [command, str(compiler), about.st_size, about.st_mtime_ns, processor(), texts]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def processor() -> list[str]:
+    """Describe the machine and its processor, as far as the system tells."""
+    described = [*platform.uname()[::4], platform.processor()]
+    with contextlib.suppress(OSError):
+        first, _, _ = Path("/proc/cpuinfo").read_text("utf-8", "replace").partition("\n\n")
+        described += [line for line in first.splitlines() if line.startswith(_OF_A_PROCESSOR)]
+    return described
+
+
+def kept(name: str) -> bytes | None:
+    """Return the library that was kept under a name, or None if it is missing or was changed."""
+    with contextlib.suppress(OSError, AttnlmError):
+        with files.open_regular(code_folder("native") / name) as file:
+            is_ours = is_ours_alone(os.fstat(file.fileno()))
+            content = file.read(_MOST_KEPT)
+        library = content[_DIGEST:]
+        if is_ours and hashlib.sha256(library).digest() == content[:_DIGEST]:
+            return library
+    return None
+
+
+def keep(name: str, library: bytes) -> None:
+    """Keep a library if that is possible; the oldest ones make room."""
+    content = hashlib.sha256(library).digest() + library
+    if len(content) > _MOST_KEPT:
+        return
+    with contextlib.suppress(OSError, AttnlmError):
+        folder, size = code_folder("native"), 0
+        files.write_bytes(folder / name, content)
+        (folder / name).chmod(0o600)
+        found = [(path.lstat(), path) for path in folder.iterdir()]
+        for about, path in sorted(found, key=lambda one: one[0].st_mtime_ns, reverse=True):
+            size += about.st_size
+            if size > _MOST_KEPT:
+                path.unlink()

@@ -41,8 +41,8 @@ class _Used(threading.local):
 _used = _Used()
 
 
-def pointwise() -> CDLL | None:
-    """The compiled operations; None where there is no compiler."""
+def operations_in_c() -> CDLL | None:
+    """Return the compiled operations, or None if no compiler works."""
     return library("pointwise.c")
 
 
@@ -50,7 +50,7 @@ def pointwise() -> CDLL | None:
 def using(kernels: Kernels) -> Iterator[None]:
     """Compute the operations of this thread by these kernels."""
     before = _used.kernels, _used.parts
-    _used.kernels, _used.parts = kernels, pointwise() if kernels.compiled else None
+    _used.kernels, _used.parts = kernels, operations_in_c() if kernels.compiled else None
     try:
         yield
     finally:
@@ -69,5 +69,5 @@ def compiled_for(x: Tensor) -> CDLL | None:
 
 
 def place(x: Tensor | None) -> int | None:
-    """Where a tensor's numbers lie, for a compiled function."""
+    """Return the address of a tensor's elements, for a compiled function."""
     return None if x is None else x.data_ptr()

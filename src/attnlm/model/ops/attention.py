@@ -1,9 +1,22 @@
-"""Attention as the textbook has it, with everything on the way at hand."""
+"""Kernels of attention: the reference, PyTorch's, and one in C that holds few scores at once."""
 
 from __future__ import annotations
 
+import ctypes
+from ctypes import CDLL
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from attnlm.compute.native import library
+from attnlm.model.ops import compiled_for, kernels_in_use, place
+
+_ALONE = 2**22
+"""Multiplications: with fewer, a second thread costs more than it saves."""
 
 
 def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
@@ -16,7 +29,7 @@ def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
 def scores_and_weights(
     query: Tensor, key: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """scale · q kᵀ, and the softmax of what its mask leaves: (..., T, S) both.
+    """Return scale · q kᵀ, and its softmax over the keys that the mask leaves: both (..., T, S).
 
     `scale` is 1/√D by default. Causal, a query sees the keys up to its own; the last query belongs
     to the last key.
@@ -27,3 +40,100 @@ def scores_and_weights(
         return scores, torch.softmax(scores, -1)
     later = torch.ones(new, total, dtype=torch.bool, device=query.device).triu(total - new + 1)
     return scores, torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+
+
+def kernel_of_pytorch(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool
+) -> Tensor:
+    """Return the attention of queries (B, H, T, D) to keys (B, K, S, D), by PyTorch's kernel."""
+    new, total = query.size(-2), key.size(-2)
+    mask = None
+    if causal and 1 < new < total:
+        mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
+    in_groups = key.size(-3) < query.size(-3) and mask is None and reads_groups(query)
+    if not in_groups:
+        key, value = shared_heads(query.size(-3), key, value)
+    return F.scaled_dot_product_attention(
+        *(query, key, value, mask),
+        is_causal=causal and 1 < new == total,
+        scale=scale,
+        enable_gqa=in_groups,
+    )
+
+
+def reads_groups(query: Tensor) -> bool:
+    """Return True if the kernel reads shared keys and values where they are, without a copy.
+
+    Only the flash kernel of CUDA does, in half precision. A CPU is slower so.
+    """
+    is_half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
+    return query.is_cuda and is_half
+
+
+def attention_in_c() -> CDLL | None:
+    """Return the compiled kernel, or None if no compiler works."""
+    return library("attention.c", "-fopenmp") or library("attention.c")
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """Return the attention of queries (B, H, T, D) to keys (B, K, T, D) up to their own."""
+    wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
+    is_plain = key.shape == value.shape and not torch.is_autocast_enabled("cpu")
+    if wanted and is_plain and attention_in_c() is not None:
+        scale = query.size(-1) ** -0.5 if scale is None else scale
+        mixed: Tensor = Blocks.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        return mixed
+    return kernel_of_pytorch(query, key, value, scale, causal=True)
+
+
+class Blocks(Function):
+    """Attention by attention.c, in blocks of scores: the same with any number of threads."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        query, key, value = map(_with_rows, given[:3])
+        ctx.scale = given[3]
+        out, log_sums = _like(query), query.new_empty(query.shape[:3])
+        _call("attend", ctx.scale, (query, key, value, out), log_sums, ())
+        ctx.save_for_backward(query, key, value, out, log_sums)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        *heads, log_sums = ctx.saved_tensors
+        gradients = [_like(x) for x in heads[:3]]
+        _call("attend_backward", ctx.scale, heads, log_sums, [_with_rows(d_out), *gradients])
+        return *gradients, None
+
+
+def _with_rows(x_BHTD: Tensor) -> Tensor:
+    """Return x with the D features of a head adjacent in memory."""
+    return x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
+
+
+def _like(x_BHTD: Tensor) -> Tensor:
+    """Return an empty tensor of this shape, in memory (B, T, H, D)."""
+    windows, heads, length, size = x_BHTD.shape
+    return x_BHTD.new_empty(windows, length, heads, size).transpose(1, 2)
+
+
+def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any) -> None:
+    (windows, count, length, size), pieces = heads[0].shape, heads[1].size(0) * heads[1].size(1)
+    work = windows * count * length * length * size
+    threads = min(torch.get_num_threads(), pieces) if work >= _ALONE else 1
+    compiled = attention_in_c()
+    assert compiled is not None
+    scratch = log_sums.new_empty(threads, compiled.attention_scratch(length, size))
+    getattr(compiled, name)(
+        *(threads, windows, count, heads[1].size(1), length, size, scale),
+        *map(_where, heads),
+        place(log_sums),
+        *map(_where, gradients),
+        place(scratch),
+    )
+
+
+def _where(x_BHTD: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    """Return the address of x, and its strides in elements along B, H and T."""
+    return (ctypes.c_int64 * 4)(x_BHTD.data_ptr(), *x_BHTD.stride()[:3])

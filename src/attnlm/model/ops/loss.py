@@ -12,8 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from attnlm.model.ops import compiled_for, place
-from attnlm.model.ops.linear import linear
-from attnlm.model.ops.products import product
+from attnlm.model.ops.linear import linear, product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.model.architecture import Architecture
-from attnlm.model.low_rank import LoRA, map_name, map_shapes
+from attnlm.model.sizes import LoRA, map_name, map_shapes
 from attnlm.runs.hugging_face.stock_classes import StockClass, fitting_class
 from attnlm.runs.run import Run
 from attnlm.runs.safetensors_file import write_tensors

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import quoted
 from attnlm.model.architecture import Architecture
-from attnlm.model.low_rank import LoRA, map_name, map_shapes
+from attnlm.model.sizes import LoRA, map_name, map_shapes
 from attnlm.runs.hugging_face.adapter import CONFIG, PREFIX, TENSORS, Module, modules
 from attnlm.runs.hugging_face.read_config import read_object
 from attnlm.runs.hugging_face.read_weights import open_tensors

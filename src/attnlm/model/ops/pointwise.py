@@ -1,4 +1,7 @@
-"""Queries, keys and values out of one product: normalised, and turned to their positions."""
+"""Operations on one token's features: activations, RMS norm, and the placing of heads.
+
+Each is written in PyTorch's own calls and, for a CPU, in C (`pointwise.c`), forward and backward.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,89 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from attnlm.model.ops import compiled_for, place
-from attnlm.model.ops.norms import rms_norm
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each (T, D)."""
 
 
 class Gains(NamedTuple):
-    """Of the RMS norms of queries and keys, each (D), and what both add inside their root."""
+    """The gains of the RMS norms of queries and keys, each (D), and the epsilon of both."""
 
     query: Tensor
     key: Tensor
     epsilon: float
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU (Hendrycks and Gimpel, 2016), in GPT-2's form with tanh."""
+    if (parts := compiled_for(x)) is not None:
+        return _apply(x, parts, "gelu", x.size(-1))
+    return F.gelu(x, approximate="tanh")
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up, with both side by side, (..., 2F) → (..., F) (Shazeer, 2020)."""
+    if (parts := compiled_for(gate_up)) is not None:
+        return _apply(gate_up, parts, "swiglu", gate_up.size(-1) // 2)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _apply(x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
+    out: Tensor = _Activation.apply(x, parts, name, width)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Activation(Function):
+    """A compiled function of each row, and its gradient: `name` and `name`_backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
+        x, out = x.contiguous(), x.new_empty(*x.shape[:-1], width)
+        ctx.save_for_backward(x)
+        ctx.sizes = out.numel() // width, width
+        ctx.backward_of = getattr(parts, f"{name}_backward")
+        getattr(parts, name)(*ctx.sizes, place(x), place(out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        grad, d_x = grad.contiguous(), torch.empty_like(x)
+        ctx.backward_of(*ctx.sizes, *map(place, (x, grad, d_x)))
+        return d_x, None, None, None
+
+
+def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
+    """x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
+    if (parts := compiled_for(x)) is not None:
+        normed: Tensor = _RMSNorm.apply(x, gain, epsilon, parts)  # type: ignore[no-untyped-call]
+        return normed
+    return F.rms_norm(x, gain.shape, gain.to(x.dtype), epsilon)
+
+
+class _RMSNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, parts: CDLL) -> Tensor:
+        x, out = x.contiguous(), torch.empty(x.shape)
+        inverse = torch.empty(x.numel() // gain.numel())
+        ctx.save_for_backward(x, gain, inverse)
+        ctx.parts = parts
+        parts.rms_norm(len(inverse), gain.numel(), epsilon, *map(place, (x, gain, out, inverse)))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, inverse = ctx.saved_tensors
+        d_x, d_gain = torch.empty_like(x), torch.zeros_like(gain)
+        arrays = inverse, x, gain, grad.contiguous(), d_x, d_gain
+        ctx.parts.rms_norm_backward(len(inverse), gain.numel(), *map(place, arrays))
+        return d_x, d_gain, None, None
 
 
 def split_heads(

@@ -1,0 +1,165 @@
+"""Small layers: linear maps that may have adapters, norms, dropout; and recomputation of layers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from attnlm.model.architecture import Architecture
+from attnlm.model.ops.linear import joined_linear, linear
+from attnlm.model.ops.pointwise import rms_norm
+
+
+class Linear(nn.Linear):
+    """x Wᵀ + b. With an adapter (Hu et al., 2021), (W + scale · B A) in place of W.
+
+    With `std`, the weights begin as N(0, std²) and the biases as zeros.
+    """
+
+    lora_down: nn.Parameter | None
+    lora_up: nn.Parameter | None
+
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool = True, std: float | None = None
+    ) -> None:
+        self._std = std
+        super().__init__(inputs, outputs, bias)
+        self.register_parameter("lora_down", None)
+        self.register_parameter("lora_up", None)
+        self.lora_scale = 0.0
+
+    def reset_parameters(self) -> None:
+        """Draw the first weights."""
+        if self._std is None:
+            super().reset_parameters()
+            return
+        nn.init.normal_(self.weight, std=self._std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def adapt(self, rank: int, scale: float) -> None:
+        """Add an adapter that changes nothing yet: A uniform as in PEFT, B zero."""
+        down = torch.empty(rank, self.in_features, device=self.weight.device)
+        self.lora_down = nn.Parameter(down.uniform_(-1, 1).mul_(self.in_features**-0.5))
+        self.lora_up = nn.Parameter(self.weight.new_zeros(self.out_features, rank))
+        self.lora_scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) → (..., outputs)."""
+        if self.lora_down is None:
+            return linear(x, self.weight, self.bias)
+        return joined_linear(x, [self])
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean x² + ε) · gain (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.gain = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return rms_norm(x, self.gain, self.epsilon)
+
+
+class LayerNorm(nn.Module):
+    """(x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
+
+    def __init__(self, size: int, epsilon: float, *, bias: bool) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.gain = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.epsilon)
+
+
+def norm_of(a: Architecture, size: int) -> nn.Module | None:
+    """Return the norm that an architecture names, over `size` features, or None."""
+    if a.norm == "rms":
+        return RMSNorm(size, a.norm_epsilon)
+    return LayerNorm(size, a.norm_epsilon, bias=a.bias) if a.norm == "layer" else None
+
+
+class _Source(threading.local):
+    generators: Sequence[torch.Generator] = ()
+
+
+_source = _Source()
+
+
+@contextlib.contextmanager
+def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
+    """Let dropout in this thread draw for sequence i of a batch from generator i.
+
+    So the draws do not depend on how a batch is divided. Without generators, PyTorch's own is used.
+    """
+    before, _source.generators = _source.generators, generators
+    try:
+        yield
+    finally:
+        _source.generators = before
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zeros with probability p, the rest divided by 1 − p (Srivastava et al., 2014): (B, ...)."""
+    if not _source.generators:
+        return F.dropout(x, p)
+    kept = torch.empty_like(x)
+    for sequence, generator in zip(kept, _source.generators, strict=True):
+        sequence.bernoulli_(1 - p, generator=generator)
+    return x * kept.div_(1 - p)
+
+
+class Dropout(nn.Module):
+    """`dropout`, in training."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) → (B, ...)."""
+        return dropout(x, self.p) if self.p and self.training else x
+
+
+def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
+    """Return the output of `module`, which is computed again in the backward pass.
+
+    Only the arguments are kept (Chen et al., 2016). PyTorch restores its own random state for the
+    repetition; the generators of sequences are ours. A compiled step, in which PyTorch allows no
+    such context, has none.
+    """
+    more: Any = {"context_fn": _same_draws} if _source.generators else {}
+    computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)
+    return computed
+
+
+def _same_draws() -> tuple[Any, Any]:
+    """Return contexts for the computation and for its repetition, which draws the same numbers."""
+    generators = _source.generators
+    states = [generator.get_state() for generator in generators]
+
+    def restore(states: list[Tensor]) -> None:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+    @contextlib.contextmanager
+    def repetition() -> Iterator[None]:
+        later = [generator.get_state() for generator in generators]
+        restore(states)
+        yield
+        restore(later)
+
+    return contextlib.nullcontext(), repetition()
