@@ -152,7 +152,7 @@ def test_a_compiler_that_is_stopped_leaves_nothing_behind(
 ) -> None:
     temporary, compiler, pid = tmp_path / "temporary", tmp_path / "compiler", tmp_path / "pid"
     temporary.mkdir()
-    stops = f"kill -{name} $PPID\nexec sleep 100\n"
+    stops = f"sleep 1\nkill -{name} $PPID\nexec sleep 100\n"
     compiler.write_text(f'#!/bin/sh\ntouch "$TMPDIR/half.s"\necho $$ > {pid}\n{stops}')
     compiler.chmod(0o755)
     monkeypatch.setenv("TMPDIR", str(temporary))
