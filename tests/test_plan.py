@@ -22,7 +22,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.experiments.plan import plan
+from attnlm.experiments.plan import Plan, plan
 from attnlm.experiments.train import train
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import count_parameters, model_skeleton
@@ -33,7 +33,6 @@ from attnlm.model.ops import Kernels, using
 from attnlm.model.sizes import forward_flops, training_flops
 from attnlm.training.memory import FACTOR, estimate_memory, kept_by_block
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.plan import Plan
 from tests.command import alone, attnlm, fails
 from tests.models import SIZES, VARIANTS, needs_compiler
 

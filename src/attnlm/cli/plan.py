@@ -39,7 +39,7 @@ from attnlm.config.settings import setting_names
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
-    from attnlm.training.plan import Plan
+    from attnlm.experiments.plan import Plan
 
 _TRAINING = (
     *("batch_size", "micro_batch_size", "optimizer", "lora", "lora_on"),

@@ -1,10 +1,12 @@
-"""What a training costs, told before it is paid: memory, operations, time, and how they grow."""
+"""What a training run costs, before it is paid: memory, operations, time, and how they grow."""
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import Setting, quoted
 from attnlm.compute.choices import keeping_threads
-from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import Config, resolve, with_steps
@@ -23,24 +25,217 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import settle
+from attnlm.model.architecture import Architecture, settings_of
+from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.sizes import block_shapes, forward_flops, training_flops
 from attnlm.runs.open_run import open_run
 from attnlm.runs.parent import check_tokenizer
 from attnlm.runs.run import Run
-from attnlm.training.plan import Plan
+from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
+TOKENS_PER_PARAMETER = 20
+"""The tokens that make the best of a number of operations (Hoffmann et al., 2022)."""
 USUAL_SHARE = 0.4
-"""Of a GPU's peak: large trainings have reached 0.38 to 0.46 (Chowdhery et al., 2022; Grattafiori
-et al., 2024)."""
+"""The fraction of a GPU's peak that large training runs reached, 0.38 to 0.46 (Chowdhery et al.,
+2022; Grattafiori et al., 2024)."""
+_PF_DAY = 86_400 * 10**15
 
-# A measurement: steps that are not counted, and those that are; more where they take no second
-# together, fewer where they take a minute.
+# A measurement: steps that are not counted, and those that are; more if they take less than a
+# second together, fewer if they take a minute.
 _FIRST, _STEPS = 2, 10
 _SHORTEST, _LONGEST = 1.0, 60.0
-# Where there is no data set: long enough for every evaluation.
+# In place of a data set: long enough for every evaluation.
 _VAL_TOKENS = 2**20
 _MADE_UP_WINDOWS = 64
+_LIMITS = {"vocab_size": (1, 2**32), "tokens": (1, 10**18), "peak": (1e6, 1e21), "share": (1e-6, 1)}
+_FIGURES = (
+    *("step_seconds", "tokens_per_second", "flops_per_second", "tokens", "steps", "seconds"),
+    *("flops", "pf_days", "device_hours"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration costs on a device, in so many processes."""
+
+    config: Config
+    vocab_size: int
+    val_tokens: int
+    device: str
+    budget: int | None
+    """Tokens to train on; None for 20 per parameter."""
+    step_seconds: float
+    peak: float | None = None
+    """The FLOP/s of each process's device; None if steps were measured."""
+    share: float | None = None
+    """The fraction of the peak that training reaches."""
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        return count_parameters(model_skeleton(self.config.model, self.vocab_size))
+
+    @property
+    def parameters_without_embeddings(self) -> int:
+        """Return the number of parameters except the embeddings of tokens and positions."""
+        named = model_skeleton(self.config.model, self.vocab_size).named_parameters()
+        return sum(p.numel() for name, p in named if "_embedding." not in name)
+
+    @functools.cached_property
+    def memory(self) -> MemoryEstimate:
+        """Return the estimate for one process."""
+        return estimate_memory(
+            self.config, self.vocab_size, self.parameters, self.val_tokens, self.device
+        )
+
+    @property
+    def forward_flops(self) -> int:
+        """Return the operations of one token's forward pass."""
+        return forward_flops(self.config.model, self.vocab_size)
+
+    @property
+    def training_flops(self) -> int:
+        """Return the operations of one token, forward and backward."""
+        return training_flops(self.config.model, self.vocab_size, self.config.training.adapters)
+
+    @property
+    def update_flops(self) -> int:
+        """Return the operations of the optimizer in a step: Muon's matmuls; AdamW has none."""
+        model = self.config.model
+        if self.config.training.optimizer != "muon":
+            return 0
+        return model.layers * sum(_muon_flops(*shape) for shape in block_shapes(model))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return the tokens of a step, summed over all processes."""
+        return self.config.tokens_per_step
+
+    @property
+    def step_flops(self) -> int:
+        """Return the operations of one process in a step.
+
+        Each process computes the whole update, or its part of it if the model is sharded.
+        """
+        training = self.config.training
+        shared = self.training_flops * self.tokens_per_step // training.processes
+        return shared + self.update_flops // (training.processes if training.is_sharded else 1)
+
+    @property
+    def flops_per_second(self) -> float:
+        """Return the speed of one process."""
+        return self.step_flops / self.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.step_seconds
+
+    @property
+    def tokens(self) -> int:
+        return self.budget or TOKENS_PER_PARAMETER * self.parameters
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.tokens / self.tokens_per_step)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the steps, without evaluations and checkpoints."""
+        return self.steps * self.step_seconds
+
+    @property
+    def flops(self) -> int:
+        """Return the operations of the model in all steps, by which compute is compared."""
+        return self.steps * self.tokens_per_step * self.training_flops
+
+    @property
+    def pf_days(self) -> float:
+        """Return the operations in days of 10¹⁵ FLOP/s."""
+        return self.flops / _PF_DAY
+
+    @property
+    def device_hours(self) -> float:
+        return self.seconds * self.config.training.processes / 3600
+
+    def grown(self) -> Iterator[tuple[str, Plan]]:
+        """Yield the plans with one size doubled, in which matmuls are as fast."""
+        for name, config in _doubled(self.config):
+            grown = replace(self, config=config)
+            yield name, replace(grown, step_seconds=self.step_seconds * _times(grown, self))
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return {
+            "settings": self.config.settings(),
+            "vocab_size": self.vocab_size,
+            "device": self.device,
+            **self._figures(),
+            "parameters_without_embeddings": self.parameters_without_embeddings,
+            "forward_flops_per_token": self.forward_flops,
+            "update_flops_per_step": self.update_flops,
+            "memory_by_part": asdict(self.memory),
+            "peak": self.peak,
+            "share": self.share,
+            "growth": {name: grown._figures() for name, grown in self.grown()},
+        }
+
+    def _figures(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "training_flops_per_token": self.training_flops,
+            "memory": self.memory.total,
+            **{name: getattr(self, name) for name in _FIGURES},
+        }
+
+
+def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
+    a, training = config.model, config.training
+    for name, change in (
+        ("width × 2", _wider),
+        ("depth × 2", _deeper),
+        ("context × 2", lambda a: {"block_size": 2 * a.block_size}),
+    ):
+        try:
+            changed = change(a)
+            if changed:
+                yield name, replace(config, model=replace(a, **changed))
+        except UsageError:  # larger than anything is meant to be
+            continue
+    name, twice = "processes × 2", 2 * training.processes
+    doubled: TrainingConfig = replace(training, processes=twice)
+    if training.batch_size % twice:
+        name, doubled = f"{name}, batch × 2", replace(doubled, batch_size=2 * training.batch_size)
+    yield name, replace(config, training=doubled)
+
+
+def _wider(a: Architecture) -> dict[str, Any]:
+    """Return the sizes of a model with twice the heads, or with a single head twice as large."""
+    if a.embed_dim is None:
+        return {}
+    names = ["embed_dim", "mlp_width"]
+    names += ["heads", "kv_heads"] if a.heads > 1 and not a.wide_heads else ["head_size"]
+    sizes = {name: getattr(a, name) for name in names}
+    return {name: 2 * size for name, size in sizes.items() if size is not None}
+
+
+def _deeper(a: Architecture) -> dict[str, Any]:
+    return {"layers": 2 * a.layers} if "layers" in settings_of(a.model) else {}
+
+
+def _muon_flops(rows: int, columns: int) -> int:
+    """Return the operations for a matrix: five times x xᵀ, its square and a matmul with x."""
+    small, large = min(rows, columns), max(rows, columns)
+    return 5 * (4 * small * small * large + 2 * small**3)
+
+
+def _times(grown: Plan, base: Plan) -> float:
+    """Return how many times as long a step takes, by its operations, or by its tokens if none."""
+    sizes = [
+        plan.step_flops or plan.tokens_per_step // plan.config.training.processes
+        for plan in (grown, base)
+    ]
+    return sizes[0] / sizes[1]
 
 
 def plan(
@@ -57,7 +252,7 @@ def plan(
     on_event: OnEvent | None = None,
     **settings: Setting,
 ) -> Plan:
-    """What it costs to train with these settings, which are those of `train`.
+    """Return what it costs to train with these settings, which are those of `train`.
 
     A vocabulary of `vocab_size` stands for a data set. Ten steps are measured on this machine, by
     as many processes as have been started; or else each process is said to reach `share` of `peak`
@@ -66,9 +261,21 @@ def plan(
 
     Raises AttnlmError as `train` does, and where what is to be measured does not fit.
     """
-    _check(dataset, vocab_size, tokens, peak, share)
+    if dataset is not None and vocab_size is not None:
+        raise UsageError("a data set and `vocab_size` exclude each other", "give one of them")
     if tokens is not None and "steps" in settings:
         raise UsageError("`tokens` and `steps` exclude each other", "give one of them")
+    if share is not None and peak is None:
+        raise UsageError(
+            "`share` needs the `peak` that it is a share of", "such as 989e12, in FLOP/s"
+        )
+    given = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}
+    for limited, (least, most) in _LIMITS.items():
+        if (value := given[limited]) is not None and not least <= value <= most:
+            raise UsageError(
+                f"`{limited}` {quoted(value)} is out of range",
+                f"it must be at least {least:g}, at most {most:g}",
+            )
     with joined() as processes:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
@@ -125,30 +332,6 @@ def _data(
     return opened
 
 
-def _check(
-    dataset: object,
-    vocab_size: int | None,
-    tokens: int | None,
-    peak: float | None,
-    share: float | None,
-) -> None:
-    if dataset is not None and vocab_size is not None:
-        raise UsageError("a data set and `vocab_size` exclude each other", "give one of them")
-    if share is not None and peak is None:
-        raise UsageError(
-            "`share` needs the `peak` that it is a share of", "such as 989e12, in FLOP/s"
-        )
-    for name, value, least, most in (
-        *(("vocab_size", vocab_size, 1, 2**32), ("tokens", tokens, 1, 10**18)),
-        *(("peak", peak, 1e6, 1e21), ("share", share, 1e-6, 1)),
-    ):
-        if value is not None and not least <= value <= most:
-            raise UsageError(
-                f"`{name}` {quoted(value)} is out of range",
-                f"it must be at least {least:g}, at most {most:g}",
-            )
-
-
 class _MadeUp(NamedTuple):
     """Random ids in place of a data set."""
 
@@ -167,8 +350,13 @@ def _made_up(vocab_size: int, config: Config) -> _MadeUp:
 def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
 ) -> tuple[str, Config, float]:
-    """The device, the configuration as it is trained there, and the seconds of a step."""
-    device = _device_here(config.training)
+    """Return the device, the configuration as it is trained there, and the seconds of a step."""
+    try:
+        device = choose_device(config.training.device, config.training.dtype)
+    except AttnlmError as error:
+        elsewhere = "; for one that is elsewhere, give its `peak`"
+        hint = error.hint if isinstance(error, UsageError) else f"{error.hint}{elsewhere}"
+        raise type(error)(error.message, hint) from None
     training = replace(config.training, seed=config.training.seed or 0)
     try:
         with keeping_threads(), keeping_random_state(device):
@@ -187,18 +375,8 @@ def _measured(
         ) from None
 
 
-def _device_here(training: TrainingConfig) -> Device:
-    try:
-        return choose_device(training.device, training.dtype)
-    except UsageError:
-        raise
-    except AttnlmError as error:
-        hint = f"{error.hint}; for one that is elsewhere, give its `peak`"
-        raise AttnlmError(error.message, hint) from None
-
-
 def _step_seconds(stepper: Stepper) -> float:
-    """The mean of ten steps, or of so many that they can be told."""
+    """Return the mean of ten steps, or of as many as can be timed."""
     for _ in range(_FIRST):
         began = time.perf_counter()
         stepper.step().item()
