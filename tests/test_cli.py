@@ -422,7 +422,7 @@ def test_named_errors(project: Path) -> None:
         (["import", ""], 2, "the name of a model can't be empty", "folder"),
         (["export", "small", ""], 2, "the name of what to write can't be empty", "new folder"),
         (["prepare", "text.txt", "--val-file", ""], 2, "--val-file can't be empty", "name a file"),
-        (["ladder", "--tokens", str(2**27)], 2, "--tokens can't be", "67,108,864 or fewer"),
+        (["ladder", "--tokens", str(2**27)], 2, "--tokens can't be", "0 to 67,108,864"),
         (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),
         (["attend", "a", "small", "--run", "small"], 2, "RUN and --run exclude", "one of them"),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),

@@ -232,7 +232,7 @@ def index(*names: object) -> Callable[[Path], None]:
 NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "another family": (change_config(model_type="mamba"), "'mamba'"),
-    "no family": (change_config(model_type=["llama"]), "`model_type`"),
+    "no family": (change_config(model_type=["llama"]), "model_type"),
     "scaled positions": (
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "rope_scaling 'llama3', 'factor'",

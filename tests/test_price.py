@@ -114,7 +114,7 @@ def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
     assert measured.tokens == dataset.val_tokens - 1
     assert any(isinstance(note, Note) and "whole validation split" in note.text for note in notes)
     page = report_page(report(run, data_dir=dataset.path.parent)).decode()
-    assert run.evaluated_part in page and "best, whole split" in page
+    assert run.evaluated_part in page and "best loss, whole split" in page
 
     # Trained further it takes the same part, and what was measured in the end is measured anew.
     longer = attnlm.train(resume=run.path, steps=120, **folders)

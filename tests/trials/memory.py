@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +77,8 @@ def _growth_of_training(data: Path, runs: Path, rung: str, steps: int) -> str | 
 def _growth_of_sampling(data: Path, runs: Path, rung: str, tokens: int) -> str | None:
     run = attnlm.train(data, checkpoint_dir=runs, name="sampled", **settings_of(rung))
     pieces: Iterator[str] = attnlm.sample(run, tokens=tokens, seed=1, device="cpu")
-    sizes = []
-    while list(islice(pieces, tokens // 20)):
-        sizes.append(_status("VmRSS"))
-    return _growth(sizes)
+    sizes = [_status("VmRSS") for _ in pieces]
+    return _growth(sizes) if len(sizes) > 3 else "it was too short to tell"
 
 
 _SIZES: dict[str, Any] = {"block_size": 128, "batch_size": 48, "embed_dim": 128}

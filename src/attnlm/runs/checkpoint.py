@@ -168,7 +168,12 @@ def _read(
         hint = "the run's other checkpoint may be intact: try `checkpoint` last or best"
         with explaining_reads(path, ": it does not match its own digest", hint):
             if path.suffix:
-                found = _read_file(path, shapes, header, numbers)
+                try:
+                    found = _read_file(path, shapes, header, numbers)
+                except ValueError:  # a trainer may have replaced the file that the header is of
+                    if header is None:
+                        raise
+                    found = _read_file(path, shapes, None, numbers)
             elif (folder := read_folder(path, _named(shapes), rank, count, numbers)) is not None:
                 found = CheckpointHeader(folder[0], None), folder[1]
             else:
