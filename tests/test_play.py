@@ -1,0 +1,303 @@
+"""A page in which models compute: held to the textbook pass, to `sample` and to our tokenizers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnlm
+from attnlm.compute.device import choose_device
+from attnlm.generation.sampling import generate
+from attnlm.generation.sampling_config import SamplingConfig
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.recorder import record
+from attnlm.model.textbook import forward
+from attnlm.see.play import PlayModel, play_page
+from attnlm.tokens import byte_pairs, split_patterns
+from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from tests.browser import check_fits, opened
+from tests.models import FRUITS, VARIANTS, V, small_model, some_ids
+
+LETTERS = CharTokenizer("abcdefghij\n")
+HOSTILE = ("</script>", "<!--", "'\"`${1}", "\u2028", "\u2066x\u202e", "\0", "\\u003c", "&lt;b>")
+
+
+def shown(name: str, model: LanguageModel, tokenizer: Tokenizer = LETTERS) -> PlayModel:
+    weights = {key: value.detach() for key, value in model.state_dict().items()}
+    return PlayModel(name, model.architecture, weights, tokenizer, f"{name}.")
+
+
+def page_of(tmp_path: Path, models: Sequence[PlayModel], number_type: str | None = None) -> Path:
+    path = tmp_path / "page.html"
+    path.write_bytes(play_page(models, number_type))
+    return path
+
+
+@pytest.mark.parametrize("number_type", ["f32", "f16"])
+def test_logits_of_every_variant_are_those_of_the_textbook_pass(
+    number_type: str, browser: Any, tmp_path: Path
+) -> None:
+    models = {name: small_model(name) for name in VARIANTS}
+    ids = {name: some_ids(min(model.architecture.block_size, 13)) for name, model in models.items()}
+    page = page_of(tmp_path, [shown(*named) for named in models.items()], number_type)
+    with opened(browser, page) as view:
+        for number, (name, model) in enumerate(models.items()):
+            weights = {key: rounded(w, number_type) for key, w in model.state_dict().items()}
+            expected_V = forward(model.architecture, weights, ids[name])[-1].numpy()
+            asked = [number, ids[name].tolist()]
+            # The second call takes from the first one what the ids have in common.
+            for script in (
+                "model.logits(ids)",
+                "model.logits(ids.slice(0, 3)) && model.logits(ids)",
+            ):
+                found = view.evaluate(
+                    f"([n, ids]) => {{ const model = attnlm.models[n]; return [...{script}]; }}",
+                    asked,
+                )
+                assert np.abs(found - expected_V).max() <= 1e-4 * np.abs(expected_V).max(), name
+
+
+def rounded(weight: Tensor, number_type: str) -> Tensor:
+    return weight.to({"f32": torch.float32, "f16": torch.float16}[number_type]).double()
+
+
+def test_attention_of_every_variant_is_that_of_the_model(browser: Any, tmp_path: Path) -> None:
+    models = {name: small_model(name) for name in VARIANTS}
+    page = page_of(tmp_path, [shown(*named) for named in models.items()])
+    with opened(browser, page) as view:
+        for number, (name, model) in enumerate(models.items()):
+            ids = some_ids(9)
+            seen = record(model, ids[None])
+            expected = [layer.heads.weights[0] for layer in seen.layers if layer.heads is not None]
+            found = view.evaluate(
+                "([n, ids]) => attnlm.models[n].attention(ids).map((l) => l.map((m) => [...m]))",
+                [number, ids.tolist()],
+            )
+            assert len(found) == len(expected), name
+            for ours, theirs in zip(expected, found, strict=True):
+                maps = np.array(theirs).reshape(-1, 9, 9)
+                assert np.abs(maps - ours.numpy()).max() < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "name", ["bigram", "average", "multi-head", "transformer", "gpt2", "llama"]
+)
+def test_the_likeliest_tokens_are_those_that_sample_takes(
+    name: str, browser: Any, tmp_path: Path
+) -> None:
+    """200 of them, far past the context of 13."""
+    model = small_model(name).float()
+    config = SamplingConfig(tokens=200, temperature=0, seed=1)
+    device = choose_device("cpu")
+    blocks = list(generate(model, [1, 2, 3], config, device))
+    expected = np.concatenate(blocks)[:, 0].tolist()
+    with opened(browser, page_of(tmp_path, [shown(name, model)])) as view:
+        found = view.evaluate(
+            "attnlm.models[0].generate({ids: [1, 2, 3], tokens: 200, temperature: 0})"
+        )
+    assert found == expected
+
+
+def test_tokens_are_drawn_as_often_as_their_probabilities_say(browser: Any, tmp_path: Path) -> None:
+    model = small_model("bigram").float()
+    logits_V = model.state_dict()["table.weight"][4].numpy().astype(float)
+    weights_V = np.exp((logits_V - logits_V.max()) / 0.7)
+    kept = np.argsort(-weights_V)[:5]
+    kept = kept[: 1 + int(np.searchsorted(np.cumsum(weights_V[kept]) / weights_V[kept].sum(), 0.9))]
+    expected_V = np.zeros(V)
+    expected_V[kept] = weights_V[kept] / weights_V[kept].sum()
+    draw = """async (draws) => {
+      const counts = Array(11).fill(0);
+      for (let seed = 0; seed < draws; seed++) {
+        const options = {ids: [4], tokens: 1, temperature: 0.7, topK: 5, topP: 0.9, seed};
+        counts[(await attnlm.models[0].generate(options))[0]]++;
+      }
+      return counts;
+    }"""
+    with opened(browser, page_of(tmp_path, [shown("bigram", model)])) as view:
+        counts_V = np.array(view.evaluate(draw, 4000))
+    deviation_V = np.sqrt(4000 * expected_V * (1 - expected_V))
+    assert (np.abs(counts_V - 4000 * expected_V) <= 5 * deviation_V).all()
+
+
+def tokenizers() -> list[Tokenizer]:
+    trained = byte_pairs.train("bpe:300", 300, [FRUITS])
+    special = {"<|endoftext|>": 300, "<|im_start|>": 301}
+    others = [
+        BpeTokenizer(
+            name,
+            split_patterns.pattern_of(name),
+            trained.ranks,
+            vocab_size=302,
+            special=special,
+            nfc=name == "qwen2",
+        )
+        for name in ("cl100k_base", "o200k_base", "llama3", "qwen2", "smollm")
+    ]
+    return [ByteTokenizer(), trained, *others]
+
+
+def awkward_texts() -> list[str]:
+    generator = random.Random(1)
+    signs = "abs'tTS \n\r\t\u00a0\u0085\ufeff12é\u0301ſK漢👍!?/_<|"
+    made = ("".join(generator.choices(signs, k=generator.randrange(1, 40))) for _ in range(200))
+    return [
+        "I'll  don't I'LL we'Re ITſ x's'T apples and 12345 6\u0663 pears",
+        "  \n\n \t x\r\n\r\n  ",
+        "<|endoftext|>x<|im_start|>",
+        "naïve e\u0301 漢字 👩‍👩‍👧 a\u0085b\u2028c",
+        *made,
+    ]
+
+
+def test_ids_and_texts_are_those_of_every_tokenizer(browser: Any, tmp_path: Path) -> None:
+    model, texts = small_model("bigram"), awkward_texts()
+    models = [shown(tokenizer.name, model, tokenizer) for tokenizer in tokenizers()]
+    with opened(browser, page_of(tmp_path, models)) as view:
+        for number, (_, _, _, tokenizer, _) in enumerate(models):
+            encoded = [tokenizer.encode(text) for text in texts]
+            script = "([n, texts]) => texts.map((text) => attnlm.models[n].encode(text))"
+            assert view.evaluate(script, [number, texts]) == encoded, tokenizer.name
+            script = "([n, all]) => all.map((ids) => attnlm.models[n].decode(ids))"
+            parts = [*encoded, [255, 65], [240, 159, 145]]
+            assert view.evaluate(script, [number, parts]) == list(map(tokenizer.decode, parts))
+
+
+def test_typing_shows_the_next_token_and_what_the_last_one_attends_to(
+    browser: Any, tmp_path: Path
+) -> None:
+    model = small_model("multi-head").float()
+    ids_BT = torch.tensor([LETTERS.encode("abcab")])
+    probabilities_V = model(ids_BT)[0, -1].detach().softmax(-1)
+    likeliest = LETTERS.decode([int(probabilities_V.argmax())])
+    seen = record(model, ids_BT)
+    weight = float(seen.weights[0, 0, 1, 4].max())
+    with opened(browser, page_of(tmp_path, [shown("multi-head", model)])) as view:
+        view.fill("#prompt", "abcab")
+        first = view.locator("#models li").first
+        first.filter(has_text=likeliest).wait_for()
+        assert first.inner_text().split()[-1] == percent(float(probabilities_V.max()))
+        view.locator("#thumbnails button").nth(1).click()
+        caption = view.locator("#head-caption")
+        caption.filter(has_text="Layer 1, head 2").wait_for()
+        assert f"attends to {percent(weight)}" in caption.inner_text()
+
+
+def percent(probability: float) -> str:
+    return f"{100 * probability:.{1 if probability < 0.0995 else 0}f}%"
+
+
+def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) -> None:
+    model = small_model("transformer").float()
+    ids = LETTERS.encode("abcabca")
+    with torch.inference_mode():
+        expected_V = record(model, torch.tensor([ids]), (1, 2)).logits[0, -1]
+    asked = "(ids) => [...attnlm.models[0].logits(ids)]"
+    with opened(browser, page_of(tmp_path, [shown("transformer", model)])) as view:
+        view.fill("#prompt", "abcabca")
+        before = view.evaluate(asked, ids)
+        view.locator("#thumbnails button", has_text="layer 2 head 3").click()
+        view.locator("#switch").click()
+        off_V = view.evaluate(asked, ids)
+        assert np.abs(off_V - expected_V.numpy()).max() < 1e-4
+        assert view.locator("#thumbnails .off").count() == 1
+        view.locator("#switch").click()
+        assert view.evaluate(asked, ids) == before
+
+
+def test_it_is_used_by_the_keyboard(browser: Any, tmp_path: Path) -> None:
+    model = small_model("multi-head").float()
+    with opened(browser, page_of(tmp_path, [shown("multi-head", model)])) as view:
+        view.focus("#prompt")
+        view.keyboard.type("abcab")
+        view.locator("#text button").nth(4).wait_for()
+        view.focus("#text button[tabindex='0']")
+        view.keyboard.press("ArrowLeft")
+        assert view.locator("#text button[aria-pressed='true']").all_inner_texts() == ["a"]
+        view.focus("#tokens")
+        view.keyboard.press("ControlOrMeta+a")
+        view.keyboard.type("12")
+        view.keyboard.press("Enter")
+        view.wait_for_function("document.querySelectorAll('.made').length === 12")
+        assert view.locator("#run").inner_text() == "Generate"
+
+
+def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path: Path) -> None:
+    characters = "".join(dict.fromkeys("".join(HOSTILE) + "\n"))
+    tokenizer = CharTokenizer(characters)
+    special = {text: 256 + i for i, text in enumerate(("</script>", "<img/onerror=alert(1)>"))}
+    pairs = BpeTokenizer(
+        "cl100k_base",
+        split_patterns.pattern_of("cl100k_base"),
+        [bytes([byte]) for byte in range(256)],
+        vocab_size=258,
+        special=special,
+    )
+    models = [
+        PlayModel("</script><b>", *_heads(tokenizer), tokenizer, "</p><script>alert(1)</script>"),
+        PlayModel("pairs", *_heads(pairs), pairs, "x"),
+    ]
+    with opened(browser, page_of(tmp_path, models)) as view:
+        view.fill("#prompt", "".join(HOSTILE[:5]))
+        view.locator("#text button").nth(8).wait_for()
+        view.fill("#tokens", "50")
+        view.click("#run")
+        view.wait_for_function("document.querySelectorAll('.made').length === 100")
+        assert view.locator("img, b").count() == 0
+        assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())
+
+
+def _heads(tokenizer: Tokenizer) -> tuple[Architecture, dict[str, Tensor]]:
+    """Return a model of the tokenizer's vocabulary."""
+    a = small_model("multi-head").architecture
+    return a, dict(build_model(a, tokenizer.vocab_size).state_dict())
+
+
+def test_a_character_that_the_vocabulary_lacks_is_named(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, page_of(tmp_path, [shown("bigram", small_model("bigram"))])) as view:
+        view.fill("#prompt", "abz")
+        view.locator("#told", has_text="“z”").wait_for()
+        view.fill("#prompt", "ab")
+        view.wait_for_function("document.getElementById('told').textContent === ''")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_screens_and_paper(scheme: str, browser: Any, tmp_path: Path) -> None:
+    models = [shown(name, small_model(name)) for name in ("bigram", "multi-head", "transformer")]
+    page = tmp_path / "page.html"
+    page.write_bytes(play_page(models, prompt="abcabcabcabc"))
+    check_fits(browser, page, "play", scheme)
+
+
+def test_a_page_is_little_larger_than_its_weights(tmp_path: Path) -> None:
+    model = small_model("transformer", embed_dim=128, block_size=64, layers=4).float()
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    assert len(play_page([shown("x", model)], "f32")) <= 1.4 * weights + 150_000
+    assert len(play_page([shown("x", model)], "f16")) <= 0.7 * weights + 150_000
+
+
+def test_a_trained_run_is_in_its_page(trained: Path, browser: Any, tmp_path: Path) -> None:
+    from attnlm.runs.load_model import load_model
+    from attnlm.see.play import play_model
+
+    run = attnlm.open_run("multi-head", checkpoint_dir=trained / "checkpoints")
+    model, _ = load_model(run, checkpoint="auto", device="cpu")
+    page = page_of(tmp_path, [play_model(run, model.state_dict())])
+    text = "".join(attnlm.sample(run, tokens=100, prompt="the q", temperature=0, device="cpu"))
+    with opened(browser, page) as view:
+        made = view.evaluate(
+            """async () => {
+              const [model] = attnlm.models, ids = model.encode("the q");
+              const made = await model.generate({ids, tokens: 100, temperature: 0});
+              return model.decode([...ids, ...made]);
+            }"""
+        )
+    assert made == text
