@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import attnlm
+from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.generation.sampling import generate
 from attnlm.generation.sampling_config import SamplingConfig
@@ -24,6 +26,8 @@ from attnlm.see.play import PlayModel, play_page
 from attnlm.tokens import byte_pairs, split_patterns
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.browser import check_fits, opened
+from tests.command import attnlm as attnlm_command
+from tests.command import fails
 from tests.models import FRUITS, VARIANTS, V, small_model, some_ids
 
 LETTERS = CharTokenizer("abcdefghij\n")
@@ -284,15 +288,19 @@ def test_a_page_is_little_larger_than_its_weights(tmp_path: Path) -> None:
     assert len(play_page([shown("x", model)], "f16")) <= 0.7 * weights + 150_000
 
 
-def test_a_trained_run_is_in_its_page(trained: Path, browser: Any, tmp_path: Path) -> None:
-    from attnlm.runs.load_model import load_model
-    from attnlm.see.play import play_model
-
-    run = attnlm.open_run("multi-head", checkpoint_dir=trained / "checkpoints")
-    model, _ = load_model(run, checkpoint="auto", device="cpu")
-    page = page_of(tmp_path, [play_model(run, model.state_dict())])
+def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path: Path) -> None:
+    folder = trained / "checkpoints"
+    page = tmp_path / "page.html"
+    how = ("--to", "html", "--checkpoint-dir", folder, "--json")
+    done = attnlm_command("export", "multi-head", "tied", page, *how, cwd=tmp_path)
+    run = attnlm.open_run("multi-head", checkpoint_dir=folder)
+    told = json.loads(done.stdout)
+    assert told["path"] == str(page) and told["page"].startswith("a page of ")
+    assert told["checkpoint"] == "best" and told["parameters"] > run.parameters
     text = "".join(attnlm.sample(run, tokens=100, prompt="the q", temperature=0, device="cpu"))
     with opened(browser, page) as view:
+        assert view.evaluate("attnlm.models.map((model) => model.name)") == ["multi-head", "tied"]
+        assert view.input_value("#prompt") == "".join(run.ticker_passage()) != ""
         made = view.evaluate(
             """async () => {
               const [model] = attnlm.models, ids = model.encode("the q");
@@ -301,3 +309,36 @@ def test_a_trained_run_is_in_its_page(trained: Path, browser: Any, tmp_path: Pat
             }"""
         )
     assert made == text
+
+
+def test_a_page_that_cannot_be_written_is_refused_in_one_line(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there.html").write_text("mine")
+    how = ("--to", "html", "--checkpoint-dir", trained / "checkpoints")
+
+    def refused(*words: str, code: int, says: str, hints: str) -> None:
+        fails("export", *words, *how, cwd=tmp_path, code=code, says=says, hints=hints)
+        assert [path.name for path in tmp_path.iterdir()] == ["there.html"]
+        assert (tmp_path / "there.html").read_text() == "mine"
+
+    refused("bigram", "there.html", code=1, says="there.html exists", hints="--force")
+    refused("bigram", "page", code=2, says="must end with .html", hints="page.html")
+    refused("bigram", "x.html", "--type", "q8_0", code=2, says="q8_0", hints="f16")
+    refused("bigrm", "x.html", code=1, says="bigrm", hints="bigram")
+    monkeypatch.setattr("attnlm.see.play.LARGEST", 1000)
+    refused("bigram", "tied", "x.html", code=1, says="too many for a page", hints="--force")
+    several = ("export", "bigram", "tied", "out", *how[2:])
+    fails(*several, cwd=tmp_path, code=2, says="several runs", hints="html")
+    fails("export", "bigram", "x.html", *how[2:], cwd=tmp_path, code=2, says="x.html", hints="html")
+    attnlm_command("export", "tied", "there.html", *how, "--force", cwd=tmp_path)
+    assert "unpackModels" in (tmp_path / "there.html").read_text(encoding="utf-8")
+
+
+def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
+    model = small_model("bigram").float()
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = 1e5
+    assert play_page([shown("x", model)])
+    with pytest.raises(AttnlmError, match="weights that f16 can't hold"):
+        play_page([shown("x", model)], "f16")

@@ -39,7 +39,7 @@ _COMMANDS = {
         "plan": "plan:plan:PlanCommand",
         "doctor": "doctor:doctor",
     },
-    "Other tools": {"export": "export:export:ExportCommand", "import": "import_:import_"},
+    "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
 """Of each command its module, its function, and its class where it has one of its own."""
 

@@ -1,100 +1,98 @@
-"""`attnlm export`: a run for other tools."""
+"""`attnlm export`: a run for other tools, or runs in a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attnlm.base.errors import UsageError
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
-from attnlm.cli.help import Command
-from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, RunArgument, opened_run
+from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, opened_run
 from attnlm.runs.forms import FORMATS, check_format
 
-
-class ExportCommand(Command):
-    """`attnlm export [RUN] PATH`: a single argument is the path."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, which gives RUN a single argument. Raises UsageError without any."""
-        rest = super().parse_args(ctx, args)
-        if ctx.resilient_parsing:  # for completion: the rest is not typed yet
-            return rest
-        given = [ctx.params.pop(name) for name in ("run_option", "run", "path")]
-        named = [name for name in given if name is not None]
-        if len(named) == 3:
-            raise UsageError("RUN and --run exclude each other", "give one of them")
-        if not named or (len(named) == 1 and given[0] is not None):
-            raise UsageError(
-                "the folder or file to write is missing",
-                "attnlm export [RUN] DIR, or attnlm export [RUN] FILE.gguf --to gguf",
-            )
-        ctx.params |= {"run": named[0] if len(named) == 2 else None, "path": named[-1]}
-        return rest
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`[RUN] DIR|FILE`."""
-        return [p.replace("[DIR|FILE]", "DIR|FILE") for p in super().collect_usage_pieces(ctx)]
+_SUFFIXES = {".gguf": "gguf", ".html": "html"}
 
 
 def export(
-    run: RunArgument = None,
-    path: Annotated[
-        str | None,
+    names: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="DIR|FILE", help="folder (hf) or file (gguf) to create", show_default=False
+            metavar="[RUN …] DIR|FILE",
+            help="the run (html: one or more; default: the one trained last), then the folder (hf) "
+            "or file (gguf, html) to create",
+            autocompletion=completion.runs,
+            show_default=False,
         ),
     ] = None,
     to: Annotated[
         str,
         typer.Option(
-            help="format: hf, a folder for transformers, or gguf, a file for llama.cpp",
+            help="format: hf, a folder for transformers; gguf, a file for llama.cpp; html, a page "
+            "in which the model itself runs",
             autocompletion=completion.choices(*FORMATS),
         ),
     ] = "hf",
     type: Annotated[
         str | None,
         typer.Option(
-            help="number format of the gguf file: f32, f16 or q8_0 (8 bits); default: f32",
+            help="number format of a gguf file (f32, f16 or q8_0, 8 bits; default: f32) or a page "
+            "(f32 or f16; default: f32 up to 2 million parameters)",
             autocompletion=completion.choices(*FORMATS["gguf"]),
             show_default=False,
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="html: replace a page, and allow more than 60 million parameters"
+        ),
+    ] = False,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
+    run_option: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
 ) -> None:
-    """Write a run in a format that other tools load."""
-    assert path is not None  # the command's class sees to it
-    if run is None and (checkpoint_dir / path / "config.json").exists():
-        raise UsageError(
-            f"{path} is a run: the folder or file to write is missing",
-            f"attnlm export {path} DIR, or attnlm export {path} FILE.gguf --to gguf",
-        )
-    if to == "hf" and path.endswith(".gguf"):
-        raise UsageError(f"{path} is a file's name, and hf a folder", "give --to gguf")
+    """Write a run in a format that other tools load, or as a page in which it runs."""
+    usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to gguf|html"
+    if not names:
+        raise UsageError("the folder or file to write is missing", usage)
+    *runs, path = names
+    if runs and run_option is not None:
+        raise UsageError("RUN and --run exclude each other", "give one of them")
+    if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
+        usage = usage.replace("[RUN]", path)
+        raise UsageError(f"{path} is a run: the folder or file to write is missing", usage)
+    if to == "hf" and Path(path).suffix in _SUFFIXES:
+        hint = f"give --to {_SUFFIXES[Path(path).suffix]}"
+        raise UsageError(f"{path} is a file's name, and hf a folder", hint)
     check_format(to, type)
-    opened = opened_run(run, checkpoint_dir)
+    named: list[str | None] = [*runs] or [run_option]
+    opened = [opened_run(run, checkpoint_dir) for run in named]
 
     from attnlm.experiments import export as experiment
 
     exported = experiment.export(
-        opened, path, to=to, type=type, checkpoint=checkpoint, on_event=PreparationDisplay()
+        opened,
+        path,
+        to=to,
+        type=type,
+        force=force,
+        checkpoint=checkpoint,
+        on_event=PreparationDisplay(),
     )
-    console.say(
-        f"{opened.name}, {opened.checkpoint(exported.checkpoint)}: {exported.form}, "
-        f"{opened.parameters:,} parameters"
-    )
+    parameters = sum(run.parameters for run in opened)
+    chosen = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
+    console.say(f"{chosen}: {exported.form}, {parameters:,} parameters")
     if json:
         console.result_json(
             {
                 "path": str(exported.path),
-                "class" if to == "hf" else "architecture": exported.form,
+                {"hf": "class", "gguf": "architecture", "html": "page"}[to]: exported.form,
                 "checkpoint": exported.checkpoint,
-                "parameters": opened.parameters,
+                "parameters": parameters,
             }
         )
     else:

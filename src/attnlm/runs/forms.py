@@ -15,9 +15,8 @@ from attnlm.base.errors import UsageError
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import Architecture
 
-FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0")}
-"""The formats that runs are exported to, and the types of number that each offers, first the
-default."""
+FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
+"""The formats that runs are exported to, and the types of number that each offers."""
 
 Expressible = Mapping[str, Container[object] | None]
 """The values that a form can express, for each field of Architecture; None stands for all values.
@@ -73,16 +72,16 @@ class Exported:
 
     path: Path
     form: str
-    """the stock class of `transformers`, or the architecture of llama.cpp"""
+    """the stock class of `transformers`, the architecture of llama.cpp, or what a page holds"""
     checkpoint: str
-    """best or last"""
+    """best or last; for a page with several runs, of each"""
 
 
 def check_format(to: str, type: str | None) -> None:
     """Raises UsageError for an unknown format, or a type of number that it does not have."""
     _check_one_of(FORMATS, "to", to)
     if type is not None and not FORMATS[to]:
-        raise UsageError("`type` is for `to` gguf", "leave `type` out: hf has float32")
+        raise UsageError("`type` is for `to` gguf and html", "leave `type` out: hf has float32")
     if type is not None:
         _check_one_of(FORMATS[to], "type", type)
 

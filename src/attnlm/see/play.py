@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.readable import quantity
 from attnlm.model.architecture import Architecture
-from attnlm.runs.run import Run
+from attnlm.runs.forms import Exported
+from attnlm.runs.load_model import load_weights
+from attnlm.runs.run import Checkpoint, Run
 from attnlm.see.page import render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
-LARGEST_IN_F32 = 2_000_000
+_LARGEST_IN_F32 = 2_000_000
 """Parameters: above, float16 is the default."""
 LARGEST = 60_000_000
-"""Parameters: above, a page is made only when it is forced."""
+"""Parameters of all models: above, a page is made only when it is forced."""
+_SUFFIX = ".html"
 
 
 class PlayModel(NamedTuple):
@@ -33,11 +42,56 @@ class PlayModel(NamedTuple):
     """One sentence: its kind, its size, its data."""
 
 
-def play_model(run: Run, weights: Mapping[str, Tensor]) -> PlayModel:
-    """Return a run's model for a page."""
-    size = f"{run.config.model.model}, {run.parameters:,} parameters"
-    told = f"{run.name}: {size}, trained on {run.dataset['name']}."
+def export_to_html(
+    runs: Sequence[Run], path: Path, *, type: str | None, checkpoint: str, force: bool
+) -> Exported:
+    """Write a page in which the models of `runs` compute.
+
+    The file is written whole or not at all. Raises UsageError for a name that does not end with
+    .html, AttnlmError when there is something at `path` or the models are too large (unless
+    `force`), when files are missing or damaged, and for a weight that float16 can't hold.
+    """
+    if path.suffix != _SUFFIX:
+        raise UsageError(
+            f"the name of a page must end with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
+        )
+    if os.path.lexists(path) and not (force and path.is_file() and not path.is_symlink()):
+        raise AttnlmError(f"{path} exists already", "name a new file, or replace a page: `force`")
+    parameters = sum(run.parameters for run in runs)
+    if parameters > LARGEST and not force:
+        raise AttnlmError(
+            f"{parameters:,} parameters are too many for a page (at most {LARGEST:,})",
+            "export a smaller model, or try it all the same: `force`",
+        )
+    chosen = [run.checkpoint(checkpoint) for run in runs]
+    models = [play_model(run, which) for run, which in zip(runs, chosen, strict=True)]
+    page = play_page(models, type, first_text(runs))
+    with files.explaining(path, ", or name another file"):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, page)
+    form = f"a page of {quantity(len(page), 'B')}"
+    return Exported(path, form, ", ".join(dict.fromkeys(one.which for one in chosen)))
+
+
+def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
+    """Return the model of a run's checkpoint for a page."""
+    weights = load_weights(run, checkpoint)
+    origin = f"imported from {run.imported_from}"
+    if not run.imported_from:
+        origin = f"trained on {run.dataset['name']}"
+    told = f"{run.name}: {run.config.model.model}, {run.parameters:,} parameters, {origin}."
     return PlayModel(run.name, run.config.model, weights, run.tokenizer, told)
+
+
+def first_text(runs: Sequence[Run]) -> str:
+    """Return the beginning of the validation split, if a run recorded it and all can encode it."""
+    text = "".join(runs[0].ticker_passage())
+    try:
+        for run in runs:
+            run.tokenizer.encode(text)
+    except AttnlmError:
+        return ""
+    return "" if "\ufffd" in text else text
 
 
 def play_page(
@@ -61,19 +115,21 @@ def play_page(
 def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
     """Return the JSON values that `unpackModels` reads: the numbers of all tensors in base64."""
     tensors = model.weights
+    numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
     if number_type is None:
-        parameters = sum(tensor.numel() for tensor in tensors.values())
-        number_type = "f32" if parameters <= LARGEST_IN_F32 else "f16"
-    dtype = {"f32": "<f4", "f16": "<f2"}[number_type]
-    content = b"".join(
-        tensor.contiguous().numpy().astype(dtype).tobytes() for tensor in tensors.values()
-    )
+        number_type = "f32" if numbers.size <= _LARGEST_IN_F32 else "f16"
+    with np.errstate(over="ignore"):
+        numbers = numbers.astype({"f32": "<f4", "f16": "<f2"}[number_type])
+    if not np.isfinite(numbers).all():
+        raise AttnlmError(
+            f"{model.name} has weights that {number_type} can't hold", "give `type` f32"
+        )
     return {
         "name": model.name,
         "architecture": described_architecture(model.architecture),
         "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         "type": number_type,
-        "weights": base64.b64encode(content).decode(),
+        "weights": base64.b64encode(numbers.tobytes()).decode(),
         "tokenizer": described_tokenizer(model.tokenizer),
         "first": first_id(model.tokenizer),
     }
