@@ -303,4 +303,4 @@ def test_without_the_package_its_command_is_named(
     with pytest.raises(AttnlmError) as refused:
         attnlm.export(run, tmp_path / "x.gguf", to="gguf")
     assert "needs the Python package gguf" in refused.value.message
-    assert 'pip install "attnlm[gguf]"' in refused.value.hint
+    assert refused.value.hint == "install it: pip install gguf"

@@ -86,6 +86,12 @@ def test_the_generated_pages_are_those_of_the_program() -> None:
         assert PAGES[name] == content, f"run `python docs/generate.py`: {name} is out of date"
 
 
+def test_nobody_is_advised_to_install_a_name_that_is_not_ours() -> None:
+    """The package is not published, so anybody could register its name."""
+    source = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    assert not re.search(r"\bpipx? install [\"']?attnlm\b", "\n".join([WRITTEN, *source]))
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     about, changes = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "CHANGELOG.md"))
     (cited, on), (newest, dated) = (

@@ -61,7 +61,7 @@ def copy_texts(
             if Path(name.path).is_dir()
             else "pass a folder or a file, or use `attnlm prepare tales`",
         )
-    datasets = optional("datasets", "hf", f"reading {source}")
+    datasets = optional("datasets", f"reading {source}")
     with gzip.open(destination, "wt", compresslevel=_FAST, encoding="utf-8") as file:
         for row, text in enumerate(_texts(datasets, name, column, source), 1):
             file.write(json.dumps({column: text}, ensure_ascii=False) + "\n")

@@ -102,8 +102,8 @@ def _value(line: bytes, column: str, where: str) -> object:
 
 
 def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
-    arrow = optional("pyarrow", "large", f"reading {shown}")
-    parquet = optional("pyarrow.parquet", "large", f"reading {shown}")
+    arrow = optional("pyarrow", f"reading {shown}")
+    parquet = optional("pyarrow.parquet", f"reading {shown}")
     row = 0
     try:
         with open_regular(path) as file, parquet.ParquetFile(file) as table:

@@ -156,11 +156,11 @@ def _zstd(shown: str) -> ModuleType:
     try:
         return importlib.import_module("compression.zstd")  # Python 3.14
     except ModuleNotFoundError:
-        return optional("backports.zstd", "large", f"reading {shown}")
+        return optional("backports.zstd", f"reading {shown}")
 
 
-def optional(name: str, extra: str, what: str) -> ModuleType:
-    """Import a module that comes with an extra of attnlm; AttnlmError names it if it is missing."""
+def optional(name: str, what: str) -> ModuleType:
+    """Import a module of an optional dependency; raises AttnlmError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -169,7 +169,7 @@ def optional(name: str, extra: str, what: str) -> ModuleType:
         package = error.name if error.name != "backports" else name
         raise AttnlmError(
             f"{what} needs the Python package {package}, which is not installed",
-            f'install it: pip install "attnlm[{extra}]"',
+            f"install it: pip install {package}",
         ) from None
 
 

@@ -51,7 +51,7 @@ def export_to_gguf(
             f"the name of a GGUF file must end with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
         )
     _check_free(path)
-    optional("gguf", "gguf", "writing GGUF")
+    optional("gguf", "writing GGUF")
     chosen = run.checkpoint(checkpoint)
     tokens = _below("tokenizer.ggml", vocabulary(run.tokenizer))
     metadata = {**_metadata(form, run, chosen, type), **tokens}

@@ -55,7 +55,7 @@ def downloaded(
     a download that was interrupted, and takes the cached model if there is no network. Raises
     AttnlmError.
     """
-    hub = optional("huggingface_hub", "hf", f"downloading {name}")
+    hub = optional("huggingface_hub", f"downloading {name}")
     bar = _reporting_bar(on_event)
     download = functools.partial(hub.snapshot_download, name, tqdm_class=bar)
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its errors are shown below
