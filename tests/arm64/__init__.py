@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from attnlm.compute import native
-from attnlm.compute.native import _SIGNATURES
-from attnlm.compute.native.build import FLAGS
+from attnlm.compute.native import _SIGNATURES, build
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _PAGE, _CHANGED, _RESULT = range(3)  # as in serve.c
@@ -130,7 +129,7 @@ def _loaded(command: list[str], source: str, place: str) -> _Library:
 
 def pytest_configure() -> None:
     """Take the place of the compiler and of ctypes."""
-    native.commands = lambda: iter([[COMPILER, *FLAGS]])  # type: ignore[attr-defined]
+    build.commands = lambda: iter([[COMPILER, *build.FLAGS]])
     native._loaded = _loaded  # type: ignore[assignment]
 
 
