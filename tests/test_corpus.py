@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.folders import is_safe_name
-from attnlm.text import corpus, documents
+from attnlm.text import corpus, text_files
 from attnlm.text.corpus import Corpus, Source, get_corpus, safe_name
 from attnlm.text.text_files import PIECE, SNIFFED_BYTES
 from tests.web_server import WebServer, body
@@ -46,8 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def short_tales(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `tales` one line: the real ones take a while."""
-    made = SimpleNamespace(text="Once upon a time.\n", floor_nats={0: 1.5})
-    stand_in = SimpleNamespace(generate=lambda: made)
+    stand_in = SimpleNamespace(generate=lambda: ("Once upon a time.\n", {0: 1.5}))
     monkeypatch.setattr("attnlm.text.tales", stand_in, raising=False)
 
 
@@ -57,7 +56,7 @@ def texts(found: Corpus) -> list[str]:
 
 def text_of(content: bytes, path: Path, encoding: str = "utf-8") -> str:
     path.write_bytes(content)
-    return "".join(texts(Corpus("name", str(path), (path,), encoding)))
+    return "".join(texts(get_corpus(path, encoding=encoding, spool=path.parent)))
 
 
 # --- Bytes to characters --------------------------------------------------------------------------
@@ -90,7 +89,7 @@ def test_text_is_what_was_encoded(content: bytes, encoding: str, text: str, tmp_
 def test_unix_newlines_are_exact_wherever_a_read_ends(
     size: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "PIECE", size)
+    monkeypatch.setattr(text_files, "PIECE", size)
     text = "\ra\r\nb\rc\n\r\n\r\r\n\n\n\r \r\né\x85\x0b\r\r"
     path = tmp_path / "a"
     path.write_bytes(text.encode(encoding))
@@ -98,23 +97,17 @@ def test_unix_newlines_are_exact_wherever_a_read_ends(
         ("unix", text.replace("\r\n", "\n").replace("\r", "\n")),
         ("keep", text),
     ):
-        pieces = texts(Corpus("a", "a", (path,), encoding, newlines))
+        found = get_corpus(path, encoding=encoding, newlines=newlines, spool=tmp_path)
+        pieces = texts(found)
         assert "".join(pieces) == expected
         assert all(0 < len(piece) <= size for piece in pieces)
-
-
-def test_the_line_ends_of_two_files_are_not_one(tmp_path: Path) -> None:
-    paths = tmp_path / "a", tmp_path / "b"
-    for path, content in zip(paths, (b"a\r", b"\nb"), strict=True):
-        path.write_bytes(content)
-    assert "".join(texts(Corpus("a", "a", paths, newlines="unix"))) == "a\n\nb"
 
 
 def test_bad_bytes_are_found_behind_line_ends_that_change(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"a\r\n" * PIECE + b"\xff")
     with pytest.raises(AttnlmError, match=f"not valid utf-8 at byte {3 * PIECE}\nhint"):
-        list(Corpus("a", "a", (path,), newlines="unix").pieces())
+        list(get_corpus(path, newlines="unix", spool=tmp_path).pieces())
 
 
 @pytest.mark.parametrize("offset", [0, 7, PIECE - 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
@@ -155,15 +148,14 @@ def test_wide_encodings_may_be_full_of_nuls(here: Path, spool: Path) -> None:
     assert "".join(texts(get_corpus(".", encoding="UTF16", spool=spool))) == "onetwo"
 
 
-def test_each_file_loses_its_own_mark_and_no_character_spans_two(tmp_path: Path) -> None:
-    paths = tmp_path / "a", tmp_path / "b"
-    for path in paths:
-        path.write_bytes(codecs.BOM_UTF8 + b"x")
-    assert "".join(texts(Corpus("name", str(tmp_path), paths))) == "xx"
-    paths[0].write_bytes(b"x\xe2\x82")
-    paths[1].write_bytes(b"\xac")
-    with pytest.raises(AttnlmError, match=r"/a is not valid utf-8 at byte 1\nhint"):
-        list(Corpus("name", str(tmp_path), paths, is_folder=True).pieces())
+def test_files_are_decoded_one_by_one(here: Path, spool: Path) -> None:
+    write_all(here, {"ends/a": b"a\r", "ends/b": b"\nb"})
+    assert texts(get_corpus("ends", newlines="unix", spool=spool)) == ["a\n", "\nb"]
+    write_all(here, {"marks/a": codecs.BOM_UTF8 + b"x", "marks/b": codecs.BOM_UTF8 + b"x"})
+    assert texts(get_corpus("marks", spool=spool)) == ["x", "x"]
+    write_all(here, {"half/a": b"x" * SNIFFED_BYTES + b"\xe2\x82", "half/b": b"\xac"})
+    with pytest.raises(AttnlmError, match=r"half/a is not valid utf-8 at byte 8192\nhint"):
+        list(get_corpus(["half/a", "half/b"], spool=spool).pieces())
 
 
 @pytest.mark.parametrize("name", ["utf-9", "base64", "rot13", "zip", "hex", "", "a\0b", "\udc80"])
@@ -179,7 +171,7 @@ def test_a_file_stays_where_it_is(here: Path, spool: Path) -> None:
     (here / "my book.txt").write_bytes(PLAY)
     found = get_corpus("./my book.txt", spool=spool)
     assert (found.name, found.source) == ("my-book", "./my book.txt")
-    assert found.files == (Path("my book.txt"),)
+    assert [file.path for file in found.files] == [Path("my book.txt")]
     assert "".join(texts(found)) == PLAY.decode()
     assert found.floor_nats is None
     assert not list(spool.iterdir())
@@ -199,7 +191,7 @@ def test_stdin_is_read_once_and_can_be_read_twice(spool: Path) -> None:
     found = get_corpus("-", spool=spool, stdin=stream)
     assert (found.name, found.source) == ("stdin", "-")
     assert ["".join(texts(found)) for _ in range(2)] == [PLAY.decode()] * 2
-    assert found.files[0].parent == spool
+    assert found.files[0].path.parent == spool
     assert not stream.closed
 
 
@@ -295,7 +287,7 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
     write_all(here, texts | others | hidden)
     events: list[object] = []
     found = get_corpus(".", spool=spool, on_event=events.append)
-    assert [str(path) for path in found.files] == sorted(texts)
+    assert [file.shown for file in found.files] == sorted(texts)
     assert events == [
         Note("left out 4 of 8 files, which are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
         Note("left out 2 of 8 files, which are empty: 3.empty, 6.mark"),
@@ -335,7 +327,7 @@ def test_links_are_followed_but_not_in_circles(here: Path, spool: Path) -> None:
     (here / "top/broken").symlink_to("nothing")
     events: list[object] = []
     found = get_corpus("top", spool=spool, on_event=events.append)
-    assert [str(path) for path in found.files] == [
+    assert [file.shown for file in found.files] == [
         "top/a/text",
         "top/a/to b/text",
         "top/b/text",
@@ -390,7 +382,7 @@ def test_an_empty_one_of_several_is_named(here: Path, spool: Path) -> None:
 def test_no_source_and_too_many_are_refused(
     sources: list[str], says: str, monkeypatch: pytest.MonkeyPatch, spool: Path
 ) -> None:
-    monkeypatch.setattr(corpus, "_from_path", lambda source, *_: Corpus("a", source, ()))
+    monkeypatch.setattr(corpus, "_from_path", lambda source, *_: Corpus("a", (source,), ()))
     with pytest.raises(UsageError, match=says):
         get_corpus(sources, spool=spool)
 
@@ -460,7 +452,7 @@ def test_a_url_is_downloaded_to_the_spool(
     assert found.name == name
     assert "secret" not in found.source
     assert "".join(texts(found)) == PLAY.decode()
-    assert spool in found.files[0].parents
+    assert spool in found.files[0].path.parents
 
 
 def test_only_the_web_is_downloaded_and_nothing_offline(web: WebServer, spool: Path) -> None:

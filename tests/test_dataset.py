@@ -258,20 +258,3 @@ def test_large_bins_are_sampled_unless_verified(
     os.truncate(path, len(whole) - 2)
     with pytest.raises(AttnlmError, match=r"train\.bin"):
         open_dataset(path.parent)
-
-
-def test_an_unknown_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
-    def hint(name: str) -> str | None:
-        with pytest.raises(AttnlmError, match="no data set is called") as caught:
-            open_dataset(name, data_dir=tmp_path)
-        return caught.value.hint
-
-    assert "attnlm prepare" in str(hint("psalms"))
-    for age, there in enumerate(("geese", "foxes", "hens", "ibises", "jays", "kites")):
-        (tmp_path / there).mkdir()
-        (tmp_path / there / "meta.json").touch()
-        os.utime(tmp_path / there / "meta.json", (2**30 - age, 2**30 - age))
-        if there == "geese":
-            assert hint("psalms") == "there is geese"
-    assert hint("fox") == "did you mean foxes?"
-    assert hint("psalms") == "there are geese, foxes, hens, ibises, jays and 1 more"

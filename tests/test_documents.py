@@ -21,14 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.data.bins import encode_documents, safe_documents
+from attnlm.data.bins import encode_documents
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.see.reproduce import prepare_command
-from attnlm.text import documents, records, text_files
-from attnlm.text.documents import Piece
-from attnlm.tokens.split_patterns import GPT2_PATTERN
-from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer
+from attnlm.text import records, text_files
+from attnlm.text.text_files import Piece
+from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
 from tests.command import attnlm, fails
 
 zstd = text_files._zstd("the tests")
@@ -148,7 +147,7 @@ def test_each_document_has_the_ids_that_it_has_alone(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlm.data.bins._PIECE", 150)
-    monkeypatch.setattr(documents, "PIECE", 70)
+    monkeypatch.setattr(records, "PIECE", 70)
     texts = [*TEXTS, f"x{END_OF_TEXT} y", "  ", "\n\n", "a  ", "  b"]
     (here / "cats.jsonl").write_bytes(lines(texts))
     (here / "val.txt").write_text(f"The end.{END_OF_TEXT}")
@@ -209,7 +208,7 @@ def test_documents_that_differ_only_in_where_they_end_differ(here: Path) -> None
 
 def byte_pairs() -> BpeTokenizer:
     ranks = [*(bytes([byte]) for byte in range(256)), b"th", b" th", b"\n\n", b"|>", b"<|", b"ab"]
-    return BpeTokenizer("gpt2", GPT2_PATTERN, ranks, vocab_size=263, end_of_text=262)
+    return BpeTokenizer("gpt2", ranks, vocab_size=263, end_of_text=262)
 
 
 @given(
@@ -228,10 +227,8 @@ def test_pieces_of_any_size_have_the_text_of_each_document(
         Piece(whole[a:b], tuple(int(end) - a for end in ends if a < end <= b))
         for a, b in itertools.pairwise(cuts)
     ]
-    safe = list(safe_documents(pieces, limit))
-    assert safe == list(
-        safe_documents([Piece(whole, tuple(map(int, ends)))] if whole else [], limit)
-    )
+    safe = list(safe_pieces(pieces, limit))
+    assert safe == list(safe_pieces([Piece(whole, tuple(map(int, ends)))], limit))
     assert "".join(piece.text for piece in safe) == whole
     assert all(len(p.text) + len(END_OF_TEXT) * len(p.ends) <= limit for p in safe)
     ids = [encode_documents(tokenizer.encode_piece, tokenizer, piece).tolist() for piece in safe]
@@ -245,9 +242,9 @@ def test_pieces_of_any_size_have_the_text_of_each_document(
 
 
 def test_records_longer_than_a_piece_have_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "PIECE", 10)
-    monkeypatch.setattr(documents, "records", lambda *_: iter(["a" * 25, "", "bb", "c" * 10]))
-    pieces = list(documents.pieces_of_records(Path("x"), "text", "keep", "x", marked=True))
+    monkeypatch.setattr(records, "PIECE", 10)
+    monkeypatch.setattr(records, "_rows", lambda *_: iter(["a" * 25, "", "bb", "c" * 10]))
+    pieces = list(records.record_pieces(Path("x"), "text", "keep", "x", marks_ends=True))
     assert pieces == [
         Piece("a" * 10),
         Piece("a" * 10),
@@ -379,8 +376,9 @@ from attnlm.text.text_files import optional
 optional("pyarrow.parquet", "")
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**29,) * 2)
-from attnlm.text.records import records
-print(sum(len(text) for text in records(Path(sys.argv[1]), "text", "x")))
+from attnlm.text.records import record_pieces
+pieces = record_pieces(Path(sys.argv[1]), "text", "keep", "x", True)
+print(sum(len(piece.text) for piece in pieces))
 """
 
 

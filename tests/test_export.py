@@ -28,7 +28,6 @@ from attnlm.runs.gguf.architectures import ARCHITECTURES
 from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
 from attnlm.runs.run import Run
 from attnlm.tokens.byte_pairs import train
-from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from tests.command import attnlm as command
@@ -212,11 +211,11 @@ RANKS = train("bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n caf�
 TOKENIZERS = (
     ByteTokenizer(),
     CharTokenizer(" \n\r\x00aAé\u0301'\U0001f44d\ufeff\uffff\u2028<|>"),
-    BpeTokenizer("bpe:600", GPT2_PATTERN, RANKS),
-    BpeTokenizer("gpt2", GPT2_PATTERN, RANKS, vocab_size=601, end_of_text=600),
+    BpeTokenizer("bpe:600", RANKS),
+    BpeTokenizer("gpt2", RANKS, vocab_size=601, end_of_text=600),
     # With unused ids around that of the end of a text, as theirs have.
-    BpeTokenizer("cl100k_base", CL100K_PATTERN, RANKS, vocab_size=620, end_of_text=605),
-    BpeTokenizer("o200k_base", O200K_PATTERN, RANKS, vocab_size=620, end_of_text=605),
+    BpeTokenizer("cl100k_base", RANKS, vocab_size=620, end_of_text=605),
+    BpeTokenizer("o200k_base", RANKS, vocab_size=620, end_of_text=605),
 )
 
 

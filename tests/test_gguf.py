@@ -24,9 +24,9 @@ from attnlm.runs.gguf.tensor_types import converted
 from attnlm.runs.gguf.vocabulary import vocabulary
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.tokens.read_tokenizer_json import read_tokenizer
-from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
+from attnlm.tokens.specs import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer_json import read_tokenizer
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.test_export import RANKS, SIZES, random_run
@@ -164,7 +164,7 @@ def test_the_file_says_what_it_is(dataset: Dataset, tmp_path: Path) -> None:
 def bpe(pattern: str, ranks: Any = RANKS, end: bool = True) -> BpeTokenizer:
     names = {GPT2_PATTERN: "gpt2", CL100K_PATTERN: "cl100k_base", O200K_PATTERN: "o200k_base"}
     size, of_end = (len(ranks) + 5, len(ranks) + 2) if end else (None, None)
-    return BpeTokenizer(names[pattern], pattern, ranks, vocab_size=size, end_of_text=of_end)
+    return BpeTokenizer(names[pattern], ranks, vocab_size=size, end_of_text=of_end)
 
 
 def test_byte_pairs_as_llama_cpp_reads_them() -> None:

@@ -20,8 +20,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.hugging_face.read_config import read_config
 from attnlm.tokens import byte_characters
 from attnlm.tokens.byte_pairs import published
-from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
-from attnlm.tokens.tokenizer_json import library_tokenizer
+from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.test_export import RANKS, TOKENIZERS, random_run

@@ -12,11 +12,10 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.data.bins import encode_documents
-from attnlm.text.documents import Piece
+from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
-from attnlm.tokens.read_tokenizer_json import read_tokenizer
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, load, save
-from attnlm.tokens.tokenizer_json import library_tokenizer
+from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer
 from attnlm.tokens.word_table import piece_encoder
 from tests.test_export import RANKS
 
@@ -50,6 +49,11 @@ def split(regex: str) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [{**isolated, "invert": False}, as_bytes]}
 
 
+def added(token: int, text: str) -> dict[str, Any]:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": token, "content": text, **dict.fromkeys(flags, False)}
+
+
 def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict[str, Any]:
     """Byte pairs with the ids from `first_id` on, in the layout of the published files."""
     tokens = [byte_characters.written(token) for token in RANKS]
@@ -60,12 +64,11 @@ def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict
         for place in range(1, len(token))
         if token[:place] in known and token[place:] in known
     ]
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{**plain, "id": i, "content": text} for text, i in special.items()],
+        "added_tokens": [added(i, text) for text, i in special.items()],
         "normalizer": None,
         "post_processor": None,
         "decoder": {**BYTE_LEVEL, "use_regex": True},
@@ -205,12 +208,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "has added tokens",
     ),
     "an id that `tokenizers` would change": (
-        {"added_tokens": [{"id": 601, "content": "<a>"}]},
+        {"added_tokens": [added(601, "<a>")]},
         "ids of its added tokens",
     ),
     "a special text twice": ({"added_tokens": [{"id": 600, "content": "<a>"}] * 2}, "is damaged"),
-    "an id for two": ({"added_tokens": [{"id": 3, "content": "<a>"}]}, "ids of its added tokens"),
-    "no id": ({"added_tokens": [{"id": -1, "content": "<a>"}]}, "ids of its added tokens"),
+    "an id for two": ({"added_tokens": [added(3, "<a>")]}, "is damaged"),
+    "no id": ({"added_tokens": [added(-1, "<a>")]}, "is damaged"),
+    "what the library refuses": ({"added_tokens": [{"id": 600, "content": "<a>"}]}, "is damaged"),
 }
 
 

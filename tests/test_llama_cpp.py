@@ -18,12 +18,7 @@ import attnlm
 from attnlm.data.dataset import Dataset
 from attnlm.runs.gguf.vocabulary import vocabulary
 from attnlm.tokens import byte_characters
-from attnlm.tokens.split_patterns import (
-    CL100K_PATTERN,
-    GPT2_PATTERN,
-    LLAMA3_PATTERN,
-    SMOLLM_PATTERN,
-)
+from attnlm.tokens.specs import CL100K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.models import FRUITS
 from tests.test_export import CLASSES, TOKENIZERS, random_run, texts
@@ -161,17 +156,17 @@ ACROSS = merged_anywhere(3000)
 EXPRESSED = (
     ASCII,
     *(tokenizer for tokenizer in TOKENIZERS if tokenizer.name not in ("char", "o200k_base")),
-    BpeTokenizer("bpe:3000", GPT2_PATTERN, ACROSS),
-    BpeTokenizer("cl100k_base", CL100K_PATTERN, ACROSS, vocab_size=4000, end_of_text=3500),
+    BpeTokenizer("bpe:3000", ACROSS),
+    BpeTokenizer("cl100k_base", ACROSS, vocab_size=4000, end_of_text=3500),
     BpeTokenizer(
-        *("llama3", LLAMA3_PATTERN, ACROSS),
+        *("llama3", ACROSS),
         vocab_size=4000,
         special={"<|begin_of_text|>": 3500, "<|eot_id|>": 3502},
         beginning=3500,
         end_of_text=3501,
     ),
     BpeTokenizer(
-        *("smollm", SMOLLM_PATTERN, [b"", b"", *ACROSS]),
+        *("smollm", [b"", b"", *ACROSS]),
         special={"<|im_start|>": 1},
         end_of_text=0,
     ),
@@ -210,7 +205,7 @@ def test_a_character_that_the_vocabulary_lacks_has_no_id(tmp_path: Path) -> None
 def test_spaces_at_the_end_are_split_in_two_with_cl100k(tmp_path: Path) -> None:
     """What the note says; elsewhere nothing differs, as above."""
     ranks = [bytes([b]) for b in range(256)] + [b"\n "]
-    tokenizer = BpeTokenizer("cl100k_base", CL100K_PATTERN, ranks)
+    tokenizer = BpeTokenizer("cl100k_base", ranks)
     theirs = vocabulary_only(tokenizer, tmp_path / "v.gguf")
     assert tokenizer.encode("a\n ") == [97, 256]
     assert theirs.tokenize(b"a\n ", add_bos=False) == [97, 10, 32]

@@ -23,7 +23,7 @@ from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.model.recorder import record
 from attnlm.model.textbook import forward
 from attnlm.see.play import PlayModel, play_page
-from attnlm.tokens import byte_pairs, split_patterns
+from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.browser import check_fits, opened
 from tests.command import attnlm as attnlm_command
@@ -138,7 +138,6 @@ def tokenizers() -> list[Tokenizer]:
     others = [
         BpeTokenizer(
             name,
-            split_patterns.pattern_of(name),
             trained.ranks,
             vocab_size=302,
             special=special,
@@ -240,7 +239,6 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
     special = {text: 256 + i for i, text in enumerate(("</script>", "<img/onerror=alert(1)>"))}
     pairs = BpeTokenizer(
         "cl100k_base",
-        split_patterns.pattern_of("cl100k_base"),
         [bytes([byte]) for byte in range(256)],
         vocab_size=258,
         special=special,

@@ -26,8 +26,8 @@ from attnlm.data import bins, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.text import documents, tales
-from attnlm.text.corpus import Corpus
+from attnlm.text import tales, text_files
+from attnlm.text.corpus import Corpus, TextFile
 from attnlm.tokens import byte_pairs as bpe
 from tests.web_server import WebServer, body
 
@@ -214,7 +214,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
 ) -> None:
     (tmp_path / "t.txt").write_bytes(MIXED.encode(encoding))
     whole = prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data).path
-    monkeypatch.setattr(documents, "PIECE", size)
+    monkeypatch.setattr(text_files, "PIECE", size)
     monkeypatch.setattr(bins, "_PIECE", size)
     prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
     assert content(data / "chunks" / whole.name) == content(whole)
@@ -229,7 +229,7 @@ def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
             pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
         folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    monkeypatch.setattr(documents, "PIECE", 11)
+    monkeypatch.setattr(text_files, "PIECE", 11)
     monkeypatch.setattr(bins, "_PIECE", 20)
     monkeypatch.setattr(bins, "cores", lambda: 3)
     dataset = prepare(source, tokenizer=spec, data_dir=data, offline=True)
@@ -242,7 +242,8 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = len(TEXT) // 2
-    corpus = Corpus("stories", "stories", (source,), floor_nats={0: 90.0, half: 45.0})
+    file = TextFile(source, "stories")
+    corpus = Corpus("stories", ("stories",), (file,), floor_nats={0: 90.0, half: 45.0})
     monkeypatch.setattr(preparation, "get_corpus", lambda *_, **__: corpus)
     char = prepare(val_fraction=0.5, data_dir=data)
     assert char.floor == 45 / half
@@ -254,8 +255,8 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
 
 def test_the_default_split_of_tales_has_a_floor(data: Path) -> None:
     dataset = prepare("tales", data_dir=data)
-    nats = tales.generate().floor_nats[dataset.train_characters]
-    assert dataset.floor == nats / dataset.val_tokens
+    _, floors = tales.generate()
+    assert dataset.floor == floors[dataset.train_characters] / dataset.val_tokens
     assert dataset.bigram_loss is not None
     assert 0 < dataset.floor < dataset.bigram_loss
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -21,14 +21,13 @@ from attnlm.base.files import replacing
 from attnlm.compute.threads import cores, map_ahead
 from attnlm.data.dataset import Ids, id_dtype
 from attnlm.data.splits import Split
-from attnlm.text.documents import Piece
+from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import (
-    END_OF_TEXT,
     PIECE,
     BpeTokenizer,
     Tokenizer,
     UnknownCharactersError,
-    safe_cut,
+    safe_pieces,
 )
 from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
@@ -104,7 +103,7 @@ def _write_bin(
 ) -> Bin:
     workers = 1  # this thread, which reads, hashes and writes, has as much to do
     if isinstance(tokenizer, BpeTokenizer):
-        pieces = safe_documents(pieces, _PIECE)
+        pieces = safe_pieces(pieces, _PIECE)
         workers = min(cores(), _MOST_WORKERS)
     digest, tokens, utf8_bytes = hashlib.sha256(), 0, 0
     pairs_VV: NDArray[np.int64] | None = None
@@ -142,38 +141,6 @@ def _encode(
 
 
 # --- Documents ------------------------------------------------------------------------------------
-
-
-def safe_documents(pieces: Iterable[Piece], limit: int) -> Iterator[Piece]:
-    """Yield the same text in pieces of at most `limit` characters, whatever the given pieces are.
-
-    Each is as long as possible and ends where no token reaches across, or with a document; if
-    `limit` characters have no such place, it ends after them all the same. The end of a document
-    counts as many characters as "<|endoftext|>" has.
-    """
-    text, ends = "", list[int]()
-    for piece in pieces:
-        ends += [len(text) + end for end in piece.ends]
-        text += piece.text
-        start = first = 0
-        while len(text) - start + len(END_OF_TEXT) * (len(ends) - first) > limit:
-            end, last = _next_cut(text, ends, start, first, limit)
-            yield Piece(text[start:end], tuple(place - start for place in ends[first:last]))
-            start, first = end, last
-        text, ends = text[start:], [end - start for end in ends[first:]]
-    if text:
-        yield Piece(text, tuple(ends))
-
-
-def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) -> tuple[int, int]:
-    """Return where the piece from `start` ends, and how many of `ends` come before that."""
-    last, room = first, limit
-    while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
-        last, room = last + 1, room - len(END_OF_TEXT)
-    if last < len(ends):  # an end comes with the character before it
-        room = min(room, ends[last] - 1 - start)
-    cuts = [start + cut] if (cut := safe_cut(text[start : start + room + 1])) else []
-    return max([*cuts, *ends[first:last][-1:]], default=start + room), last
 
 
 def encode_documents(

@@ -19,7 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.compute.threads import map_ahead
 from attnlm.text.corpus import Corpus
-from attnlm.text.documents import Piece
+from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import code_points, encoded
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times as many if no word comes twice.

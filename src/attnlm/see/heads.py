@@ -44,7 +44,7 @@ from attnlm.model.recorder import Head, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Run
-from attnlm.tokens.tokenizer import Tokenizer, safe_pieces
+from attnlm.tokens.tokenizer import Tokenizer
 
 PATTERNS = (
     "previous-token",
@@ -203,12 +203,10 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
     try:
-        pieces = safe_pieces([text.read_text(encoding="utf-8-sig")])
+        content = text.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
-    # Arrays, since the file may be long.
-    encoded = map(run.tokenizer.encode_piece, pieces)
-    return np.concatenate([np.empty(0, np.uint32), *encoded]), str(text)
+    return run.tokenizer.encode_array(content), str(text)  # since the file may be long
 
 
 def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:

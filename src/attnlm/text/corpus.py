@@ -8,14 +8,13 @@ import glob
 import itertools
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from attnlm.base.errors import AttnlmError, UsageError
@@ -23,17 +22,19 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
 from attnlm.text import hub
-from attnlm.text.documents import Piece, ended, pieces_of, pieces_of_records
 from attnlm.text.download import cached, fetch, without_password
+from attnlm.text.records import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
     RECORDS,
+    Piece,
     bare_stem,
+    ended,
     kind_of,
     text_encoding,
+    text_pieces,
     texts_in,
     texts_matching,
-    unreadable,
 )
 
 TINY_SHAKESPEARE_URL = (
@@ -49,47 +50,46 @@ SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, 
 _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
 
+class TextFile(NamedTuple):
+    """A file with text; `shown` is its name in messages, `encoding` is for other than records."""
+
+    path: Path
+    shown: str
+    encoding: str = "utf-8"
+
+
 @dataclass(frozen=True)
 class Corpus:
     """A text in files, not yet read.
 
-    `name` is safe as a file name on every system, `source` is what the user named. The text is in
-    `files`, or in `parts` if the user named several sources, one after the other. With `newlines`
-    "keep" line ends stay; with "unix" CR LF and CR become LF. `floor_nats`, for `tales` only, maps
-    the character offset of each story to −ln p of all the text from this offset on.
+    `name` is safe as a file name on every system, `sources` are what the user named. With
+    `newlines` "keep" line ends stay; with "unix" CR LF and CR become LF. `floor_nats`, for `tales`
+    only, maps the character offset of each story to −ln p of all the text from this offset on.
 
-    Records, whose text is in `column`, are documents, and so is each of several files. With
-    `marks_ends` the pieces say where documents end; without, a newline ends a record. One file of
-    text alone has no documents.
+    Records, whose text is in `column`, are documents, and so is each of several files, or of the
+    files in a folder. With `has_documents` the pieces say where documents end; without, a newline
+    ends a record.
     """
 
     name: str
-    source: str
-    files: tuple[Path, ...]
+    sources: tuple[str, ...]
+    files: tuple[TextFile, ...]
     encoding: str = "utf-8"
     newlines: str = "keep"
-    floor_nats: Mapping[int, float] | None = None
-    parts: tuple[Corpus, ...] = ()
-    is_folder: bool = False
     column: str = "text"
-    marks_ends: bool = False
+    has_documents: bool = False
+    floor_nats: Mapping[int, float] | None = None
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources that the user named."""
-        return tuple(part.source for part in self.parts) or (self.source,)
+    def source(self) -> str:
+        """The source that the user named, or a summary of several."""
+        first, *others = self.sources
+        return f"{_shown(first)} and {len(others)} more" if others else first
 
     @property
     def shown(self) -> str:
         """The name of the source in messages."""
-        return "stdin" if self.source == "-" else self.source
-
-    @property
-    def has_documents(self) -> bool:
-        """True if the pieces say where documents end."""
-        return self.marks_ends and (
-            self.is_folder or len(self.parts) > 1 or any(map(kind_of, self.files))
-        )
+        return _shown(self.source)
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
@@ -97,17 +97,16 @@ class Corpus:
         Raises AttnlmError for a file that can't be read, with the byte offset where it can't be
         decoded, or the line or row that is not a record.
         """
-        for part in self.parts:
-            yield from ended(part.pieces()) if self.marks_ends else part.pieces()
-        for path in self.files:
-            shown = str(path) if self.is_folder else self.shown
+        for path, shown, encoding in self.files:
             if kind_of(path):
-                yield from pieces_of_records(
-                    path, self.column, self.newlines, shown, marked=self.marks_ends
-                )
+                marks_ends = self.has_documents
+                pieces = record_pieces(path, self.column, self.newlines, shown, marks_ends)
             else:
-                pieces = pieces_of(path, self.encoding, self.newlines, shown)
+                pieces = text_pieces(path, encoding, self.newlines, shown)
+            try:
                 yield from ended(pieces) if self.has_documents else pieces
+            except OSError as error:
+                raise _unreadable(shown, error) from error
 
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -128,9 +127,9 @@ def get_corpus(
     """Return the text that `source` names, as `attnlm.prepare` describes it.
 
     A path object always means a path. What can't be read twice is copied once into the existing
-    folder `spool`, which must outlive the corpus. `encoding` is for the user's own text; the other
-    arguments are as in `Corpus`. The environment variable `ATTNLM_TINYSHAKESPEARE_URL` names
-    a mirror of Tiny Shakespeare: the same bytes.
+    folder `spool`, which must outlive the corpus. `encoding` is for the user's own text;
+    `marks_ends` asks for the ends of documents, if there are documents. The environment variable
+    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare: the same bytes.
 
     Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
     no source at all.
@@ -146,41 +145,37 @@ def get_corpus(
             case "tales":
                 found = _tales(spool)
             case "-":
-                found = Corpus("stdin", "-", (_stdin(stdin, spool),), encoding)
+                found = _of_file("stdin", "-", _stdin(stdin, spool), encoding)
             case str() if source.startswith(hub.PREFIX):
                 found = _from_hub(source, column, offline, spool, on_event)
             case str() if "://" in source:
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:
                 found = _from_path(os.fspath(source), encoding, spool, on_event)
-        return replace(found, newlines=newlines, column=column, marks_ends=marks_ends)
+        are_marked = marks_ends and found.has_documents
+        return replace(found, newlines=newlines, column=column, has_documents=are_marked)
 
     if source is None or isinstance(source, (str, os.PathLike)):
         return one(source)
-    return _joined(tuple(map(one, source)), encoding, on_event)
-
-
-def _joined(parts: tuple[Corpus, ...], encoding: str, on_event: OnEvent) -> Corpus:
-    """Return the parts as one text."""
-    if not parts:
-        raise UsageError("no source was given", f"give {SOURCES}")
-    if len(parts) == 1:
+    parts = tuple(map(one, source))
+    if len(parts) < 2:
+        if not parts:
+            raise UsageError("no source was given", f"give {SOURCES}")
         return parts[0]
-    if sum(len(part.source) for part in parts) > _MOST_IN_SOURCES:
+    sources = tuple(part.source for part in parts)
+    if sum(map(len, sources)) > _MOST_IN_SOURCES:
         raise UsageError(f"{len(parts):,} sources are too many", "give the folder that they are in")
     for part in parts:
         if not any(part.pieces()):
             on_event(Note(f"{part.shown} is empty"))
-    first, others = parts[0], len(parts) - 1
     return replace(
-        first,
-        name=f"{first.name}-and-{others}-more",
-        source=f"{first.shown} and {others} more",
-        files=(),
+        parts[0],
+        name=f"{parts[0].name}-and-{len(parts) - 1}-more",
+        sources=sources,
+        files=tuple(file for part in parts for file in part.files),
         encoding=encoding,
+        has_documents=marks_ends,
         floor_nats=None,
-        parts=parts,
-        is_folder=False,
     )
 
 
@@ -196,6 +191,11 @@ def safe_name(text: str) -> str:
 
 
 # --- Where a text comes from ----------------------------------------------------------------------
+
+
+def _of_file(name: str, source: str, path: Path, encoding: str = "utf-8") -> Corpus:
+    file = TextFile(path, _shown(source), encoding)
+    return Corpus(name, (source,), (file,), encoding, has_documents=bool(kind_of(path)))
 
 
 def _default(offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
@@ -219,16 +219,16 @@ def _tiny_shakespeare(
         deadline=deadline,
         on_event=on_event,
     )
-    return Corpus("tinyshakespeare", "tinyshakespeare", (path,))
+    return _of_file("tinyshakespeare", "tinyshakespeare", path)
 
 
 def _tales(spool: Path) -> Corpus:
     from attnlm.text import tales
 
-    made = tales.generate()
+    text, floor_nats = tales.generate()
     path = spool / "tales.txt"
-    write_bytes(path, made.text.encode())
-    return Corpus("tales", "tales", (path,), floor_nats=made.floor_nats)
+    write_bytes(path, text.encode())
+    return replace(_of_file("tales", "tales", path), floor_nats=floor_nats)
 
 
 def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
@@ -243,13 +243,13 @@ def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnE
     path = Path(tempfile.mkdtemp(dir=spool)) / "".join(["download", *kept])
     fetch(url, path, on_event=on_event)
     name = safe_name(bare_stem(file) or parts.hostname or "")
-    return Corpus(name, without_password(url), (path,), encoding)
+    return _of_file(name, without_password(url), path, encoding)
 
 
 def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
     hub.copy_texts(source, column, path, offline=offline, on_event=on_event)
-    return Corpus(safe_name(Path(hub.parsed(source).path).name), source, (path,))
+    return _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
 
 
 def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
@@ -261,28 +261,29 @@ def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
 
 
 def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Corpus:
-    path, is_folder = Path(source), False
-    if not source:
-        raise _not_found(source)
+    path = folder = Path(source)
+    # A name that is not valid Unicode could not be written to meta.json.
+    readable = os.fsencode(source).decode(errors="replace")
     try:
+        if not source:
+            raise FileNotFoundError
         if glob.has_magic(source) and not path.exists():
-            is_folder, files = True, texts_matching(source, encoding, on_event)
+            files = texts_matching(source, encoding, on_event)
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
-            name = Path(*fixed).resolve().name
-        elif stat.S_ISDIR(mode := path.stat().st_mode):
-            is_folder, files = True, texts_in(path, encoding, on_event)
-            name = (path if path.name not in ("", "..") else path.resolve()).name
+            folder = Path(*fixed)
+        elif path.is_dir():
+            files = texts_in(path, encoding, on_event)
         else:
             with path.open("rb") as stream:
-                files = (path if stat.S_ISREG(mode) else _spooled(stream, spool),)
-            name = bare_stem(path)
+                file = path if path.is_file() else _spooled(stream, spool)
+            return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise _not_found(source) from None
     except OSError as error:
-        raise unreadable(error.filename or source, error) from error
-    # A name that is not valid Unicode could not be written to meta.json.
-    readable = os.fsencode(source).decode(errors="replace")
-    return Corpus(safe_name(name), readable, files, encoding, is_folder=is_folder)
+        raise _unreadable(error.filename or source, error) from error
+    name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
+    found = tuple(TextFile(file, str(file), encoding) for file in files)
+    return Corpus(name, (readable,), found, encoding, has_documents=True)
 
 
 def _spooled(stream: BinaryIO, spool: Path) -> Path:
@@ -290,6 +291,20 @@ def _spooled(stream: BinaryIO, spool: Path) -> Path:
     with tempfile.NamedTemporaryFile(dir=spool, delete=False) as file:
         shutil.copyfileobj(stream, file)
     return Path(file.name)
+
+
+# --- Messages -------------------------------------------------------------------------------------
+
+
+def _shown(source: str) -> str:
+    return "stdin" if source == "-" else source
+
+
+def _unreadable(shown: object, error: OSError) -> AttnlmError:
+    """Return the error for a file that the system does not let us read."""
+    return AttnlmError(
+        f"can't read {shown}: {error.strerror}", "check the path and its permissions"
+    )
 
 
 def _not_found(source: str) -> AttnlmError:

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start
 
 RETRIES = 3
-BACKOFF = (
-    0.5  # seconds before the second retry, doubled for each one after that; the first is at once
-)
+BACKOFF = 0.5  # seconds before the second retry, doubled for each later one; the first is at once
+_TIMEOUT = 10.0  # seconds: the longest silence of a server
 HINT = "check the address and the network, or pass a file; `attnlm prepare tales` needs no network"
 _CERTIFICATES = (
     "behind a company's proxy, set REQUESTS_CA_BUNDLE to its certificates; or pass a file"
@@ -45,24 +44,20 @@ def fetch(
     sha256: str | None = None,
     max_bytes: int | None = None,
     deadline: float | None = None,
-    timeout: float = 10.0,
     on_event: OnEvent = ignore,
 ) -> None:
     """Download `url` to the file `destination`, completely or not at all.
 
-    The content must have the hash `sha256` and at most `max_bytes` bytes. `timeout` is the longest
-    silence of the server in seconds. The download is given up `deadline` seconds from now, at the
-    end of the chunk or of the wait for an answer that is under way. Reports Progress in bytes.
-    Raises AttnlmError.
+    The content must have the hash `sha256` and at most `max_bytes` bytes. The download is given up
+    `deadline` seconds from now, at the end of the chunk or of the wait for an answer that is under
+    way. Reports Progress in bytes. Raises AttnlmError.
     """
     import requests
 
     if not re.match(r"https?://[^/]", url, re.IGNORECASE):
         raise _failure(url, f"{without_password(url)} is not an http or https address")
-    ends = math.inf
-    if deadline is not None:
-        ends = time.monotonic() + deadline
-        timeout = min(timeout, deadline / (RETRIES + 1))
+    deadline = math.inf if deadline is None else deadline
+    ends, timeout = time.monotonic() + deadline, min(_TIMEOUT, deadline / (RETRIES + 1))
     try:
         with replacing(destination) as file:
             try:

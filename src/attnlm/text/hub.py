@@ -35,7 +35,7 @@ class HubName(NamedTuple):
 
 
 def parsed(source: str) -> HubName:
-    """The parts of such a name. Raises UsageError where it is none."""
+    """Return the parts of such a name. Raises UsageError if it is none."""
     name, colon, split = source.removeprefix(PREFIX).partition(":")
     if not name or bool(colon) != bool(split):
         raise UsageError(f"{source!r} names no data set", f"give {SYNTAX}")
@@ -48,9 +48,9 @@ def parsed(source: str) -> HubName:
 def copy_texts(
     source: str, column: str, destination: Path, *, offline: bool, on_event: OnEvent
 ) -> None:
-    """Streams one column of the data set that `source` names to `destination`, a .jsonl.gz file.
+    """Stream one column of the data set that `source` names to `destination`, a .jsonl.gz file.
 
-    No code and no pickle of a data set is run. Raises AttnlmError when it can't be had or read,
+    No code and no pickle of a data set is run. Raises AttnlmError if it can't be had or read,
     and for a column that is missing, null or not text.
     """
     name = parsed(source)

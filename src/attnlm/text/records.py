@@ -10,22 +10,40 @@ from typing import Any
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import open_regular
 from attnlm.base.suggestions import suggestion
-from attnlm.text.text_files import kind_of, opened, optional, unreadable
+from attnlm.text.text_files import PIECE, Piece, kind_of, opened, optional
 
 LONGEST = 2**24  # bytes of a record, which is read as a whole
 _MOST_NAMED = 8
 
 
-def records(path: Path, column: str, shown: str) -> Iterator[str]:
-    """Yield the texts in `column` of a file of records; `shown` is the file's name for the user.
+def record_pieces(
+    path: Path, column: str, newlines: str, shown: str, marks_ends: bool
+) -> Iterator[Piece]:
+    """Yield the texts in `column` of a file of records in pieces; empty texts are left out.
 
-    Raises AttnlmError, which names the line or row, for what is not JSON or parquet, and for a
-    column that is missing, null or not text.
+    Each is a document, or, without `marks_ends`, text that ends with a newline. `shown` is the
+    file's name for the user. Raises AttnlmError, which names the line or row, for what is not JSON
+    or parquet, and for a column that is missing, null or not text.
     """
-    try:
-        yield from (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
-    except OSError as error:
-        raise unreadable(shown, error) from error
+    waiting: list[str] = []
+    ends: list[int] = []
+    length = 0
+    for text in filter(None, (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)):
+        if newlines == "unix":
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if not marks_ends and not text.endswith("\n"):
+            text += "\n"
+        for i in range(0, len(text), PIECE):
+            part = text[i : i + PIECE]
+            if length + len(part) > PIECE:
+                yield Piece("".join(waiting), tuple(ends))
+                waiting, ends, length = [], [], 0
+            waiting.append(part)
+            length += len(part)
+        if marks_ends:
+            ends.append(length)
+    if waiting:
+        yield Piece("".join(waiting), tuple(ends))
 
 
 def checked(value: object, column: str, where: str) -> str:
@@ -69,9 +87,7 @@ def missing(column: str, columns: list[str], where: str) -> AttnlmError:
 
 def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
     with opened(path, shown) as file:
-        number = 0
-        while line := file.readline(LONGEST + 1):
-            number += 1
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
             where = f"line {number:,} of {shown}"
             if len(line) > LONGEST:
                 raise _too_long(where)

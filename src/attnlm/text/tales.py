@@ -6,8 +6,8 @@ is the loss of the generator itself: a floor below which a model goes only by lu
 
 A text has one derivation because a choice is written where it is made, and what two alternatives
 of a rule write always differs at some character before either ends (so "tea" and "teapot" could
-not be two of them). A reader who knows the grammar can name each choice from left to right. The
-tests check this for every pair of alternatives.
+not be two of them). A reader who knows the grammar can name each choice from left to right. A test
+reads the whole corpus like that.
 """
 
 from __future__ import annotations
@@ -28,73 +28,38 @@ PART = re.compile(r"<(\w+)>|\[(\w+)\]")
 """A choice by the rule of this name, or a form that was remembered under this name."""
 
 
-class Tales(NamedTuple):
-    """The corpus: its text, and the floor at each start of a story.
+class Rule(NamedTuple):
+    """A choice between alternatives with weights.
 
-    `floor_nats` maps the character offset of a story's first character to −ln p of all the text
-    from there to the end.
+    An alternative has a text for each of `forms`: the first, with parts to fill in, is written, and
+    all are remembered under the names of the forms.
     """
 
-    text: str
-    floor_nats: Mapping[int, float]
-
-
-class Story(NamedTuple):
-    """A text, and −ln of its probability, which is the product of its choices' probabilities."""
-
-    text: str
-    nats: float
-
-
-class Alternative(NamedTuple):
-    """A text with parts to fill in, its weight among the alternatives, and its other forms."""
-
-    weight: int
-    text: str
-    other_forms: tuple[str, ...]
-
-
-class Rule(NamedTuple):
-    """A choice between alternatives; `forms` names what is remembered, the written text first."""
-
     forms: tuple[str, ...]
-    alternatives: tuple[Alternative, ...]
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """The weights of the alternatives, in their order."""
-        return tuple(alternative.weight for alternative in self.alternatives)
+    weights: tuple[int, ...]
+    alternatives: tuple[tuple[str, ...], ...]
 
 
 Grammar = Mapping[str, Rule]
 
 
 def parse_grammar(rules: Mapping[str, str]) -> Grammar:
-    """Return the rules in the notation of `RULES`, each under the first of its forms.
-
-    Raises ValueError for an alternative that is empty or does not have all forms of its rule.
-    """
+    """Return the rules in the notation of `RULES`, each under the first of its forms."""
     grammar = {}
     for heading, source in rules.items():
+        lines = "\n".join(map(str.strip, source.split("\n")))
+        found = re.findall(r"\s*(?:(\d+) )?([^|]*[^|\s])", lines)
         forms = tuple(heading.split("/"))
-        alternatives = tuple(_parse_alternative(text) for text in source.split("|"))
-        if any(len(alternative.other_forms) != len(forms) - 1 for alternative in alternatives):
-            raise ValueError(f"an alternative of {heading!r} has too many or too few forms")
-        grammar[forms[0]] = Rule(forms, alternatives)
+        grammar[forms[0]] = Rule(
+            forms,
+            tuple(int(weight or 1) for weight, _ in found),
+            tuple(tuple(text.split("/")) for _, text in found),
+        )
     return grammar
 
 
-def _parse_alternative(source: str) -> Alternative:
-    lines = "\n".join(line.strip() for line in source.strip().splitlines())
-    weighted = re.fullmatch(r"(?:(\d+) )?(.+)", lines, re.DOTALL)
-    if weighted is None:
-        raise ValueError("an alternative is empty")
-    text, *other_forms = weighted[2].split("/")
-    return Alternative(int(weighted[1] or 1), text, tuple(other_forms))
-
-
-def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -> Story:
-    """Write one story from the rule `start`.
+def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -> tuple[str, float]:
+    """Write one story from the rule `start`; return it and −ln of its probability.
 
     `choose` takes the weights of a rule and returns the index of an alternative.
     """
@@ -102,11 +67,12 @@ def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -
     nats: list[float] = []
 
     def write(name: str) -> str:
-        rule = grammar[name]
-        alternative = rule.alternatives[choose(rule.weights)]
-        nats.append(math.log(sum(rule.weights) / alternative.weight))
-        text = PART.sub(write_part, alternative.text)
-        memory.update(zip(rule.forms, (text, *alternative.other_forms), strict=True))
+        forms, weights, alternatives = grammar[name]
+        chosen = choose(weights)
+        nats.append(math.log(sum(weights) / weights[chosen]))
+        text, *others = alternatives[chosen]
+        text = PART.sub(write_part, text)
+        memory.update(zip(forms, (text, *others), strict=True))
         return text
 
     def write_part(part: re.Match[str]) -> str:
@@ -114,7 +80,7 @@ def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -
         text = write(name.lower()) if part[1] else memory[name.lower()]
         return text[0].upper() + text[1:] if name[0].isupper() else text
 
-    return Story(write(start), math.fsum(nats))
+    return write(start), math.fsum(nats)
 
 
 def random_words(seed: str) -> Iterator[int]:
@@ -140,26 +106,24 @@ def weighted_choice(words: Iterator[int]) -> Callable[[Sequence[int]], int]:
     return choose
 
 
-def generate() -> Tales:
+def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
-    It ends at the first story after which nine tenths of the characters, rounded down, are whole
-    stories, so that the default split falls between two.
+    Returns the text, and the floor at each start of a story: the character offset of the story, and
+    −ln p of all the text from there to the end. The corpus ends at the first story after which nine
+    tenths of the characters, rounded down, are whole stories, so that the default split falls
+    between two.
     """
     grammar = parse_grammar(RULES)
     choose = weighted_choice(random_words(SEED))
-    texts: list[str] = []
+    text = ""
     nats_from: dict[int, float] = {}
-    length = 0
-    while length < MINIMUM_CHARACTERS or 9 * length // 10 not in nats_from:
-        story = tell(grammar, "story", choose)
-        texts.append(story.text + STORY_END)
-        nats_from[length] = story.nats
-        length += len(texts[-1])
-    text = "".join(texts)
+    while len(text) < MINIMUM_CHARACTERS or 9 * len(text) // 10 not in nats_from:
+        story, nats_from[len(text)] = tell(grammar, "story", choose)
+        text += story + STORY_END
     assert hashlib.sha256(text.encode("ascii")).hexdigest() == SHA256
-    floors = list(accumulate(reversed(nats_from.values())))
-    return Tales(text, dict(zip(nats_from, reversed(floors), strict=True)))
+    floors = reversed([*accumulate(reversed(nats_from.values()))])
+    return text, dict(zip(nats_from, floors, strict=True))
 
 
 # --- The grammar ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files of text: found in folders, decompressed and decoded in a stream."""
+"""Files of text: found in folders, decompressed and decoded in pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
@@ -24,6 +24,28 @@ RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
 PIECE = 2**18
 SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
 UTF16_SNIFFED_BYTES = 2**16
+
+
+class Piece(NamedTuple):
+    """A stretch of text of 1 to 2¹⁸ characters, and where in it documents end.
+
+    The places are in characters, ascending and above 0: a document ends behind its last character.
+    """
+
+    text: str
+    ends: tuple[int, ...] = ()
+
+
+def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the same pieces, the last one with a document's end behind it."""
+    last: Piece | None = None
+    for piece in pieces:
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        end = len(last.text)
+        yield last if last.ends[-1:] == (end,) else Piece(last.text, (*last.ends, end))
 
 
 def bare_stem(path: Path) -> str:
@@ -44,16 +66,13 @@ def kind_of(path: Path) -> str:
 
 def texts_in(folder: Path, encoding: str, on_event: OnEvent) -> tuple[Path, ...]:
     """Return the text files in `folder`, in the order of their paths; Notes name the others."""
-    return _texts_among(_files_in(folder, frozenset()), str(folder), encoding, on_event)
+    return _texts_among(list(_files_in(folder)), str(folder), encoding, on_event)
 
 
 def texts_matching(pattern: str, encoding: str, on_event: OnEvent) -> tuple[Path, ...]:
     """Return the text files that match a pattern with *, ?, [] or **, also in matching folders."""
-    files: dict[Path, None] = {}
     matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
-    for path in map(Path, matching):
-        found = _files_in(path, frozenset()) if path.is_dir() else (path,)
-        files |= dict.fromkeys(found)
+    files = list(dict.fromkeys(file for path in matching for file in _files_in(Path(path))))
     if not files:
         raise AttnlmError(
             f"no file matches {pattern!r}", "check the pattern, and the current folder"
@@ -62,25 +81,23 @@ def texts_matching(pattern: str, encoding: str, on_event: OnEvent) -> tuple[Path
 
 
 def _texts_among(
-    paths: Iterable[Path], where: str, encoding: str, on_event: OnEvent
+    paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
-    texts: list[Path] = []
-    others: list[Path] = []
-    empty: list[Path] = []
-    for path in paths:
-        start = _start_of(path, encoding)
-        (others if start is None else texts if start else empty).append(path)
-    count = len(texts) + len(others) + len(empty)
+    starts = {path: _start_of(path, encoding) for path in paths}
+    texts = [path for path, start in starts.items() if start]
+    empty = [path for path, start in starts.items() if start == ""]
+    others = [path for path, start in starts.items() if start is None]
     if not texts:
         raise AttnlmError(
-            f"no {encoding} text in {where} ({count} files looked at, {len(empty)} of them empty)",
+            f"no {encoding} text in {where} ({len(paths)} files looked at, {len(empty)} of them "
+            "empty)",
             "give a folder with text files in it, or name their `encoding`",
         )
     for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
         if left:
             named = [str(p.relative_to(where) if Path(where) in p.parents else p) for p in left[:3]]
             more = ", …" if len(left) > 3 else ""
-            left_out = f"left out {len(left)} of {count} files, which are {what}"
+            left_out = f"left out {len(left)} of {len(paths)} files, which are {what}"
             on_event(Note(f"{left_out}: {', '.join(named)}{more}"))
     return tuple(texts)
 
@@ -106,19 +123,21 @@ def _start_of(path: Path, encoding: str) -> str | None:
         return None
 
 
-def _files_in(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    """Yield all files below `folder`, by name at each level; `above` are the folders it is in."""
-    status = folder.stat()
+def _files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield a file, or all files below a folder, by name at each level.
+
+    `above` are the folders that the path is in.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    status = path.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return  # a link that leads back up
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            yield from _files_in(path, above | {identity})
-        else:
-            yield path
+    for inner in sorted(path.iterdir(), key=lambda inner: inner.name):
+        if not inner.name.startswith("."):
+            yield from _files_in(inner, above | {identity})
 
 
 # --- Bytes ----------------------------------------------------------------------------------------
@@ -189,48 +208,35 @@ def text_encoding(name: str) -> str:
         ) from None
 
 
-def decoded(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[str]:
-    """Yield a file's text in strings of any length; `shown` is the file's name for the user.
+def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
+    """Yield a file's text in pieces, without a byte order mark.
 
-    Places in a compressed file are counted in bytes of the decompressed content.
+    Raises AttnlmError for what can't be decoded, with its place in bytes of the decompressed file.
+    `shown` is the file's name for the user.
     """
-    decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
-    decoder = codecs.getincrementaldecoder(encoding)()
-    if newlines == "unix":
-        decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
-    read = 0  # bytes
-    try:
-        with opened(path, shown) as file:
-            chunk = file.read(PIECE)
-            start = chunk[:UTF16_SNIFFED_BYTES]
-            if encoding == "utf-8" and _is_full_of_nuls(start):
-                raise AttnlmError(
-                    f"{shown} looks like UTF-16: many of its bytes are NUL",
-                    f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
-                )
-            while chunk:
-                read += len(chunk)
-                yield decoder.decode(chunk)
-                chunk = file.read(PIECE)
-            yield decoder.decode(b"", final=True)
-    except UnicodeError as error:
-        offset = 0
-        if isinstance(error, UnicodeDecodeError):
-            # The decoder's bytes end where our reading ends, and may start in the chunk before.
-            offset = read - len(error.object) + error.start
-        raise AttnlmError(
-            f"{shown} is not valid {encoding} at byte {offset}",
-            f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
-        ) from error
-    except OSError as error:
-        raise unreadable(shown, error) from error
-
-
-def unreadable(shown: object, error: OSError) -> AttnlmError:
-    """Return the error for a file that the system does not let us read."""
-    return AttnlmError(
-        f"can't read {shown}: {error.strerror}", "check the path and its permissions"
-    )
+    with opened(path, shown) as file:
+        start = file.read(UTF16_SNIFFED_BYTES)
+        if encoding == "utf-8" and _is_full_of_nuls(start):
+            raise AttnlmError(
+                f"{shown} looks like UTF-16: many of its bytes are NUL",
+                f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
+            )
+        file.seek(0)
+        text = io.TextIOWrapper(file, encoding, newline=None if newlines == "unix" else "\n")
+        try:
+            if text.read(1) != "\ufeff":
+                text.seek(0)
+            while piece := text.read(PIECE):
+                yield Piece(piece)
+        except UnicodeError as error:
+            offset = 0
+            if isinstance(error, UnicodeDecodeError):
+                # The decoder's bytes end where it stopped reading.
+                offset = file.tell() - len(error.object) + error.start
+            raise AttnlmError(
+                f"{shown} is not valid {encoding} at byte {offset}",
+                f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
+            ) from error
 
 
 def _is_full_of_nuls(start: bytes) -> bool:

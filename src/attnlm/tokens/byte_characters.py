@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import functools
+_VISIBLE = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+_OTHERS = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
+"""The byte of each character, in the order of GPT-2's ids."""
+_CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
 def written(token: bytes) -> str:
-    """The bytes of a token, as visible characters."""
-    character_of = _character_of_byte()
-    return "".join(character_of[byte] for byte in token)
+    """Return the bytes of a token as visible characters."""
+    return "".join(_CHARACTER_OF[byte] for byte in token)
 
 
 def read(token: str) -> bytes:
-    """The bytes of what `written` writes. Raises KeyError for a character that stands for none."""
-    byte_of = byte_of_character()
-    return bytes(byte_of[character] for character in token)
-
-
-@functools.cache
-def byte_of_character() -> dict[str, int]:
-    """Each character and its byte, in the order of GPT-2's ids."""
-    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }
-
-
-@functools.cache
-def _character_of_byte() -> dict[int, str]:
-    return {byte: character for character, byte in byte_of_character().items()}
+    """Return the bytes that `written` wrote. Raises KeyError for any other character."""
+    return bytes(BYTE_OF[character] for character in token)

@@ -13,8 +13,8 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
 from attnlm.text.download import cached
+from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
-from attnlm.tokens.split_patterns import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
 
 _BLOBS = "https://openaipublic.blob.core.windows.net/"
@@ -25,7 +25,6 @@ class _Published(NamedTuple):
 
     url: str
     sha256: str
-    pattern: str
     end_of_text: int
     vocab_size: int
 
@@ -34,21 +33,18 @@ _PUBLISHED = {
     "gpt2": _Published(
         _BLOBS + "gpt-2/encodings/main/vocab.bpe",
         "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-        GPT2_PATTERN,
         50256,
         50257,
     ),
     "cl100k_base": _Published(
         _BLOBS + "encodings/cl100k_base.tiktoken",
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-        CL100K_PATTERN,
         100257,
         100277,
     ),
     "o200k_base": _Published(
         _BLOBS + "encodings/o200k_base.tiktoken",
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-        O200K_PATTERN,
         199999,
         200019,
     ),
@@ -58,14 +54,12 @@ _MAX_DOWNLOAD = 2**24  # bytes
 # Characters. A merge costs the trainer the square of a word's length, and some texts have no
 # spaces.
 _TRAINING_PIECE = 2**10
-_COMPARED = 2**16  # characters
 
 
 def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignore) -> BpeTokenizer:
-    """A vocabulary of `size` ids, the 256 bytes first, then the most frequent merges of `sample`.
+    """Return a vocabulary of `size` ids: the 256 bytes, then the most frequent merges of `sample`.
 
-    There are fewer ids, and a Note, where the sample has nothing more to merge. Raises AttnlmError
-    when the installed `tokenizers` trains something else than we know.
+    There are fewer ids, and a Note, if the sample has nothing more to merge.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -76,45 +70,32 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(safe_pieces(sample, _TRAINING_PIECE), trainer)
+    pieces = safe_pieces(map(Piece, sample), _TRAINING_PIECE)
+    trained.train_from_iterator((piece.text for piece in pieces), trainer)
     id_of: dict[str, int] = trained.get_vocab()
     # The trainer may record two merges that make the same bytes. They share the id of the first,
     # which is all that ranks can say.
     merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
-    try:
-        tokenizer = BpeTokenizer(
-            name, GPT2_PATTERN, [*(bytes([byte]) for byte in range(256)), *merged]
-        )
-    except ValueError:
-        raise AttnlmError(
-            "the installed version of tokenizers trains a vocabulary that is not of bytes",
-            "install the version of tokenizers that attnlm's constraints.txt lists",
-        ) from None
+    tokenizer = BpeTokenizer(name, [*(bytes([byte]) for byte in range(256)), *merged])
     if tokenizer.vocab_size < size:
         on_event(
             Note(f"the text is too short for {size:,} ids; {tokenizer.vocab_size:,} were made")
         )
-
-    head = "".join(sample)[:_COMPARED]
-    theirs = [byte_characters.read(token) for token in trained.encode(head).tokens]
-    if theirs != [tokenizer.decode_bytes([token]) for token in tokenizer.encode(head)]:
-        on_event(Note("tokenizers splits some of this text differently; tiktoken's way is used"))
     return tokenizer
 
 
 def published(
     name: str, *, spool: Path, offline: bool = False, on_event: OnEvent = ignore
 ) -> BpeTokenizer:
-    """gpt2, cl100k_base or o200k_base: from tiktoken's cache, ours, or the network.
+    """Return gpt2, cl100k_base or o200k_base: from tiktoken's cache, ours, or the network.
 
     A download that can't be kept in our cache is left in the folder `spool`. Raises AttnlmError
-    when the vocabulary can't be had.
+    if the vocabulary can't be had.
     """
     vocabulary = _PUBLISHED[name]
     content = _file(vocabulary, spool, offline, on_event).read_text(encoding="utf-8")
     return BpeTokenizer(
         name,
-        vocabulary.pattern,
         _gpt2_ranks(content) if name == "gpt2" else _tiktoken_ranks(content),
         vocab_size=vocabulary.vocab_size,
         end_of_text=vocabulary.end_of_text,
@@ -122,7 +103,7 @@ def published(
 
 
 def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent) -> Path:
-    """The file of ranks, its hash checked."""
+    """Return the file of ranks, whose hash has been checked."""
     folder = os.environ.get("TIKTOKEN_CACHE_DIR")
     if folder:
         path = Path(folder) / hashlib.sha1(vocabulary.url.encode()).hexdigest()
@@ -148,14 +129,14 @@ def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent)
 
 
 def _gpt2_ranks(content: str) -> list[bytes]:
-    """From GPT-2's own file: one merge a line, after a line with the version."""
+    """Return the ranks in GPT-2's own file: a merge in each line, after a line with the version."""
     merges = content.splitlines()[1:]
     return [
-        *(bytes([byte]) for byte in byte_characters.byte_of_character().values()),
+        *(bytes([byte]) for byte in byte_characters.BYTE_OF.values()),
         *(byte_characters.read(merge.replace(" ", "")) for merge in merges),
     ]
 
 
 def _tiktoken_ranks(content: str) -> list[bytes]:
-    """From a file of tiktoken's: a token in base64 and its rank a line, in the order of ranks."""
+    """Return the ranks in tiktoken's file: in each line a token in base64, and its rank."""
     return [base64.b64decode(line.split()[0]) for line in content.splitlines()]

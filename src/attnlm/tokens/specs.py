@@ -1,4 +1,4 @@
-"""Tokenizers by name: the specs that a user gives, and those that come with a model."""
+"""Tokenizers by name: the specs that a user gives, and the patterns of byte-pair vocabularies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_bas
 
 
 def canonical_spec(text: str) -> str:
-    """The spec that is meant by a text such as "GPT-2"; the text itself where it means none."""
+    """Return the spec that a text such as "GPT-2" means; the text itself if it means none."""
     bare = re.sub("[-_ ]", "", text.lower())
     for name in ("char", "byte", *PUBLISHED):
         if bare == name.replace("_", ""):
@@ -23,14 +23,55 @@ def canonical_spec(text: str) -> str:
 
 
 def bpe_size(spec: str) -> int | None:
-    """N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
-    kind, colon, size = spec.partition(":")
-    if kind == "bpe" and re.fullmatch(r"[1-9][0-9]{2,4}", size) and 257 <= int(size) <= 65536:
-        return int(size)
-    if kind == "bpe" and re.fullmatch(r"[0-9]{1,9}", size):
-        raise UsageError(
-            f"{spec!r} is not a tokenizer: N is too small or too large", f"choose {SPECS}"
-        )
-    if colon or kind not in ("char", "byte", *PUBLISHED):
-        raise UsageError(f"{spec!r} is not a tokenizer", f"choose {SPECS}")
-    return None
+    """Return N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
+    if spec in ("char", "byte", *PUBLISHED):
+        return None
+    pairs = re.fullmatch(r"bpe:(0|[1-9][0-9]{0,8})", spec)
+    if pairs and 257 <= int(pairs[1]) <= 65536:
+        return int(pairs[1])
+    problem = ": N is too small or too large" if pairs else ""
+    raise UsageError(f"{spec!r} is not a tokenizer{problem}", f"choose {SPECS}")
+
+
+# --- The regular expressions that split a text to words, within which bytes are merged ------------
+
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+CL100K_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+O200K_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# As cl100k_base's was at first: it takes other words from whitespace at the end of a text.
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+# Digits stand alone, and the whitespace before one is a word.
+SMOLLM_PATTERN = GPT2_PATTERN.replace(r" ?\p{N}++", r"\p{N}").replace(
+    r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)"
+)
+
+_PATTERNS = {
+    "cl100k_base": CL100K_PATTERN,
+    "o200k_base": O200K_PATTERN,
+    "llama3": LLAMA3_PATTERN,
+    "qwen2": QWEN2_PATTERN,
+    "smollm": SMOLLM_PATTERN,
+}
+
+
+def pattern_of(name: str) -> str:
+    """Return the pattern of a byte-pair vocabulary: GPT-2's for those of our own."""
+    return _PATTERNS.get(name, GPT2_PATTERN)
+
+
+def takes_line_ends(pattern: str) -> bool:
+    """Return True if signs have the line ends that follow them in the same word."""
+    return pattern not in (GPT2_PATTERN, SMOLLM_PATTERN)

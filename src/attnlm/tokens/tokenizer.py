@@ -7,22 +7,22 @@ import base64
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
-from attnlm.tokens.specs import IMPORTED, bpe_size
-from attnlm.tokens.split_patterns import pattern_of
+from attnlm.base.records import decoded, limited
+from attnlm.text.text_files import Piece
+from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
 END_OF_TEXT = "<|endoftext|>"
 # Characters. tiktoken's regular expressions give up on a run of a million spaces.
 PIECE = 2**18
-
-_T = TypeVar("_T")
 
 _FORMAT = 1
 _COPY_AGAIN = "copy it again from where it came, or prepare the text again"
@@ -59,37 +59,40 @@ class Tokenizer(abc.ABC):
         self.tokens = tokens
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; `decode` gives the text back, and a model takes torch.tensor([ids]).
+        """Return the ids of `text`; `decode` gives it back, and a model takes torch.tensor([ids]).
 
-        Raises AttnlmError when the vocabulary lacks a character, or the text is not Unicode.
+        Raises AttnlmError if the vocabulary lacks a character, or the text is not Unicode.
         """
-        ids: list[int] = []
-        for piece in safe_pieces([text]):
-            ids += self.encode_piece(piece).tolist()
+        ids: list[int] = self.encode_array(text).tolist()
         return ids
 
+    def encode_array(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        """Return the ids of `text` in a NumPy array, as `encode` does in a list."""
+        found = [self.encode_piece(piece.text) for piece in safe_pieces([Piece(text)])]
+        return np.concatenate([np.empty(0, np.uint32), *found])
+
     def encode_from_start(self, text: str) -> list[int]:
-        """As `encode`, of a text that begins here: after `beginning`, where there is one."""
+        """Return the ids of a text that begins here: `beginning`, if there is one, then others."""
         ids = self.encode(text)
         if self.beginning is None or ids[:1] == [self.beginning]:
             return ids
         return [self.beginning, *ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that never complete a character become U+FFFD."""
+        """Return the text of `ids`; bytes that never complete a character become U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The UTF-8 bytes of `ids`, which may begin or end within a character."""
+        """Return the UTF-8 bytes of `ids`, which may begin or end within a character."""
         return b"".join(self.tokens[token] for token in ids)
 
     def to_json(self) -> dict[str, Any]:
-        """All of the tokenizer as JSON values, equal for equal tokenizers."""
+        """Return all of the tokenizer as JSON values, equal for equal tokenizers."""
         return {"format": _FORMAT, "name": self.name}
 
     @abc.abstractmethod
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """The ids of at most `PIECE` characters, in as few bytes as come cheaply."""
+        """Return the ids of at most `PIECE` characters, in as few bytes as come cheaply."""
 
 
 class CharTokenizer(Tokenizer):
@@ -140,16 +143,15 @@ class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
     `ranks` are the bytes of each id from 0 up, in the order of their merges, none for an id that no
-    merge makes; `pattern` splits a text to the words within which bytes are merged. `special` are
-    texts with an id of their own: `end_of_text`, by default that of "<|endoftext|>", and others.
-    With `nfc`, text is normalised to Unicode's form NFC first. Raises ValueError when that makes no
-    tokenizer.
+    merge makes; the pattern of `name` splits a text to the words within which bytes are merged.
+    `special` are texts with an id of their own: `end_of_text`, by default that of "<|endoftext|>",
+    and others. With `nfc`, text is normalised to Unicode's form NFC first. Raises ValueError if
+    that makes no tokenizer.
     """
 
     def __init__(
         self,
         name: str,
-        pattern: str,
         ranks: Sequence[bytes],
         *,
         vocab_size: int | None = None,
@@ -180,14 +182,14 @@ class BpeTokenizer(Tokenizer):
         if not are_apart(self.special) or beginning not in (None, *self.special.values()):
             raise ValueError("its special texts can't be told apart")
         super().__init__(name, tokens, end_of_text)
-        self.pattern = pattern
+        self.pattern = pattern_of(name)
         self.ranks = ranks
         self.beginning = beginning
         self.end_text = next((t for t, i in self.special.items() if i == end_of_text), "")
         self.nfc = nfc
         self._special = re.compile(f"({'|'.join(map(re.escape, self.special)) or '(?!)'})")
         self._encoding = tiktoken.Encoding(
-            name, pat_str=pattern, mergeable_ranks=rank_of, special_tokens=self.special
+            name, pat_str=self.pattern, mergeable_ranks=rank_of, special_tokens=self.special
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -205,18 +207,18 @@ class BpeTokenizer(Tokenizer):
         return self._encode(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """As `encode_piece`, where "<|endoftext|>" and the like are text like any other."""
+        """Return the ids of text in which "<|endoftext|>" and the like are ordinary text."""
         return self._encode(_nfc(text) if self.nfc else text, set())
 
     def normalised(self, text: str) -> str:
-        """What is encoded in the place of `text`: the same, unless there is a normal form."""
+        """Return what is encoded instead of `text`: the same, unless there is a normal form."""
         if not self.nfc or text.isascii():
             return text
         parts = self._special.split(text)  # of which the odd ones stay as they are
         return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
 
     def has_special(self, text: str) -> bool:
-        """Whether a text with an id of its own is in `text`."""
+        """Return True if a text with an id of its own is in `text`."""
         return self._special.search(text) is not None
 
     def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
@@ -225,7 +227,7 @@ class BpeTokenizer(Tokenizer):
 
 
 def are_apart(special: Iterable[str]) -> bool:
-    """Whether special texts can be found one way only: none begins another, or has whitespace."""
+    """Return True if special texts are unambiguous: none begins another, or has whitespace."""
     texts = sorted(special)
     return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
         later.startswith(text) for text, later in itertools.pairwise(texts)
@@ -239,41 +241,46 @@ def _nfc(text: str) -> str:
     return str(NFC().normalize_str(text))
 
 
-def safe_pieces(pieces: Iterable[str], limit: int = PIECE) -> Iterator[str]:
-    """The same text in pieces of at most `limit` characters, however it comes in.
+def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
+    """Yield the same text in pieces of at most `limit` characters, whatever the given pieces are.
 
-    Each piece is as long as it can be and ends where no token reaches across; where a stretch of
-    `limit` characters has no such place, it ends there all the same.
+    Each is as long as possible and ends where no token reaches across, or with a document; if
+    `limit` characters have no such place, it ends after them all the same. The end of a document
+    counts as many characters as "<|endoftext|>" has.
     """
-    buffer = ""
+    text, ends = "", list[int]()
     for piece in pieces:
-        buffer += piece
-        start = 0
-        while len(buffer) - start > limit:
-            end = start + (safe_cut(buffer[start : start + limit + 1]) or limit)
-            yield buffer[start:end]
-            start = end
-        buffer = buffer[start:]
-    if buffer:
-        yield buffer
+        ends += [len(text) + end for end in piece.ends]
+        text += piece.text
+        start = first = 0
+        while len(text) - start + len(END_OF_TEXT) * (len(ends) - first) > limit:
+            end, last = _next_cut(text, ends, start, first, limit)
+            yield Piece(text[start:end], tuple(place - start for place in ends[first:last]))
+            start, first = end, last
+        text, ends = text[start:], [end - start for end in ends[first:]]
+    if text:
+        yield Piece(text, tuple(ends))
 
 
-def safe_cut(window: str) -> int | None:
-    """The last place in a text that no token reaches across; its last character is only looked at.
-
-    None where there is no such place.
-    """
-    cut = _CUT.match(window)
-    return cut.end() if cut else None
+def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) -> tuple[int, int]:
+    """Return where the piece from `start` ends, and how many of `ends` come before that."""
+    last, room = first, limit
+    while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
+        last, room = last + 1, room - len(END_OF_TEXT)
+    if last < len(ends):  # an end comes with the character before it
+        room = min(room, ends[last] - 1 - start)
+    cut = _CUT.match(text[start : start + room + 1])  # its last character is only looked at
+    places = [*([start + cut.end()] if cut else []), *ends[first:last][-1:]]
+    return max(places, default=start + room), last
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
-    """The Unicode numbers of the characters, shape (characters,). Raises AttnlmError."""
+    """Return the code points of the characters, shape (characters,). Raises AttnlmError."""
     return np.frombuffer(encoded(text, "utf-32-le"), "<u4")
 
 
 def encoded(text: str, codec: str) -> bytes:
-    """`text` in a Unicode codec. Raises AttnlmError for half a surrogate pair."""
+    """Return `text` in a Unicode codec. Raises AttnlmError for half a surrogate pair."""
     try:
         return text.encode(codec)
     except UnicodeEncodeError as error:
@@ -285,14 +292,29 @@ def encoded(text: str, codec: str) -> bytes:
 
 
 def save(tokenizer: Tokenizer, path: Path) -> None:
-    """Writes all of the tokenizer to a JSON file, so that `load` needs nothing else."""
+    """Write all of the tokenizer to a JSON file, so that `load` needs nothing else."""
     write_json(path, tokenizer.to_json())
 
 
-def load(path: Path) -> Tokenizer:
-    """The tokenizer that `save` wrote there.
+@dataclass(frozen=True, kw_only=True)
+class _Description:
+    """The content of a tokenizer's file. The characters are for "char", the rest for byte pairs."""
 
-    Raises AttnlmError when the file is missing, damaged or no tokenizer of ours.
+    name: str
+    characters: str = ""
+    pattern: str = ""
+    vocab_size: int = limited(default=256, at_least=256, at_most=_MAX_VOCABULARY)
+    ranks: str = ""
+    end_of_text: int | None = None
+    special: Mapping[str, Any] = field(default_factory=dict)
+    beginning: int | None = None
+    nfc: bool = False
+
+
+def load(path: Path) -> Tokenizer:
+    """Return the tokenizer that `save` wrote there.
+
+    Raises AttnlmError if the file is missing, damaged or no tokenizer of ours.
     """
     content = read_json(path, _MAX_FILE)
     if content.get("format") != _FORMAT:
@@ -300,51 +322,34 @@ def load(path: Path) -> Tokenizer:
             f"{path} has a format that this version of attnlm doesn't know",
             "install a newer attnlm",
         )
+    found = decoded(_Description, content, path, _COPY_AGAIN)
     try:
-        return _rebuilt(content)
+        return _made(found)
     except (AttnlmError, ValueError) as error:
         raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None
 
 
-def _rebuilt(content: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a file's content. Raises ValueError or AttnlmError where it makes none."""
-    name = _field(content, "name", str)
-    if name not in IMPORTED:
-        bpe_size(name)
-    if name == "byte":
+def _made(found: _Description) -> Tokenizer:
+    """Return the tokenizer. Raises ValueError or AttnlmError for what describes none."""
+    if found.name not in IMPORTED:
+        bpe_size(found.name)
+    if found.name == "byte":
         return ByteTokenizer()
-    if name == "char":
-        characters = _field(content, "characters", str)
-        if not characters or len(set(characters)) != len(characters):
+    if found.name == "char":
+        if not found.characters or len(set(found.characters)) != len(found.characters):
             raise ValueError("its characters are not distinct, or there are none")
-        return CharTokenizer(characters)
-    vocab_size = _field(content, "vocab_size", int)
-    if not 256 <= vocab_size <= _MAX_VOCABULARY:
-        raise ValueError("its vocab_size is out of range")
+        return CharTokenizer(found.characters)
     # A pattern from elsewhere may take for ever, or stop the process.
-    if _field(content, "pattern", str) != pattern_of(name):
-        raise ValueError(f"its pattern is not that of {name}")
-    ranks = _field(content, "ranks", str).split(" ")
-    ids = {
-        key: None if content.get(key) is None else _field(content, key, int)
-        for key in ("end_of_text", "beginning")
-    }
-    special = _field({"special": {}, **content}, "special", dict)
-    if not all(type(token) is int for token in special.values()):
+    if found.pattern != pattern_of(found.name):
+        raise ValueError(f"its pattern is not that of {found.name}")
+    if not all(type(token) is int for token in found.special.values()):
         raise ValueError("its special texts have no ids")
     return BpeTokenizer(
-        name,
-        content["pattern"],
-        [base64.b64decode(token, validate=True) for token in ranks],
-        vocab_size=vocab_size,
-        special=special,
-        nfc=_field({"nfc": False, **content}, "nfc", bool),
-        **ids,
+        found.name,
+        [base64.b64decode(token, validate=True) for token in found.ranks.split(" ")],
+        vocab_size=found.vocab_size,
+        end_of_text=found.end_of_text,
+        special=found.special,
+        beginning=found.beginning,
+        nfc=found.nfc,
     )
-
-
-def _field(content: dict[str, Any], key: str, kind: type[_T]) -> _T:
-    value = content.get(key)
-    if type(value) is not kind:
-        raise ValueError(f"its {key!r} is missing or of the wrong type")
-    return value

@@ -1,44 +1,73 @@
-"""Tokenizers for other tools: the `tokenizers` library's form of ours, its tokenizer.json.
+"""Tokenizers of other tools: a tokenizer.json of the `tokenizers` library, written and read.
 
 Of byte pairs, tiktoken merges any two neighbours that make a token, the one of the lowest id first;
 `tokenizers` merges the pairs that are listed, in their order. So every pair that makes a token is
 listed, those of lower ids first, and a word that is a token is taken whole, as by tiktoken.
+
+Everything in a file that is read is compared with what ours mean; the rest is refused, with its
+name. Then ours is compared on texts with what `tokenizers` makes of the file.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.settings import quoted
 from attnlm.tokens import byte_characters
-from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.specs import IMPORTED, PUBLISHED, pattern_of
+from attnlm.tokens.tokenizer import (
+    END_OF_TEXT,
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    are_apart,
+)
 
 _CHECKED, _LENGTH = 200, 100  # texts, and pieces of each
 _AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\ufeff\U0010ffff"
+_NAMES = (*PUBLISHED, *IMPORTED)
+_HINT = f"attnlm has byte-level pairs with the patterns of {', '.join(_NAMES)}"
+_ENDS = (END_OF_TEXT, "<|end_of_text|>")  # Llama 3's is the second
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False}
+_CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated"}
 
 
 def library_tokenizer(tokenizer: Tokenizer) -> Any:
-    """The `tokenizers.Tokenizer` that encodes and decodes as ours does.
+    """Return the `tokenizers.Tokenizer` that encodes and decodes as ours does.
 
-    Raises AttnlmError where `check_equal` finds that it does not.
+    Raises AttnlmError if `check_equal` finds that it does not.
     """
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as LibraryTokenizer
+
     if isinstance(tokenizer, CharTokenizer):
-        made = _characters_tokenizer(tokenizer)
+        # A word's model refuses an unknown word, as ours does; byte pairs would leave it out.
+        characters = {character: i for i, character in enumerate(tokenizer.characters)}
+        made = LibraryTokenizer(models.WordLevel(characters))
+        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        made.decoder = decoders.Fuse()
     elif isinstance(tokenizer, BpeTokenizer):
         made = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
     else:
-        made = _bytes_tokenizer(tokenizer)
+        id_of = {byte_characters.written(byte): i for i, byte in enumerate(tokenizer.tokens)}
+        made = LibraryTokenizer(models.BPE(id_of, []))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
     check_equal(tokenizer, made)
     return made
 
 
 def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
-    """Compares a `tokenizers.Tokenizer` with ours, on texts of our tokens and awkward characters.
+    """Compare a `tokenizers.Tokenizer` with ours, on texts of our tokens and awkward characters.
 
-    Raises AttnlmError where they differ.
+    Raises AttnlmError if they differ.
     """
     for text in _texts(tokenizer):
         ids = tokenizer.encode(text)
@@ -52,33 +81,10 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
             )
 
 
-def _characters_tokenizer(tokenizer: CharTokenizer) -> Any:
-    from tokenizers import Regex, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as LibraryTokenizer
-
-    # A word's model refuses an unknown word, as ours does; byte pairs would leave it out.
-    id_of = {character: i for i, character in enumerate(tokenizer.characters)}
-    made = LibraryTokenizer(models.WordLevel(id_of))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    made.decoder = decoders.Fuse()
-    return made
-
-
-def _bytes_tokenizer(tokenizer: Tokenizer) -> Any:
-    from tokenizers import Tokenizer as LibraryTokenizer
-    from tokenizers import decoders, models, pre_tokenizers
-
-    id_of = {byte_characters.written(byte): i for i, byte in enumerate(tokenizer.tokens)}
-    made = LibraryTokenizer(models.BPE(id_of, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
-
-
 def pairs_tokenizer(
     tokenizer: BpeTokenizer, pairs: list[tuple[str, str]], *, whole: bool = True
 ) -> Any:
-    """The `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
+    """Return the `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
 
     `whole` says whether a word that is a token is taken at once.
     """
@@ -107,7 +113,7 @@ def pairs_tokenizer(
 
 
 def library_pattern(pattern: str) -> str:
-    """A pattern of ours as the library's regular expressions have it.
+    """Return a pattern of ours as the library's regular expressions have it.
 
     What is possessive in ours can't match otherwise either: it is so for speed. `$` would end a
     line there, not the text.
@@ -116,7 +122,7 @@ def library_pattern(pattern: str) -> str:
 
 
 def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, by the ids of what they make."""
+    """Return every pair of tokens that makes a token, by the ids of what they make."""
     tokens = [byte_characters.written(token) for token in tokenizer.ranks if token]
     known = set(tokens)
     return [
@@ -128,7 +134,7 @@ def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """The same texts for the same tokenizer: of its own tokens, and of awkward characters."""
+    """Yield texts of its own tokens and of awkward characters, the same for the same tokenizer."""
     drawn = random.Random(0)
     is_char = isinstance(tokenizer, CharTokenizer)
     for _ in range(_CHECKED):
@@ -137,3 +143,185 @@ def _texts(tokenizer: Tokenizer) -> Iterator[str]:
         others = drawn.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
         drawn.shuffle(pieces := words + others)
         yield "".join(pieces)
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
+    """Return ours that encodes and decodes as a tokenizer.json, for a model of `vocab_size` ids.
+
+    Raises AttnlmError, with the reason, if there is none.
+    """
+    try:
+        for key in ("truncation", "padding"):
+            _expect(key, content.get(key), content.get(key) is None)
+        model, splits = content["model"], content["pre_tokenizer"]
+        kind, decoder, special = model["type"], _kind(content.get("decoder")), _special(content)
+        normaliser, beginning = content.get("normalizer"), _beginning(content.get("post_processor"))
+        tokens = _tokens(model["vocab"], special, vocab_size)
+        if kind == "WordLevel" and _has(splits, _CHARACTERS) and not splits.get("invert"):
+            _expect("normalizer", normaliser, normaliser is None)
+            _expect("decoder", decoder, decoder == "Fuse" and not special and beginning is None)
+            return _characters(tokens, vocab_size)
+        _expect("model", kind, kind == "BPE")
+        for key in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
+            _expect(key, model.get(key), not model.get(key))
+        _expect("byte_fallback", True, not model.get("byte_fallback"))
+        _expect("decoder", decoder, decoder == "ByteLevel")
+        _expect("normalizer", normaliser, normaliser in (None, {"type": "NFC"}))
+        ranks = list(map(byte_characters.read, tokens))
+        if _has(splits, {**_BYTES, "use_regex": False}):
+            others = model["merges"] or special or normaliser or beginning is not None
+            is_same = (ranks, vocab_size) == (ByteTokenizer().tokens, 256) and not others
+            _expect("the split pattern", None, is_same)
+            return ByteTokenizer()
+        pattern = _pattern_name(splits)
+        end = next((special[text] for text in _ENDS if text in special), None)
+        tokenizer = BpeTokenizer(
+            _name(pattern, len(ranks), end, vocab_size),
+            ranks,
+            vocab_size=vocab_size,
+            end_of_text=end,
+            special=special,
+            beginning=beginning,
+            nfc=normaliser is not None,
+        )
+        _compare(tokenizer, content)
+        return tokenizer
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise AttnlmError("the model's tokenizer is damaged", _HINT) from None
+
+
+def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size: int) -> Tokenizer:
+    """Return ours for the vocab.json and merges.txt of GPT-2. Raises AttnlmError."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    end = {"id": vocabulary.get(END_OF_TEXT), "content": END_OF_TEXT, **dict.fromkeys(flags, False)}
+    lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
+    content = {
+        "added_tokens": [end] if END_OF_TEXT in vocabulary else [],
+        "pre_tokenizer": {**_BYTES, "trim_offsets": True},
+        "decoder": {**_BYTES, "trim_offsets": True},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": lines},
+    }
+    return read_tokenizer(content, vocab_size)
+
+
+def _expect(what: str, value: object, holds: bool) -> None:
+    if not holds:
+        raise AttnlmError(
+            f"the model's tokenizer has {what} {quoted(value)}, which attnlm can't express exactly",
+            _HINT,
+        )
+
+
+def _has(part: object, expected: Mapping[str, object]) -> bool:
+    return isinstance(part, dict) and expected.items() <= part.items()
+
+
+def _kind(part: object) -> object:
+    return part.get("type") if isinstance(part, dict) else part
+
+
+def _beginning(processor: object) -> int | None:
+    """Return the id that is put before each text. Raises AttnlmError if anything else is added."""
+    parts = [processor]
+    if isinstance(processor, dict) and processor.get("type") == "Sequence":
+        parts = processor["processors"]
+    beginning: int | None = None
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") == "TemplateProcessing":
+            pieces = [(kind, piece["id"]) for one in part["single"] for kind, piece in one.items()]
+            one_before = len(pieces) == 2 and pieces[0][0] == "SpecialToken"
+            _expect("post_processor", part["single"], pieces[-1:] == [("Sequence", "A")])
+            _expect("post_processor", part["single"], len(pieces) == 1 or one_before)
+            if one_before:
+                (beginning,) = part["special_tokens"][pieces[0][1]]["ids"]
+        else:
+            _expect("post_processor", part, _kind(part) in (None, "ByteLevel"))
+    return beginning
+
+
+def _special(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return the texts that have an id of their own. Raises AttnlmError if ours find others."""
+    special: dict[str, int] = {}
+    for added in content.get("added_tokens") or []:
+        widens = any(added.get(key) for key in ("lstrip", "rstrip", "single_word"))
+        changes = added.get("normalized") and content.get("normalizer") is not None
+        text, token = added["content"], added["id"]
+        if type(text) is not str or type(token) is not int or text in special:
+            raise ValueError("no text, or twice the same")
+        special[text] = token
+        _expect("the added token", text, not widens and not changes and are_apart([text]))
+    _expect("added tokens", list(special), are_apart(special))
+    return special
+
+
+def _pattern_name(splits: object) -> str:
+    """Return the name of the pattern of ours by which text is split to words."""
+    parts = splits.get("pretokenizers") if isinstance(splits, dict) else None
+    if _has(splits, _BYTES):
+        parts = [splits]
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        parts = []
+    by_gpt2 = bool(parts) and _has(parts[-1], _BYTES) and parts[-1].get("use_regex", True)
+    if by_gpt2 and len(parts) == 1:
+        return "gpt2"
+    if by_gpt2 and len(parts) == 2 and _has(parts[0], _DIGITS):
+        return "smollm"
+    if len(parts) == 2 and _has(parts[1], {**_BYTES, "use_regex": False}):
+        split = parts[0]
+        regex = split["pattern"].get("Regex") if split.get("type") == "Split" else None
+        plain = split.get("behavior") == "Isolated" and not split.get("invert")
+        name_of = {library_pattern(pattern_of(name)): name for name in _NAMES}
+        _expect("the split pattern", regex, plain and regex in name_of)
+        return name_of[str(regex)]
+    _expect("the pre_tokenizer", _kind(splits), holds=False)
+    raise AssertionError
+
+
+def _tokens(
+    vocabulary: Mapping[str, Any], special: Mapping[str, int], vocab_size: int
+) -> list[str]:
+    """Return the token of each id, "" if an id has none. Raises ValueError for impossible ids."""
+    token_of = {i: token for token, i in vocabulary.items() if special.get(token) != i}
+    ids = [i for i in vocabulary.values() if type(i) is int and 0 <= i < vocab_size]
+    if len(set(ids)) < len(vocabulary):
+        raise ValueError("its ids are not those of its model")
+    return [token_of.get(i, "") for i in range(max(token_of, default=-1) + 1)]
+
+
+def _characters(characters: list[str], vocab_size: int) -> Tokenizer:
+    if any(len(character) != 1 for character in characters):
+        raise ValueError("tokens that are not characters")
+    if len(characters) != vocab_size:
+        raise AttnlmError(
+            f"the model has {vocab_size:,} ids, but its tokenizer {len(characters):,} characters",
+            "attnlm takes a character tokenizer only where each id of the model has a character",
+        )
+    return CharTokenizer("".join(characters))
+
+
+def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
+    """Compare byte pairs of ours with what `tokenizers` makes of the file."""
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    model = content["model"]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    made = [model["vocab"][left + right] for left, right in merges]
+    _expect("merges", "in another order than its ids", made == sorted(made))
+    try:
+        theirs = LibraryTokenizer.from_str(json.dumps({**content, "post_processor": None}))
+    except Exception as error:  # noqa: BLE001 - the library raises no other type
+        raise ValueError(str(error)) from None
+    # The library numbers added tokens that its model lacks itself.
+    numbered = {text: theirs.token_to_id(text) for text in tokenizer.special}
+    _expect("ids of its added tokens", numbered, numbered == tokenizer.special)
+    check_equal(tokenizer, theirs)
+
+
+def _name(pattern: str, count: int, end: int | None, vocab_size: int) -> str:
+    """Return a spec that means the same pattern; the vocabulary lies in the run's folder."""
+    if pattern != "gpt2" or (count, end, vocab_size) == (50256, 50256, 50257):
+        return pattern
+    return f"bpe:{count}" if 257 <= count <= 65536 else "gpt2"

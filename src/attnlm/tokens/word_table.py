@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.compute.native import library
-from attnlm.tokens.split_patterns import takes_line_ends
+from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
 # Of each worker's table, about 30 MB: most texts of 100 MB have fewer words than that.
@@ -29,7 +29,7 @@ PieceEncoder = Callable[[str], NDArray[np.unsignedinteger[Any]]]
 
 
 def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
-    """`tokenizer.encode_piece`, or what does the same faster.
+    """Return `tokenizer.encode_piece`, or what does the same faster.
 
     Several threads may call it.
     """
@@ -50,7 +50,7 @@ def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
 
 
 class _Words(ctypes.Structure):
-    """As words.c has it."""
+    """The struct of the same name in words.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("most_words", "most_bytes", "slots")),
@@ -96,7 +96,7 @@ class WordTable:
         self._place = ctypes.addressof(self._struct)
 
     def encode_piece(self, text: str) -> Ids:
-        """The ids of at most `PIECE` characters, the same as the tokenizer's."""
+        """Return the ids of at most `PIECE` characters, the same as the tokenizer's."""
         text = self._tokenizer.normalised(text)
         utf8 = encoded(text, "utf-8")
         if len(utf8) > 2 * self._numbers.size:  # which C fills without looking
@@ -119,7 +119,7 @@ class WordTable:
         return self._tokenizer.encode_piece(text).astype(np.uint32, copy=False)
 
     def _learn(self, known: int) -> bool:
-        """Encodes the words from `known` on; False where a token reaches from one to the next."""
+        """Encode the words from `known` on; return False if a token reaches from one to the next."""
         starts = self._word_at[known : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
         ids = self._plain(text)
@@ -136,10 +136,10 @@ class WordTable:
 
 
 def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
-    """Of each byte, what has to follow for a word to end there.
+    """Return for each byte what has to follow for a word to end there.
 
-    Letters, digits and signs of ASCII end before a space; where signs take no line ends into
-    their tokens, before any whitespace. Whether other characters are whitespace is not looked at.
+    Words end after letters, digits and signs of ASCII, before a space; if signs take no line ends
+    into their tokens, before any whitespace. Other characters may be whitespace: none ends a word.
     """
     ends = np.zeros(256, np.uint8)
     for byte in range(ord("!"), ord("~") + 1):

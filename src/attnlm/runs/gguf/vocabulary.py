@@ -11,7 +11,7 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.tokens import byte_characters
-from attnlm.tokens.split_patterns import (
+from attnlm.tokens.specs import (
     CL100K_PATTERN,
     GPT2_PATTERN,
     LLAMA3_PATTERN,

@@ -20,8 +20,8 @@ from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
 from attnlm.runs.run import DatasetFacts, Run
-from attnlm.tokens.read_tokenizer_json import read_tokenizer, read_vocab_and_merges
 from attnlm.tokens.tokenizer import Tokenizer
+from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
 
 _MOST_TOKENIZER = 2**26  # bytes
 _OPENED = 1.3  # times its weights, to sample from it: measured
