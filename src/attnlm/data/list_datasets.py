@@ -18,7 +18,7 @@ _FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bi
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """A data set in a list, or what is left of it. Facts that are not known are None."""
+    """A data set in a list, or what is left of it. Unknown facts are None."""
 
     name: str
     path: Path

@@ -253,7 +253,7 @@ def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: On
 
 
 def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
-    # Python sets sys.stdin to None if the process was started without it.
+    # sys.stdin is None in a process that was started without it.
     stream = stream or getattr(sys.stdin, "buffer", None)
     if stream is None:
         raise AttnlmError("stdin is closed", "pipe a text into the command, or pass a file")

@@ -23,7 +23,7 @@ _ROWS_PER_EVENT = 1000
 
 
 class HubName(NamedTuple):
-    """What `hf:OWNER/NAME/CONFIG:SPLIT` names; `path` is a folder of this machine if it says so."""
+    """The parts of `hf:OWNER/NAME/CONFIG:SPLIT`; `path` may be a folder of this machine."""
 
     path: str
     config: str | None
@@ -35,7 +35,7 @@ class HubName(NamedTuple):
 
 
 def parsed(source: str) -> HubName:
-    """Return the parts of such a name. Raises UsageError if it is none."""
+    """Return the parts of such a name. Raises UsageError for any other text."""
     name, colon, split = source.removeprefix(PREFIX).partition(":")
     if not name or bool(colon) != bool(split):
         raise UsageError(f"{source!r} names no data set", f"give {SYNTAX}")

@@ -21,7 +21,7 @@ _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
 
 class _Published(NamedTuple):
-    """Where the ranks of a published vocabulary are, and what else makes it."""
+    """A published vocabulary: the address and hash of its ranks, and two of its sizes."""
 
     url: str
     sha256: str

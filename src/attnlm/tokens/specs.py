@@ -23,7 +23,7 @@ def canonical_spec(text: str) -> str:
 
 
 def bpe_size(spec: str) -> int | None:
-    """Return N of "bpe:N", None for the other specs. Raises UsageError for what is no spec."""
+    """Return N of "bpe:N", None for the other specs. Raises UsageError for any other text."""
     if spec in ("char", "byte", *PUBLISHED):
         return None
     pairs = re.fullmatch(r"bpe:(0|[1-9][0-9]{0,8})", spec)
@@ -68,7 +68,7 @@ _PATTERNS = {
 
 
 def pattern_of(name: str) -> str:
-    """Return the pattern of a byte-pair vocabulary: GPT-2's for those of our own."""
+    """Return the pattern of a byte-pair vocabulary: GPT-2's for vocabularies of our own."""
     return _PATTERNS.get(name, GPT2_PATTERN)
 
 

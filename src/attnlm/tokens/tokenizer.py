@@ -28,7 +28,7 @@ _FORMAT = 1
 _COPY_AGAIN = "copy it again from where it came, or prepare the text again"
 _MAX_FILE = 2**24  # bytes: all characters of Unicode, or several times the largest vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
-_NO_BYTE = 255  # in a table of bytes: there is no id, or it takes more than a byte
+_NO_BYTE = 255  # in a table of bytes: the id is missing, or takes more than a byte
 # No token of any pattern we use reaches over these places, nor looks across them: before a space
 # that follows text; between a line's end that follows text and the text of the next line (a
 # slash belongs to that line's end in o200k_base).
@@ -42,10 +42,10 @@ class UnknownCharactersError(AttnlmError):
 class Tokenizer(abc.ABC):
     """A vocabulary, and how text becomes ids in it.
 
-    `name` is the spec that makes it, as in "bpe:512"; ids are below `vocab_size`; `end_of_text`
-    is the id of "<|endoftext|>" and `newline` that of "\\n", where there is such an id;
-    `beginning` is the id that a text begins with, where its models expect one. `tokens` are the
-    bytes of each id. `dataset` names the data set that it is of, where that is known.
+    `name` is its spec, as in "bpe:512"; ids are below `vocab_size`; `tokens` are the bytes of each
+    id. `end_of_text` is the id of "<|endoftext|>", `newline` the id of "\\n", and `beginning` the
+    id that a text begins with; each is None if there is no such id. `dataset` is the name of the
+    data set that has this tokenizer, if it is known.
     """
 
     dataset: str | None = None
@@ -72,7 +72,7 @@ class Tokenizer(abc.ABC):
         return np.concatenate([np.empty(0, np.uint32), *found])
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Return the ids of a text that begins here: `beginning`, if there is one, then others."""
+        """Return the ids of a text from its start, with `beginning` as the first if it is set."""
         ids = self.encode(text)
         if self.beginning is None or ids[:1] == [self.beginning]:
             return ids

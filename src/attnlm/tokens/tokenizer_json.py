@@ -86,7 +86,7 @@ def pairs_tokenizer(
 ) -> Any:
     """Return the `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
 
-    `whole` says whether a word that is a token is taken at once.
+    With `whole`, a word that is a token is not split.
     """
     from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -151,7 +151,7 @@ def _texts(tokenizer: Tokenizer) -> Iterator[str]:
 def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     """Return ours that encodes and decodes as a tokenizer.json, for a model of `vocab_size` ids.
 
-    Raises AttnlmError, with the reason, if there is none.
+    Raises AttnlmError, with the reason, if ours can't be exactly that.
     """
     try:
         for key in ("truncation", "padding"):

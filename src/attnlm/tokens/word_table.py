@@ -119,7 +119,7 @@ class WordTable:
         return self._tokenizer.encode_piece(text).astype(np.uint32, copy=False)
 
     def _learn(self, known: int) -> bool:
-        """Encode the words from `known` on; return False if a token reaches from one to the next."""
+        """Encode the words from `known` on. Returns False if a token reaches over a word's end."""
         starts = self._word_at[known : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
         ids = self._plain(text)
