@@ -208,13 +208,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "has added tokens",
     ),
     "an id that `tokenizers` would change": (
-        {"added_tokens": [added(601, "<a>")]},
+        {"added_tokens": [added(601, "<a>")], "post_processor": None},
         "ids of its added tokens",
     ),
     "a special text twice": ({"added_tokens": [{"id": 600, "content": "<a>"}] * 2}, "is damaged"),
     "an id for two": ({"added_tokens": [added(3, "<a>")]}, "is damaged"),
     "no id": ({"added_tokens": [added(-1, "<a>")]}, "is damaged"),
-    "what the library refuses": ({"added_tokens": [{"id": 600, "content": "<a>"}]}, "is damaged"),
+    "what the library refuses": (
+        {"added_tokens": [{"id": 600, "content": "<a>"}], "post_processor": None},
+        "is damaged",
+    ),
 }
 
 

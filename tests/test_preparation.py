@@ -21,14 +21,13 @@ import pytest
 
 from attnlm.base import workspaces
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note, Progress
+from attnlm.base.events import Note, Progress, ignore
 from attnlm.data import bins, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.text import tales, text_files
-from attnlm.text.corpus import Corpus, TextFile
-from attnlm.tokens import byte_pairs as bpe
+from attnlm.text.corpus import Corpus, TextFile, get_corpus
 from tests.web_server import WebServer, body
 
 TEXT = "The cat sat.\nThe naïve cat's hat: 猫!\n" * 40
@@ -142,28 +141,15 @@ def test_bpe_is_trained_on_the_training_split_only(tmp_path: Path, data: Path) -
     assert not any("x" in token for token in learned)
 
 
-def test_a_large_text_is_sampled_evenly(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splits, "_SAMPLE_BYTES", 2000)
     monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
     (tmp_path / "t.txt").write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
-    samples: list[list[str]] = []
-    train = bpe.train
-
-    def spy(name: str, size: int, sample: list[str], on_event: Any) -> Any:
-        samples.append(sample)
-        return train(name, size, sample, on_event)
-
-    monkeypatch.setattr(bpe, "train", spy)
-    prepare(tmp_path / "t.txt", tokenizer="bpe:300", data_dir=data)
-    sample = "".join(samples[0])
+    text = splits.read_text(get_corpus(tmp_path / "t.txt", spool=tmp_path), ignore)
+    sample = "".join(splits.Split(text, 0.1, None).train_sample())
     assert 1600 <= len(sample) <= 2000
-    assert {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")} == {
-        "ab": 3,
-        "cd": 3,
-        "ef": 2,
-    }
+    counts = {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")}
+    assert counts == {"ab": 3, "cd": 3, "ef": 2}
 
 
 def test_many_distinct_characters_need_four_bytes(tmp_path: Path, data: Path) -> None:
