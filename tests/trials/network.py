@@ -98,9 +98,7 @@ def _nobody_accepts(folder: Path) -> str | None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/a"
         began = time.monotonic()
-        refused, fault = opening.refusal(
-            lambda: download.fetch(url, folder / "a", deadline=_DEADLINE, timeout=0.1)
-        )
+        refused, fault = opening.refusal(lambda: download.fetch(url, folder / "a", deadline=0.4))
     if time.monotonic() - began > _MARGIN:
         return "a silent machine was waited for"
     return fault or (None if refused and "no answer for 0.1 s" in refused else str(refused))
