@@ -255,8 +255,8 @@ MUTATIONS = (
     Mutation(
         "a byte order mark is kept",
         "text/text_files.py",
-        'if text.read(1) != "\\ufeff":',
-        "if True:",
+        'text.removeprefix("\\ufeff"), False',
+        "text, False",
         "test_corpus.py",
     ),
     Mutation(

@@ -214,29 +214,39 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
     Raises AttnlmError for what can't be decoded, with its place in bytes of the decompressed file.
     `shown` is the file's name for the user.
     """
+    decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
+    decoder = codecs.getincrementaldecoder(encoding)()
+    if newlines == "unix":
+        decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     with opened(path, shown) as file:
-        start = file.read(UTF16_SNIFFED_BYTES)
+        chunk = file.read(PIECE)
+        start, read, is_first = chunk[:UTF16_SNIFFED_BYTES], 0, True
         if encoding == "utf-8" and _is_full_of_nuls(start):
             raise AttnlmError(
                 f"{shown} looks like UTF-16: many of its bytes are NUL",
                 f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
             )
-        file.seek(0)
-        text = io.TextIOWrapper(file, encoding, newline=None if newlines == "unix" else "\n")
-        try:
-            if text.read(1) != "\ufeff":
-                text.seek(0)
-            while piece := text.read(PIECE):
-                yield Piece(piece)
-        except UnicodeError as error:
-            offset = 0
-            if isinstance(error, UnicodeDecodeError):
-                # The decoder's bytes end where it stopped reading.
-                offset = file.tell() - len(error.object) + error.start
-            raise AttnlmError(
-                f"{shown} is not valid {encoding} at byte {offset}",
-                f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
-            ) from error
+        while chunk or read:
+            read += len(chunk)
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeError as error:
+                offset = 0
+                if isinstance(error, UnicodeDecodeError):
+                    # The decoder's bytes end where our reading ends, and may start before `chunk`.
+                    offset = read - len(error.object) + error.start
+                raise AttnlmError(
+                    f"{shown} is not valid {encoding} at byte {offset}",
+                    f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
+                ) from error
+            if text and is_first:
+                text, is_first = text.removeprefix("\ufeff"), False
+            # Decoders of some encodings hold characters back, then return more than one read gave.
+            for i in range(0, len(text), PIECE):
+                yield Piece(text[i : i + PIECE])
+            if not chunk:
+                break
+            chunk = file.read(PIECE)
 
 
 def _is_full_of_nuls(start: bytes) -> bool:
