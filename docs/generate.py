@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import functools
 import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attnlm
 from attnlm.cli.app import root_command
+from attnlm.runs.forms import Exported
+from attnlm.runs.run import Checkpoint, Result
+from attnlm.runs.ticker import Snapshot
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"
 _WIDTH = 100  # characters of a line
+_RETURNED = (Checkpoint, Exported, Result, Snapshot)
+"""Classes without a public name of which public functions return objects."""
+_INTERNAL = {
+    "Batches": {"starts"},
+    "Checkpoint": {"header"},
+    "ProgressBar": {"begin", "clear", "close"},
+    "Run": {
+        "alone",
+        "append_evaluation",
+        "keep_until",
+        "metrics_until",
+        "save_config",
+        "save_whole",
+    },
+}
+"""Members that only the package itself uses."""
 
 
 def main() -> None:
-    """Writes the pages."""
+    """Write the pages."""
     for name, content in pages().items():
         (_FOLDER / name).write_text(content, encoding="utf-8")
 
 
 def pages() -> dict[str, str]:
-    """The pages by their names in docs/."""
+    """Return the pages by their names in docs/."""
     return {"cli.md": commands_page(), "library.md": library_page()}
 
 
 def commands_page() -> str:
-    """What `--help` says of every command."""
+    """Return a page with `--help` of every command."""
     root = root_command.__wrapped__()  # a new one: commands remember how they were first asked
     top = root.context_class(
         root,
@@ -46,34 +68,71 @@ def commands_page() -> str:
 
 
 def library_page() -> str:
-    """The docstrings of the package and of all its public names."""
+    """Return a page with the docstrings, signatures and fields of all public names."""
     found = {name: getattr(attnlm, name) for name in attnlm.__all__ if not name.startswith("_")}
     functions = [name for name, value in found.items() if inspect.isfunction(value)]
     sections = ["# The library\n", _NOTE, _doc(attnlm), "## Functions\n"]
     for name in functions:
         sections += [f"### {name}\n", _block(_signature(name, found[name])), _doc(found[name])]
+    classes = [*(found[name] for name in found if name not in functions), *_RETURNED]
     sections.append("## Classes\n")
-    for name in (name for name in found if name not in functions):
-        sections += [f"### {name}\n", _doc(found[name]), *_members(found[name])]
+    for value in classes:
+        sections += [f"### {value.__name__}\n", *_calls(value), _doc(value), *_fields(value)]
+        sections += _members(value)
     return "\n".join(sections)
 
 
+def _calls(value: type) -> Iterator[str]:
+    """Yield how a class that is not a dataclass is made, and how its objects are called."""
+    if "__init__" in vars(value) and not dataclasses.is_dataclass(value):
+        yield _block(_signature(value.__name__, vars(value)["__init__"]).removesuffix(" -> None"))
+
+
+def _fields(value: type) -> Iterator[str]:
+    """Yield one block with the public fields of a dataclass and what is written below each."""
+    hidden, lines = _INTERNAL.get(value.__name__, set()), []
+    for owner in reversed(value.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(definition, ast.ClassDef)
+        for node, below in zip(definition.body, [*definition.body[1:], None], strict=True):
+            name = ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else "_"
+            if isinstance(node, ast.AnnAssign) and not name.startswith("_") and name not in hidden:
+                is_plain = node.value is None or isinstance(node.value, ast.Constant)
+                lines.append(ast.unparse(node if is_plain else _without_value(node)))
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                    text = " ".join(str(below.value.value).split())
+                    lines += textwrap.wrap(
+                        text, _WIDTH - 4, initial_indent="    ", subsequent_indent="    "
+                    )
+    if lines:
+        yield _block("\n".join(lines))
+
+
+def _without_value(node: ast.AnnAssign) -> ast.AnnAssign:
+    """Return a field without its default, if that is more than a constant."""
+    return ast.AnnAssign(node.target, node.annotation, None, node.simple)
+
+
 def _members(value: type) -> Iterator[str]:
-    """A class's own public methods and properties that have a docstring."""
+    """Yield a class's own public methods and properties that have a docstring."""
+    hidden = _INTERNAL.get(value.__name__, set())
     for name, member in vars(value).items():
         if isinstance(member, property | functools.cached_property):
-            title = name
+            getter = member.fget if isinstance(member, property) else member.func
+            title = f"{name}: {inspect.signature(getter).return_annotation}"  # type: ignore[arg-type]
         elif inspect.isfunction(member):
             title = _signature(name, member)
         else:
             continue
-        if not name.startswith("_") and inspect.getdoc(member):
+        if not name.startswith("_") and name not in hidden and inspect.getdoc(member):
             yield _block(title)
             yield _doc(member)
 
 
 def _signature(name: str, function: Any) -> str:
-    """Without `self`: on one line if it fits, else with one for each parameter."""
+    """Return a signature without `self`: on one line if it fits, else one line per parameter."""
     signature, empty = inspect.signature(function), inspect.Parameter.empty
     parts: list[str] = []
     for parameter in signature.parameters.values():

@@ -357,7 +357,7 @@ def test_ages_are_whole_units() -> None:
 
 
 def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
-    documented = (Path(__file__).parents[1] / "docs" / "references.md").read_text()
+    documented = (Path(__file__).parents[1] / "docs" / "train.md").read_text()
     for entry in list_recipes():
         assert 10 < len(entry.purpose) <= 40 and "about" not in load_sizes(entry.name)[0]
         row = next(line for line in documented.splitlines() if line.startswith(f"| `{entry.name}`"))

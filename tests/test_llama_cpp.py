@@ -1,6 +1,6 @@
 """GGUF files run by llama.cpp: the same ids, logits and greedy tokens there.
 
-`pip install llama-cpp-python` compiles it; docs/gguf.md says what these tests found.
+`pip install llama-cpp-python` compiles it; docs/import-export.md says what these tests found.
 """
 
 from __future__ import annotations

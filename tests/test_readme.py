@@ -38,7 +38,7 @@ def test_the_commands_that_show_what_it_learned_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     attnlm.train(attnlm.prepare("tales").path, steps=2, seed=1, embed_dim=8, heads=2)
-    shown = README + PAGES["insight.md"] + PAGES["sampling.md"]
+    shown = README + PAGES["insight.md"] + PAGES["sample.md"]
     commands = re.findall(
         r"`attnlm ((?:attend|heads|trace|report|sample --show-probs)\b[^`]*)`", shown
     )
@@ -60,7 +60,7 @@ def test_the_commands_that_show_what_it_learned_run(
 def test_every_prompt_can_be_read_by_a_model_of_any_data(tmp_path: Path) -> None:
     """But for those after the command that prepares Tiny Shakespeare again."""
     before, _, _ = PAGES["insight.md"].partition("$ attnlm prepare tinyshakespeare")
-    shown = README + before + PAGES["sampling.md"] + PAGES["learn.md"]
+    shown = README + before + PAGES["sample.md"] + PAGES["learn.md"]
     prompts = re.findall(r'attnlm [^\n`]*(?:--prompt|--text|attend|trace) "([^"]+)"', shown)
     tokenizer = attnlm.prepare("tales", data_dir=tmp_path).tokenizer
     assert {"The ", "To be", "To be, or not", "To be, or not to be"} == set(prompts)
@@ -70,9 +70,9 @@ def test_every_prompt_can_be_read_by_a_model_of_any_data(tmp_path: Path) -> None
 OTHERS = {
     *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
     *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
-    *("--local-dir", "--logdir", "--signal"),
+    *("--local-dir", "--logdir", "--signal", "--hed"),
 }
-"""Options of torchrun, hf, TensorBoard and sbatch."""
+"""Options of torchrun, hf, TensorBoard and sbatch, and a misspelled one."""
 
 
 def test_every_flag_that_they_name_exists() -> None:
@@ -90,6 +90,43 @@ def test_nobody_is_advised_to_install_a_name_that_is_not_ours() -> None:
     """The package is not published, so anybody could register its name."""
     source = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
     assert not re.search(r"\bpipx? install [\"']?attnlm\b", "\n".join([WRITTEN, *source]))
+
+
+STEPS = r"step of .*|the same, `transformer`"
+SAMPLING = r"the same, 10,000 tokens"
+CLAIMS = [
+    # words of the README; page, column and rows with the figures
+    ("{low:.1f} to {high:.1f} times as many steps", "speed.md", "AMD, AVX-512", STEPS),
+    ("{low:.2f} to {high:.2f}", "speed.md", "AMD, limited to AVX2", STEPS),
+    ("{high:.0f} times as many tokens", "speed.md", "AMD, AVX-512", SAMPLING),
+    ("and {high:.0f} times", "speed.md", "AMD, limited to AVX2", SAMPLING),
+    ("{high:.0f} times as fast", "speed.md", "ratio", r".*`multi-head-fast`"),
+    ("loss of {low:.3f} and {high:.3f}", "train.md", "validation loss", r"`best`"),
+]
+
+
+def test_figures_of_the_readme_are_those_of_the_page() -> None:
+    text = " ".join(README.split())
+    for words, page, column, rows in CLAIMS:
+        figures = _figures(PAGES[page], column, rows)
+        claim = words.format(low=min(figures), high=max(figures))
+        assert claim in text, f"{page} has: {claim}"
+        text = text.replace(claim, "")
+    unchecked = re.findall(r"\S*\d (?:times|to \d\S* times)\b[^.]*|loss of \d\S*", text)
+    assert unchecked == [], "add them to CLAIMS"
+
+
+def _figures(page: str, column: str, rows: str) -> list[float]:
+    """Return the numbers before the first bracket, of a column in the rows that match."""
+    figures = []
+    header: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line[:1] == "|" else []
+        header = (header or cells) if cells else []
+        if column in header and re.fullmatch(rows, cells[0]):
+            before, _, _ = cells[header.index(column)].partition("(")
+            figures += [float(number) for number in re.findall(r"[\d.]+", before)]
+    return figures
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -122,7 +159,7 @@ def _anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", [*MODELS, *recipe_names()])
 def test_every_model_and_recipe_is_explained(name: str) -> None:
-    assert f"`{name}`" in README + PAGES["references.md"] + PAGES["training.md"]
+    assert f"`{name}`" in README + PAGES["train.md"]
 
 
 def test_the_tour_names_every_room_and_only_what_exists() -> None:

@@ -3,7 +3,7 @@
     prepare       a text → a Dataset: tokenizer, training and validation split
     train         a Dataset → a Run: a folder with configuration, metrics and weights
     sample        text from a Run, piece by piece; `samples` returns several whole texts
-    evaluate      a Run's loss over a whole validation split
+    evaluate      a Run's loss on a validation split
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
     export        a Run → a folder or file that other tools load
     import_run    a folder that Hugging Face's tools wrote → a Run

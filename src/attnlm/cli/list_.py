@@ -139,7 +139,7 @@ def _show_recipes(entries: Sequence[RecipeEntry]) -> None:
     result_table(header, rows, ("recipe", "purpose"))
     console.say(
         "median losses on Tiny Shakespeare, times on two cores of a server CPU, where measured; "
-        "R1 to R5 are the reference systems of docs/references.md"
+        "R1 to R5 are the reference systems of docs/train.md"
     )
     console.say_next("attnlm train --recipe NAME")
 
@@ -187,7 +187,7 @@ def _loss(entry: RunEntry) -> str:
 
 
 def _measured(loss: float | None) -> str:
-    """To as many digits as docs/references.md has."""
+    """To as many digits as docs/train.md has."""
     return "" if loss is None else f"{loss:.3f}"
 
 

@@ -44,7 +44,7 @@ def list_recipes() -> list[RecipeEntry]:
 
         purposes = {entry.name: entry.purpose for entry in attnlm.list_recipes()}
 
-    Their figures are those of docs/references.md.
+    Their figures are those of docs/train.md.
     """
     entries = []
     for name in recipe_names():

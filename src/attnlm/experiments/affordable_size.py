@@ -23,7 +23,7 @@ from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
 
-# Measured on several texts and budgets: docs/training.md has the figures.
+# Measured on several texts and budgets: docs/speed.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
 """A size that sees fewer learns no more than the one before it."""
 _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))

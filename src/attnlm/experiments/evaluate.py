@@ -1,4 +1,4 @@
-"""The loss over the whole validation split, at fixed windows."""
+"""The loss of a run on a validation split, at fixed windows."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def evaluate(
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Evaluation:
-    """Return the loss of a run's checkpoint over the whole validation split, of `data` if given.
+    """Return the loss of a run's checkpoint on the validation split, of `data` if given.
 
         attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
 
-    It equals the number that training logged, to the bit on the same machine: parameters lie in
-    memory as in training, and threads and precision are the same. `verify` is that of
+    Of a larger split, the first 4,194,304 tokens are measured. The loss equals the number that
+    training logged, if it measured the same tokens, to the bit on the same machine: parameters
+    lie in memory as in training, and threads and precision are the same. `verify` is that of
     `open_dataset`.
 
     Raises AttnlmError when something is missing or damaged, when `data` was encoded with another

@@ -1,7 +1,7 @@
 """How much memory a training run takes, estimated before it starts: within a factor of 2.
 
 A short formula: bytes per parameter, numbers per token and layer, and the logits that are held at
-once. Its constants were fitted to measured peaks (docs/scale.md), from above for large
+once. Its constants were fitted to measured peaks (docs/speed.md), from above for large
 vocabularies.
 """
 
