@@ -41,7 +41,6 @@ def test_a_shown_error_is_what_the_command_prints(
     command: str, error: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path if " in data yet" in error or "checkpoints yet" in error else folder)
     done = here(shlex.split(command))
     assert done.code in (1, 2)
