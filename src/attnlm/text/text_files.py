@@ -226,7 +226,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                 f"{shown} looks like UTF-16: many of its bytes are NUL",
                 f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
             )
-        while chunk or read:
+        while True:
             read += len(chunk)
             try:
                 text = decoder.decode(chunk, final=not chunk)
@@ -245,7 +245,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
             for i in range(0, len(text), PIECE):
                 yield Piece(text[i : i + PIECE])
             if not chunk:
-                break
+                return
             chunk = file.read(PIECE)
 
 

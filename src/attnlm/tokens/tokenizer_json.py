@@ -257,27 +257,21 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
     return special
 
 
-def _pattern_name(splits: object) -> str:
+def _pattern_name(splits: Any) -> str:
     """Return the name of the pattern of ours by which text is split to words."""
-    parts = splits.get("pretokenizers") if isinstance(splits, dict) else None
-    if _has(splits, _BYTES):
-        parts = [splits]
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        parts = []
-    by_gpt2 = bool(parts) and _has(parts[-1], _BYTES) and parts[-1].get("use_regex", True)
-    if by_gpt2 and len(parts) == 1:
+    *before, last = splits["pretokenizers"] if _kind(splits) == "Sequence" else [splits]
+    by_gpt2 = _has(last, _BYTES) and last.get("use_regex", True)
+    if by_gpt2 and not before:
         return "gpt2"
-    if by_gpt2 and len(parts) == 2 and _has(parts[0], _DIGITS):
+    if by_gpt2 and len(before) == 1 and _has(before[0], _DIGITS):
         return "smollm"
-    if len(parts) == 2 and _has(parts[1], {**_BYTES, "use_regex": False}):
-        split = parts[0]
-        regex = split["pattern"].get("Regex") if split.get("type") == "Split" else None
-        plain = split.get("behavior") == "Isolated" and not split.get("invert")
-        name_of = {library_pattern(pattern_of(name)): name for name in _NAMES}
-        _expect("the split pattern", regex, plain and regex in name_of)
-        return name_of[str(regex)]
-    _expect("the pre_tokenizer", _kind(splits), holds=False)
-    raise AssertionError
+    is_plain = _has(last, {**_BYTES, "use_regex": False}) and len(before) == 1
+    _expect("the pre_tokenizer", _kind(splits), is_plain and _kind(before[0]) == "Split")
+    regex = before[0]["pattern"].get("Regex")
+    name_of = {library_pattern(pattern_of(name)): name for name in _NAMES}
+    is_alike = before[0]["behavior"] == "Isolated" and not before[0].get("invert")
+    _expect("the split pattern", regex, is_alike and regex in name_of)
+    return name_of[regex]
 
 
 def _tokens(
