@@ -177,7 +177,7 @@ MUTATIONS = (
     Mutation(
         "any pattern is taken",
         "tokens/tokenizer.py",
-        "!= pattern_of(name)",
+        "!= pattern_of(found.name)",
         '== ""',
         "test_tokenizer.py::test_a_file_that_makes_no_tokenizer_is_refused",
     ),

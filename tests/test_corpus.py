@@ -20,7 +20,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.folders import is_safe_name
 from attnlm.text import corpus, text_files
-from attnlm.text.corpus import Corpus, Source, get_corpus, safe_name
+from attnlm.text.corpus import Corpus, Source, TextFile, get_corpus, safe_name
 from attnlm.text.text_files import PIECE, SNIFFED_BYTES
 from tests.web_server import WebServer, body
 
@@ -153,9 +153,10 @@ def test_files_are_decoded_one_by_one(here: Path, spool: Path) -> None:
     assert "".join(texts(get_corpus("ends", newlines="unix", spool=spool))) == "a\n\nb"
     write_all(here, {"marks/a": codecs.BOM_UTF8 + b"x", "marks/b": codecs.BOM_UTF8 + b"x"})
     assert texts(get_corpus("marks", spool=spool)) == ["x", "x"]
-    write_all(here, {"half/a": b"x" * SNIFFED_BYTES + b"\xe2\x82", "half/b": b"\xac"})
-    with pytest.raises(AttnlmError, match=r"half/a is not valid utf-8 at byte 8192\nhint"):
-        list(get_corpus(["half/a", "half/b"], spool=spool).pieces())
+    write_all(here, {"half/a": b"x\xe2\x82", "half/b": b"\xac"})
+    halves = tuple(TextFile(Path(name), name) for name in ("half/a", "half/b"))
+    with pytest.raises(AttnlmError, match=r"half/a is not valid utf-8 at byte 1\nhint"):
+        list(Corpus("half", ("half",), halves).pieces())
 
 
 @pytest.mark.parametrize("name", ["utf-9", "base64", "rot13", "zip", "hex", "", "a\0b", "\udc80"])
