@@ -318,7 +318,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the scale is 1/D",
-        "model/ops/attention.py",
+        "model/attention.py",
         "(query.size(-1) ** -0.5 if scale is None else scale)",
         "(query.size(-1) ** -1.0 if scale is None else scale)",
         "test_textbook.py",

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from attnlm.compute.threads import threads_of_torch
+from attnlm.model.attention import scores_and_weights
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels, attention, loss, using
-from attnlm.model.ops.attention import scores_and_weights, shared_heads
+from attnlm.model.ops.attention import shared_heads
 from attnlm.model.ops.linear import joined_linear, linear, onednn_linear, product
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import (
@@ -79,15 +80,7 @@ OPS: dict[str, tuple[Op, Op, list[tuple[int, ...]]]] = {
     "heads": (heads, plain_heads, [(B, T, (H + 2 * K) * D), (D,), (D,)]),
     "turned heads": (
         turned,
-        lambda x: torch.cat(
-            (
-                rotate(
-                    x[..., : (H + K) * D].unflatten(-1, (-1, D)).transpose(1, 2), COSINES, SINES
-                ),
-                x[..., (H + K) * D :].unflatten(-1, (-1, D)).transpose(1, 2),
-            ),
-            1,
-        ),
+        plain_turned,
         [(B, T, (H + 2 * K) * D)],
     ),
     "GELU": (gelu, plain_gelu, [(B, T, E)]),

@@ -1,4 +1,4 @@
-"""What a model is made of: its parts and sizes, and the presets, which are named sets of parts."""
+"""The parts and sizes of a model, and presets, which are named sets of parts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Architecture:
         if self.mlp_width is not None or self.mlp == "none":
             return self.mlp_width or 0
         width = self.embed_dim or 0
-        # Three matrices instead of two: as many parameters as a plain MLP of width 4C has.
+        # Three matrices in place of two: as many parameters as an MLP of width 4C.
         return -(-8 * width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * width
 
     @property
@@ -148,11 +148,16 @@ class Architecture:
 
     @property
     def slides(self) -> bool:
-        """Whether a full context moves on by one token: cheap, and exact, for one layer only.
+        """Return True if a full context slides by one token, which is exact for one layer only.
 
-        Others keep the newer half of it and begin again.
+        Other models keep the newer half of the context and compute it again.
         """
         return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
+
+    @property
+    def holds_weights(self) -> bool:
+        """Return True if training holds all attention weights: no kernel drops any of them."""
+        return bool(self.dropout) and self.attention == "softmax" and not self.residual
 
     def settings(self) -> Settings:
         """The preset and what could be changed in it: all that tells this model from others."""
@@ -201,7 +206,7 @@ def _check_heads(a: Architecture, width: int) -> None:
 
 
 def _nearest(wanted: int, possible: Sequence[int]) -> str:
-    """Of ascending numbers the one just below `wanted` and the one just above: `4 or 8`."""
+    """Return the numbers next below and above `wanted`, of ascending ones: `4 or 8`."""
     above = bisect.bisect(possible, wanted)
     return " or ".join(map(str, possible[max(0, above - 1) : above + 1]))
 
@@ -273,7 +278,7 @@ _NEEDS: dict[str, tuple[str, _Holds]] = {
 
 
 def unused(name: str, settings: Mapping[str, object]) -> str | None:
-    """What a setting would need to be of use among these others; None where it is of use."""
+    """Return what a setting needs to have an effect, or None if it has one."""
     needs, holds = _NEEDS.get(name, ("", lambda s: True))
     return None if holds(settings) else needs
 

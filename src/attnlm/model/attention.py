@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from attnlm.model.architecture import Architecture
 from attnlm.model.layers import Linear, RMSNorm
 from attnlm.model.layers import dropout as dropped
-from attnlm.model.ops.attention import (
-    causal_attention,
-    kernel_of_pytorch,
-    scores_and_weights,
-    shared_heads,
-)
+from attnlm.model.ops.attention import causal_attention, kernel_of_pytorch, shared_heads
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.pointwise import Gains, Rotation, split_heads
 from attnlm.model.recorder import Recorder
@@ -50,8 +45,24 @@ def attention(
     return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
 
 
+def scores_and_weights(
+    query: Tensor, key: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return scale · q kᵀ, and its softmax over the keys that the mask leaves: both (..., T, S).
+
+    `scale` is 1/√D by default. Causal, a query sees the keys up to its own; the last query belongs
+    to the last key.
+    """
+    new, total = query.size(-2), key.size(-2)
+    scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+    if not causal:
+        return scores, torch.softmax(scores, -1)
+    later = torch.ones(new, total, dtype=torch.bool, device=query.device).triu(total - new + 1)
+    return scores, torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+
+
 class LayerCache:
-    """What one attention layer remembers of the tokens so far: at most `capacity` of them."""
+    """The keys and values of one attention layer, for at most `capacity` tokens."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

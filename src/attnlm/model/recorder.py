@@ -30,7 +30,7 @@ class Heads:
     key: Tensor
     value: Tensor
     scores: Tensor
-    """q kᵀ / √D before the mask, (B, H, T, S)"""
+    """before the mask, (B, H, T, S)"""
     weights: Tensor
     """softmax of the masked scores, (B, H, T, S)"""
     mixed: Tensor

@@ -1,4 +1,4 @@
-"""Kernels of attention: the reference, PyTorch's, and one in C that holds few scores at once."""
+"""Kernels of attention: PyTorch's, and one in C. Neither holds all scores at once."""
 
 from __future__ import annotations
 
@@ -24,22 +24,6 @@ def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
     return tuple(
         x if x.size(-3) == heads else x.repeat_interleave(heads // x.size(-3), dim=-3) for x in kv
     )
-
-
-def scores_and_weights(
-    query: Tensor, key: Tensor, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return scale · q kᵀ, and its softmax over the keys that the mask leaves: both (..., T, S).
-
-    `scale` is 1/√D by default. Causal, a query sees the keys up to its own; the last query belongs
-    to the last key.
-    """
-    new, total = query.size(-2), key.size(-2)
-    scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
-    if not causal:
-        return scores, torch.softmax(scores, -1)
-    later = torch.ones(new, total, dtype=torch.bool, device=query.device).triu(total - new + 1)
-    return scores, torch.softmax(scores.masked_fill(later, -torch.inf), -1)
 
 
 def kernel_of_pytorch(

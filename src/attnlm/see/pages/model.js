@@ -130,6 +130,9 @@ class Model {
 
   get head() { return this.architecture.tie_embeddings ? "token_embedding" : "head"; }
 
+  /* How a score follows from a query and a key, for readers. */
+  get scoreFormula() { return `q · k / √${this.architecture.head_size}`; }
+
   /* x Wᵀ, plus a bias where there is one. */
   linear(name, x_C, biased = name) {
     const y = product(this.weights[`${name}.weight`].values, x_C), bias = this.weights[`${biased}.bias`];

@@ -309,7 +309,7 @@ function stepsOfHead() {
         ["input", parts.input[t]]]);
     }
     if (a.attention !== "uniform") {
-      add(`scores: q · k / √${D}, of the tokens up to this one`, "T", parts.scores[t][head], (at) => [
+      add(`scores: ${model.scoreFormula}, of the tokens up to this one`, "T", parts.scores[t][head], (at) => [
         [`q of ${token(t)}`, own(queries[t], head)], [`k of ${token(at)}`, own(keys[at], group)]]);
     }
     const weights = Float32Array.from({length: t + 1}, (_, key) => map()[t * seen.ids.length + key]);
