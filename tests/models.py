@@ -5,6 +5,9 @@ Their sizes differ from each other, so that swapped axes fail.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
@@ -64,6 +69,13 @@ def small_model(name: str, vocab_size: int = V, **more: Setting) -> LanguageMode
         rotary = a.rotary_base, a.rotary_factor, a.rotary_context, torch.float64
         model.cosines, model.sines = rotary_angles(a.block_size, a.head_dim, *rotary)
     return model
+
+
+def prepared(folder: Path, text: str = FRUITS, name: str = "fruits", **about: Any) -> Dataset:
+    """Return the data set of a text, which lies in the folder with its data in `data`."""
+    path = folder / f"{name}.txt"
+    path.write_text(text)
+    return prepare(path, data_dir=folder / "data", **about)
 
 
 def some_ids(*shape: int) -> Tensor:

@@ -19,6 +19,7 @@ from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import affordable_size as sizes
+from attnlm.experiments import settle
 from attnlm.training.price import step_price
 from tests.clock import Clock
 from tests.command import attnlm as command
@@ -189,17 +190,18 @@ def test_each_size_is_tried_with_all_threads(
 ) -> None:
     tried: list[object] = []
 
-    def seconds_per_step(*_: object) -> float:
-        tried.append(torch.get_num_threads())
-        torch.set_num_threads(1)  # as a training does
-        return 1e-4
+    measured = settle.trial
 
-    monkeypatch.setattr(sizes, "_seconds_per_step", seconds_per_step)
+    def trial(*about: Any) -> Any:
+        tried.append(torch.get_num_threads())
+        return measured(*about)
+
+    monkeypatch.setattr(sizes, "trial", trial)
     recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        given: dict[str, Any] = {"device": "cpu", "budget": 60.0}
+        given: dict[str, Any] = {"device": "cpu", "budget": 3.0}
         sizes.affordable_size(recipes, given, dataset, time.perf_counter(), tried.append)
         assert [count for count in tried if isinstance(count, int)] == [2, 2, 2]
         assert torch.get_num_threads() == 2

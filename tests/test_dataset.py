@@ -22,7 +22,7 @@ from attnlm.data.dataset import open_dataset, sampled_hash
 from attnlm.data.list_datasets import list_datasets
 from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate
-from attnlm.experiments.snapshot import passage_texts, take_snapshot
+from attnlm.experiments.snapshot import take_snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
 from attnlm.see.heads import study_heads
@@ -194,8 +194,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
         lambda: attnlm.train(folder, checkpoint_dir=tmp_path / "new", block_size=8, steps=1),
     ]
     if place == 0:
-        readers.append(lambda: take_snapshot(1, model, opened, device))
-        readers.append(lambda: passage_texts(model, opened))
+        readers.append(lambda: take_snapshot(opened, 80, 1, model, device))
     for read in readers:
         with pytest.raises(AttnlmError, match="is damaged: it has ids that its vocabulary"):
             read()

@@ -18,6 +18,7 @@ import attnlm
 from attnlm.base.signals import Interrupted, StopSignal, signals
 from attnlm.runs.run import Run
 from attnlm.training import validation
+from tests.models import prepared
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 
@@ -37,8 +38,7 @@ def keep() -> None:
 def train(folder: Path, **settings: Any) -> Run:
     """Train a small model with two windows at once, in 3 rounds of the validation split."""
     if not (folder / "data").exists():
-        (folder / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-        attnlm.prepare(folder / "text.txt", data_dir=folder / "data")
+        prepared(folder, "the cat sat on the mat.\n" * 99, "text")
     given: dict[str, Any] = {"model": "bigram", "name": "run", "steps": 10, "threads": 1}
     return attnlm.train(
         data_dir=folder / "data", checkpoint_dir=folder / "runs", **(given | settings)
@@ -197,8 +197,7 @@ def test_a_hangup_that_is_ignored_stays_so() -> None:
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_training_outlives_its_terminal(is_ignored: bool, tmp_path: Path) -> None:
     """It saves and ends with 129; where hangups are ignored, it goes on to its end."""
-    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-    attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+    prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     steps = 200 if is_ignored else 10**8
     arguments = ["train", f"--steps={steps}", "--eval-every=100", "--model=bigram", "--name=run"]
     ours, terminal = os.openpty()

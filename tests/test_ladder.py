@@ -28,7 +28,7 @@ from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
 from tests.clock import Clock
-from tests.models import FRUITS
+from tests.models import FRUITS, prepared
 from tests.test_console import terminal
 
 SMALL: dict[str, Any] = {
@@ -225,8 +225,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         climb(resume="ladder-001", name="other", checkpoint_dir=folder)
     with pytest.raises(AttnlmError, match="no ladder is called"):
         climb(resume="nothing", checkpoint_dir=folder)
-    (tmp_path / "other.txt").write_text(FRUITS[::-1])
-    other = attnlm.prepare(tmp_path / "other.txt", data_dir=tmp_path / "data")
+    other = prepared(tmp_path, FRUITS[::-1], "other")
     with pytest.raises(AttnlmError, match="is not the data set"):
         climb(other.path, name="ladder-001", checkpoint_dir=folder)
     record = climbed.path / "ladder.json"

@@ -34,7 +34,7 @@ from attnlm.training import loop
 from attnlm.training.state import initial_state
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.models import FRUITS, VARIANTS, small_model, some_ids
+from tests.models import VARIANTS, prepared, small_model, some_ids
 from tests.test_processes import ended, started
 from tests.tolerances import assert_near
 
@@ -54,8 +54,7 @@ ADAPTABLE = [name for name in VARIANTS if map_shapes(resolve(variant(name)).mode
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the data set fruits-char and the run `parent`, a small gpt2."""
     path = tmp_path_factory.mktemp("project")
-    (path / "fruits.txt").write_text(FRUITS)
-    attnlm.prepare(path / "fruits.txt", data_dir=path / "data")
+    prepared(path)
     sizes = {"block_size": 8, "heads": 2, "embed_dim": 16, "model": "gpt2"}
     attnlm.train(**about(path), name="parent", **{**SMALL, **sizes, "steps": 30})
     return path

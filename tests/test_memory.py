@@ -22,6 +22,7 @@ from attnlm.training.memory import (
     estimate_memory,
     windows_at_once,
 )
+from tests.models import prepared
 
 CPU = Device("cpu", "float32", "requested")
 
@@ -78,8 +79,7 @@ def test_as_many_windows_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_is_made_of_a_run_that_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+    dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     monkeypatch.setattr(memory, "_memory_of", lambda device: 1000)
     with pytest.raises(AttnlmError, match="of memory, and cpu has"):
         attnlm.train(dataset.path, device="cpu", checkpoint_dir=tmp_path / "runs")
@@ -94,7 +94,7 @@ def test_nothing_is_made_of_a_run_that_is_refused(
         ({"block_size": 8}, 2**16, 256),  # not all logits at once
         ({"model": "bigram", "block_size": 8}, 2**16, 32),
         ({"heads": 1, "head_size": 2**15, "block_size": 8}, 65, 31),  # 128 MB
-        ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 1),
+        ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 8),
         ({"heads": 1, "head_size": 2**20, "block_size": 64}, 65, 1),
     ],
 )
@@ -142,8 +142,7 @@ def test_precision_and_compilation_are_settled_before_memory_is_estimated(
     micro: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU without bfloat16 computes in float32, and a long training run there is compiled."""
-    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path / "data")
+    dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     monkeypatch.setattr(settle, "_is_long", lambda config, dataset: True)
     monkeypatch.setattr(memory, "_memory_of", lambda device: None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")

@@ -25,7 +25,7 @@ from attnlm.model.layers import Linear
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
-from tests.models import V, small_model, some_ids
+from tests.models import V, prepared, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
 
@@ -33,8 +33,7 @@ CPU = Device("cpu", "float32", "tests")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("data")
-    (folder / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-    return attnlm.prepare(folder / "text.txt", data_dir=folder)
+    return prepared(folder, "the cat sat on the mat.\n" * 99, "text")
 
 
 class Operations(TorchDispatchMode):
@@ -52,13 +51,12 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer", "gpt2"])
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str, cached: bool) -> None:
+def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str) -> None:
     """At the other positions they would be most of the memory that a large vocabulary takes."""
     model = small_model(name)
     ids_BT = some_ids(3, model.architecture.block_size)
     with Operations() as seen:
-        found = ModuleDecoder(model, CPU, cached=cached).logits(ids_BT.numpy(), 0)
+        found = ModuleDecoder(model, CPU).logits(ids_BT.numpy(), 0)
     np.testing.assert_allclose(found, model(ids_BT)[:, -1].detach(), rtol=1e-9, atol=1e-12)
     matmuls = [n for name, n, _ in seen.made if name in ("linear", "addmm", "mm", "embedding")]
     assert matmuls[-1] == 3 * V
@@ -97,7 +95,7 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
     """Compare with autocast, bit for bit."""
     model, device = small_model(name).float(), Device("cpu", "bfloat16", "tests")
     ids_BT = some_ids(2, 6).numpy()
-    plain = ModuleDecoder(model, device, cached=False)
+    plain = ModuleDecoder(model, device)
     decoder = fastest_decoding(model, device).new_decoder(2)
     assert np.array_equal(decoder.logits(ids_BT[:, :5], 0), plain.logits(ids_BT[:, :5], 0))
     with Operations() as seen:

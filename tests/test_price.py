@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 import attnlm
 from attnlm.base.errors import UsageError
@@ -23,7 +21,7 @@ from attnlm.model.language_model import build_model
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.training import price
-from attnlm.training.price import affordable_sample, affordable_tokens, forward_price
+from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.validation import MOST_TOKENS, validation_loss
 from tests.command import attnlm as command
 
@@ -63,17 +61,6 @@ def test_what_costs_more_than_a_tenth_is_evaluated_in_part() -> None:
     assert affordable_tokens(few, 50_257, 1500) is None
     large = resolve({"steps": 10**6})
     assert affordable_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
-
-
-@pytest.mark.parametrize("model", [model for model in MODELS if model != "average"])
-def test_the_price_counts_the_products_of_a_model(model: str) -> None:
-    """Twice the parameters that multiply, and the products of the attention."""
-    config = resolve({"model": model, "block_size": 16}).model
-    network = build_model(config, 65).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        network(torch.zeros((1, 16), dtype=torch.long))
-    counted = counter.get_total_flops() / 16
-    assert forward_price(config, 65) - 65 * price._PER_LOGIT == pytest.approx(counted, rel=0.15)
 
 
 def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:

@@ -20,13 +20,20 @@ from attnlm.generation.decoders import Decoder, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import kept_of_full_window
 from attnlm.generation.next_token import (
     Array,
+    Ids,
     Probabilities,
     Uniforms,
     draw,
     next_token_weights,
     normalised,
 )
-from attnlm.generation.sampling import Continuation, Sampler, generate, generate_all
+from attnlm.generation.sampling import (
+    Continuation,
+    Sampler,
+    drawn_tokens,
+    generate,
+    generate_all,
+)
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel
@@ -158,6 +165,20 @@ def test_numbers_do_not_depend_on_how_many_are_taken_together() -> None:
     assert np.array_equal(pieces, other.take(len(pieces)))
 
 
+class Uncached(ModuleDecoder):
+    """The reference: a decoder that computes everything anew each time."""
+
+    def logits(self, ids_BS: Ids, known: int) -> Array:
+        return super().logits(ids_BS, 0)
+
+
+def plain_tokens(model: LanguageModel, prompt: list[int], config: SamplingConfig) -> list[Any]:
+    count = config.num_samples
+    uniforms, decoder = Uniforms(config.seed, range(count)), Uncached(model, CPU)
+    drawn = drawn_tokens(model, prompt, config, decoder, uniforms, count)
+    return [ids_B.tolist() for ids_B, _ in drawn]
+
+
 VARIANTS = (
     *RUNGS,
     "multi-head:projection=true",
@@ -177,16 +198,8 @@ def test_fast_tokens_equal_plain_ones_far_past_the_context(
     prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
     config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
     fast = np.concatenate(list(generate(model, prompt, config, CPU)))
-    plain = np.concatenate(list(generate(model, prompt, config, CPU, cached=False)))
-    assert fast.tolist() == plain.tolist()
+    assert fast.tolist() == plain_tokens(model, prompt, config)
     assert len(set(map(tuple, fast.T.tolist()))) == num_samples
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("num_samples", [1, 3])
-def test_fast_logits_equal_plain_ones_far_past_the_context(name: str, num_samples: int) -> None:
-    model = small_model(name).float()
-    assert_equal_logits(model, fastest_decoding(model, CPU).new_decoder(num_samples), num_samples)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung != "bigram"])
@@ -201,17 +214,15 @@ def test_numbers_that_are_not_finite_are_refused_by_every_decoder(
         for name in ("token_embedding.weight", "head.weight"):
             model.get_parameter(name).fill_(number)
 
-    def refused(*, cached: bool = True, num_samples: int = 1) -> None:
-        config = SamplingConfig(temperature=temperature, num_samples=num_samples)
-        with pytest.raises(NotFiniteError):
-            next(generate(model, [1, 2], config, CPU, cached=cached))
-
     if rung == "transformer" and math.isfinite(number):
         return  # its last norm makes zeros of 3e38
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 2)
-    refused(cached=False)
-    refused()
-    refused(num_samples=32)
+    for num_samples in (1, 32):
+        config = SamplingConfig(temperature=temperature, num_samples=num_samples)
+        with pytest.raises(NotFiniteError):
+            next(generate(model, [1, 2], config, CPU))
+    with pytest.raises(NotFiniteError):
+        plain_tokens(model, [1, 2], SamplingConfig(temperature=temperature))
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -227,7 +238,7 @@ def test_without_a_compiler_logits_come_from_cached_keys(
 
 def assert_equal_logits(model: LanguageModel, decoder: Decoder, num_samples: int) -> None:
     """Over tokens drawn from both a decoder and the model see the same windows."""
-    plain = ModuleDecoder(model, CPU, cached=False)
+    plain = Uncached(model, CPU)
     ids_BT = torch.randint(V, (num_samples, 4 * BLOCK)).numpy()
     start = known = 0
     for length in range(2, 4 * BLOCK):
@@ -271,8 +282,8 @@ def test_a_context_of_one_token_works() -> None:
     for rung in RUNGS:
         model = small_model(rung, block_size=1)
         config = SamplingConfig(tokens=7, seed=1)
-        cached = list(generate(model, [2, 3], config, CPU))
-        assert cached == list(generate(model, [2, 3], config, CPU, cached=False))
+        cached = np.concatenate(list(generate(model, [2, 3], config, CPU)))
+        assert cached.tolist() == plain_tokens(model, [2, 3], config)
 
 
 @pytest.mark.parametrize(

@@ -230,60 +230,48 @@ def rewritten(path: Path, change: Any) -> None:
     sealed(path)
 
 
-def _cut(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    found["model.head.weight"] = found["model.head.weight"][:-1].clone()
-
-
-def _move(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    places["model.head.weight"]["saved_offsets"][0] = 2
-
-
-def _back(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    places["model.head.weight"]["saved_offsets"][0] = -1
-
-
-def _aside(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    places["model.head.weight"]["saved_offsets"] = [0, 1]
-
-
-def _unplaced(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    del places["model.head.weight"]
-
-
-def _words(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    places["model.head.weight"]["saved_offsets"] = ["a", None]
-
-
-def _halves(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    found["model.head.weight"] = found["model.head.weight"].half()
-
-
-def _narrow(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    found["model.head.weight"] = found["model.head.weight"][:, :-1].clone()
-
-
-def _less(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    del found["model.head.weight"]
-
-
-def _more(found: dict[str, Tensor], places: dict[str, Any]) -> None:
-    found["model.foot"] = torch.zeros(3)
-    places["model.foot"] = {"saved_offsets": [0]}
+HEAD = "model.head.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place", "message"),
     [
-        *((change, "is damaged") for change in (_cut, _move, _back, _aside, _unplaced, _words)),
-        *((change, "does not hold the model") for change in (_halves, _narrow, _less, _more)),
+        (lambda head: head[:-1].clone(), [0, 0], "is damaged"),
+        (None, [2, 0], "is damaged"),
+        (None, [-1, 0], "is damaged"),
+        (None, [0, 1], "is damaged"),
+        (None, None, "is damaged"),
+        (None, ["a", None], "is damaged"),
+        (Tensor.half, [0, 0], "does not hold the model"),
+        (lambda head: head[:, :-1].clone(), [0, 0], "does not hold the model"),
     ],
 )
-def test_a_forged_checkpoint_is_refused(change: Any, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "last"
+def test_rows_of_a_forged_checkpoint_are_refused(
+    change: Any, place: Any, message: str, tmp_path: Path
+) -> None:
+    def forge(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+        found[HEAD] = change(found[HEAD]) if change else found[HEAD]
+        places[HEAD]["saved_offsets"] = place
+        if place is None:
+            del places[HEAD]
+
+    assert_refused(forge, message, tmp_path / "last")
+
+
+@pytest.mark.parametrize("name", [HEAD, "model.foot"])
+def test_a_forged_checkpoint_has_all_tensors_and_no_other(name: str, tmp_path: Path) -> None:
+    def forge(found: dict[str, Tensor], places: dict[str, Any]) -> None:
+        if found.pop(name, None) is None:
+            found[name], places[name] = torch.zeros(3), {"saved_offsets": [0]}
+
+    assert_refused(forge, "does not hold the model", tmp_path / "last")
+
+
+def assert_refused(forge: Any, message: str, path: Path) -> None:
     config, _ = small_checkpoint(path)
     rewritten(path, lambda found, places: None)
     load_checkpoint(path, config, 5)
-    rewritten(path, change)
+    rewritten(path, forge)
     with pytest.raises(attnlm.AttnlmError, match=message):
         load_checkpoint(path, config, 5)
 

@@ -21,7 +21,7 @@ from attnlm.runs.run import Run
 from attnlm.see.reproduce import train_command
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.models import FRUITS
+from tests.models import prepared
 from tests.test_processes import ended, started
 from tests.tolerances import assert_near
 
@@ -40,8 +40,7 @@ SMALL: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the data set fruits-char and the run `parent`."""
     path = tmp_path_factory.mktemp("project")
-    (path / "fruits.txt").write_text(FRUITS)
-    attnlm.prepare(path / "fruits.txt", data_dir=path / "data")
+    prepared(path)
     sizes = {"block_size": 8, "heads": 2, "embed_dim": 16}
     attnlm.train(**about(path), name="parent", **{**SMALL, **sizes, "steps": 30})
     return path
@@ -149,8 +148,7 @@ def test_what_changes_nothing_and_dropout_are_not(folder: Path) -> None:
 
 
 def test_data_of_another_tokenizer_are_refused_until_they_have_this_one(folder: Path) -> None:
-    (folder / "pears.txt").write_text("30 pears are 3 fruits.\n" * 40)
-    attnlm.prepare(folder / "pears.txt", data_dir=folder / "data")
+    prepared(folder, "30 pears are 3 fruits.\n" * 40, "pears")
     arguments = "train", "pears-char", "--from", "parent", "--steps", "4", "--batch-size", "2"
     path = Path("checkpoints") / "parent"
     fails(*arguments, cwd=folder, code=1, says="tokenizer of parent", hints=f"--tokenizer {path}")

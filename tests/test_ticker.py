@@ -91,7 +91,11 @@ def test_it_changes_nothing_else(
     heard = trained(data, tmp_path, **settings)
     size = heard.config.model
     maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
-    monkeypatch.setattr(launch, "take_snapshot", lambda step, *_: Snapshot(step, "", maps))
+
+    def silent(dataset: object, tokens: int, step: int, *_: object) -> tuple[Snapshot, list[str]]:
+        return Snapshot(step, "", maps), ["a"]
+
+    monkeypatch.setattr(launch, "take_snapshot", silent)
     mute = trained(data, tmp_path, **settings)
     timed = {"seconds": 0, "tokens_per_second": 0}
     assert [r | timed for r in heard.metrics()] == [r | timed for r in mute.metrics()]
@@ -106,7 +110,7 @@ def test_the_model_is_left_as_it_was(data: Path, tmp_path: Path) -> None:
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
     dataset = attnlm.open_dataset(data / "fruits-char")
     before = torch.random.get_rng_state()
-    snapshot = take_snapshot(12, model.train(), dataset, CPU)
+    snapshot, _ = take_snapshot(dataset, 80, 12, model.train(), CPU)
     assert model.training
     assert torch.equal(torch.random.get_rng_state(), before)
     assert snapshot.text == run.ticker()[-1].text  # without dropout
@@ -122,7 +126,7 @@ def test_numbers_gone_wrong_are_left_to_others(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(number)
-    snapshot = take_snapshot(1, model, attnlm.open_dataset(data / "fruits-char"), CPU)
+    snapshot, _ = take_snapshot(attnlm.open_dataset(data / "fruits-char"), 80, 1, model, CPU)
     assert snapshot.step == 1
 
 

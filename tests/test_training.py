@@ -38,7 +38,7 @@ from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import saved_state
 from tests.command import attnlm as command
-from tests.models import FRUITS
+from tests.models import FRUITS, needs_compiler, prepared
 
 SMALL: dict[str, Setting] = {
     "block_size": 8,
@@ -84,16 +84,6 @@ def assert_same_run(one: Run, other: Run) -> None:
     for file in ("last", "best"):
         ours, theirs = (run.checkpoint(file).path.read_bytes() for run in (one, other))
         assert ours == theirs, file
-
-
-@pytest.mark.parametrize("rung", RUNGS)
-def test_every_rung_learns(rung: str, trained: Any) -> None:
-    run = trained(model=rung, steps=60, learning_rate=0.03, eval_every=20)
-    records = run.metrics()
-    assert [record["step"] for record in records] == [0, 20, 40, 60]
-    assert records[0]["val_loss"] == pytest.approx(math.log(run.vocab_size), rel=0.05)
-    assert records[-1]["val_loss"] < records[0]["val_loss"] - 0.3
-    assert records[-1]["tokens"] == 60 * 4 * 8
 
 
 def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> None:
@@ -296,7 +286,6 @@ def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None
     assert len(refusals) == 4
 
 
-@pytest.mark.skipif(os.name == "nt", reason="symlinks need a privilege")
 def contents(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
@@ -392,19 +381,6 @@ def test_folders_that_the_user_keeps_elsewhere_work_through_links(
     assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "metrics.jsonl", "ticker.jsonl", "last.safetensors"],
-)
-def test_a_pipe_in_the_place_of_a_runs_file_is_told_by_its_name(name: str, trained: Any) -> None:
-    path = trained().path
-    (path / name).unlink()
-    os.mkfifo(path / name)
-    with pytest.raises(AttnlmError, match=f"can't read .*{name}: it is a named pipe"):
-        attnlm.train(resume=path, steps=14)
-
-
 def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:
     """Metrics go to disk before the checkpoint: what lies after it is dropped, half lines too."""
     whole, other = trained(), trained(steps=10)
@@ -418,6 +394,7 @@ def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -
     assert len(resumed.metrics()) == len(records) == len(whole.metrics())
 
 
+@needs_compiler
 def test_few_functions_stand_between_the_command_and_a_gradient(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,16 +507,6 @@ def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: A
     assert [reason == "recorded in the run" for reason in reasons] == [True, False]
 
 
-def test_resume_refuses_data_that_is_not_the_runs(trained: Any, tmp_path: Path) -> None:
-    run = trained()
-    (tmp_path / "fruits.txt").write_text(FRUITS + "And that was all.\n")
-    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
-    changed = replace(run, dataset={**run.dataset, "path": str(other.path)})
-    changed.save_config()
-    with pytest.raises(AttnlmError, match="is not the data set"):
-        attnlm.train(resume=run.path, steps=20)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -565,12 +532,16 @@ def test_resume_refuses_facts_that_do_not_fit_together(
         attnlm.train(resume=run.path, steps=14)
 
 
-def test_resume_refuses_the_same_ids_of_another_vocabulary(trained: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("same_ids", [False, True])
+def test_resume_and_evaluate_refuse_other_data(
+    same_ids: bool, trained: Any, tmp_path: Path
+) -> None:
+    """Also data of another vocabulary that claim to have the same ids."""
     run = trained()
-    (tmp_path / "fruits.txt").write_text(FRUITS + "What else? Yes, QUINCES! " * 20)
-    other = attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
+    other = prepared(tmp_path, FRUITS + "What else? Yes, QUINCES! " * 20)
     assert other.vocab_size > run.vocab_size
-    same = {key: getattr(other, key) for key in ("train_sha256", "val_sha256")}
+    keys = ("train_sha256", "val_sha256") if same_ids else ()
+    same = {key: getattr(other, key) for key in keys}
     replace(run, dataset={**run.dataset, **same, "path": str(other.path)}).save_config()
     for read in (
         lambda: attnlm.train(resume=run.path, steps=20),
@@ -673,13 +644,6 @@ def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
     assert str(run.last) in caught.value.hint
 
 
-@pytest.mark.parametrize("model", ["multi-head", "transformer"])
-def test_products_in_bfloat16_are_near_those_in_float32(trained: Any, model: str) -> None:
-    full, half = (trained(model=model, dtype=dtype) for dtype in ("float32", "bfloat16"))
-    losses = [run.metrics()[-1]["val_loss"] for run in (full, half)]
-    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], abs=0.05)
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_trains_in_bfloat16(model: str, trained: Any, tmp_path: Path) -> None:
     """It learns, goes on as if it had not been stopped, and is evaluated and sampled alike."""
@@ -695,19 +659,6 @@ def test_every_model_trains_in_bfloat16(model: str, trained: Any, tmp_path: Path
     assert attnlm.evaluate(resumed, checkpoint="last").loss == losses[-1]
     (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)
     assert text == attnlm.samples(whole, num_samples=2, tokens=20, seed=1)[0] and len(text) == 20
-
-
-def test_two_threads_compute_what_one_does(trained: Any, tmp_path: Path) -> None:
-    """Steps that are large enough for PyTorch to divide them."""
-    settings: dict[str, Any] = {"batch_size": 32, "block_size": 32, "steps": 2, "compile": "off"}
-    one = trained(**settings, eval_every=2, threads=1)
-    two = trained(**settings, eval_every=1, threads=2)
-    loss = two.metrics()[-1]["val_loss"]
-    assert loss == pytest.approx(one.metrics()[-1]["val_loss"], rel=1e-5)
-    with pytest.raises(Interrupted):
-        trained(**settings, eval_every=1, threads=2, name="stopped", on_event=StopAt(1))
-    assert_same_run(two, attnlm.train(resume=tmp_path / "checkpoints" / "stopped"))
-    assert attnlm.evaluate(two, checkpoint="last").loss == loss
 
 
 def test_a_trial_chooses_between_one_thread_and_two(
@@ -826,10 +777,7 @@ def test_the_hint_for_data_that_are_too_small_works(
     rung: str, size: int, fraction: float, tmp_path: Path
 ) -> None:
     """Whichever split is the smaller one; and no larger context would do."""
-    (tmp_path / "fruits.txt").write_text(FRUITS[:size])
-    small = attnlm.prepare(
-        tmp_path / "fruits.txt", val_fraction=fraction, data_dir=tmp_path / "data"
-    )
+    small = prepared(tmp_path, FRUITS[:size], val_fraction=fraction)
     settings: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "threads": 1}
     settings["checkpoint_dir"] = tmp_path / "checkpoints"
     with pytest.raises(AttnlmError, match="split has") as caught:
@@ -845,8 +793,7 @@ def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
     trained: Any, tmp_path: Path
 ) -> None:
     run = trained(model="bigram")
-    (tmp_path / "few.txt").write_text(FRUITS)
-    few = attnlm.prepare(tmp_path / "few.txt", val_fraction=0.001, data_dir=tmp_path / "data")
+    few = prepared(tmp_path, FRUITS, "few", val_fraction=0.001)
     assert few.val_tokens < 8
     with pytest.raises(AttnlmError, match="validation split has") as caught:
         attnlm.evaluate(run, data=few.path)

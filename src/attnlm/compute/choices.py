@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
+from attnlm.base.records import decoded
 from attnlm.compute.native.build import processor
 from attnlm.compute.threads import flushing_subnormals
 
@@ -37,7 +37,7 @@ class Choice:
     kind: str
     sizes: str
     chosen: str
-    milliseconds: dict[str, float]
+    milliseconds: Mapping[str, float]
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def fastest(
     chosen = best if seconds[best] < (1 - worth) * seconds[first] else first
     choice = Choice(kind, sizes, chosen, {n: round(1e3 * s, 4) for n, s in seconds.items()})
     if path is not None:
-        # What others have remembered meanwhile stays.
+        # Keep what other processes have remembered meanwhile.
         kept = dict(list(_read(path).items())[1 - _MOST_REMEMBERED :]) | {key: choice}
         # A cache that can't be written costs a trial the next time, no more.
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def _key(described: list[object]) -> str:
 
 
 def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the seconds of each way: the least of some rounds taken in turn."""
+    """Return the seconds of each way: the least of a few rounds, taken in turn."""
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(_ROUNDS):
         for name, way in ways.items():
@@ -118,16 +118,11 @@ def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def _read(path: Path | None) -> dict[str, Choice]:
-    """Return the choices in a file; none where it is missing or damaged."""
-    try:
-        content: Any = {} if path is None else read_json(path)["choices"]
-        return {key: Choice(**choice) for key, choice in content.items() if _is_whole(choice)}
-    except (AttnlmError, KeyError, TypeError, AttributeError):
+    """Return the choices in a file, an empty dictionary if it is missing or damaged."""
+    if path is None:
         return {}
-
-
-def _is_whole(choice: Mapping[str, Any]) -> bool:
-    times = choice["milliseconds"]
-    return all(isinstance(choice[name], str) for name in ("kind", "sizes", "chosen")) and all(
-        isinstance(name, str) and isinstance(took, float | int) for name, took in times.items()
-    )
+    try:
+        content = read_json(path)["choices"]
+        return {key: decoded(Choice, choice, path) for key, choice in content.items()}
+    except (AttnlmError, KeyError, AttributeError):
+        return {}

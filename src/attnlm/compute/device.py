@@ -1,4 +1,4 @@
-"""Where to compute, and how precisely: chosen by trying."""
+"""Devices and precisions, chosen by trying."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
         problem = _problem(candidate)
         if problem is None:
             _check_one_each(candidate)
-            return Device(candidate, _choose_dtype(candidate, dtype), _describe(candidate))
+            about = torch.cuda.get_device_name() if candidate == "cuda" else "Apple GPU"
+            return Device(candidate, _choose_dtype(candidate, dtype), about)
         failures.append(f"{candidate}: {problem}")
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 
 
 def tried_devices() -> dict[str, str | None]:
-    """Of each device why it can't train, in a few words; None where a small trial went well."""
+    """Return for each device why it can't train, or None if a small trial succeeded."""
     return {device: _problem(device) for device in DEVICES if device != "auto"}
 
 
@@ -85,10 +86,6 @@ def use_precision(device: Device) -> None:
     """TF32 where that was chosen; else not."""
     if device.name == "cuda":
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
-
-
-def _describe(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "Apple GPU"
 
 
 def _problem(device: str) -> str | None:

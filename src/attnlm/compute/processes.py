@@ -125,7 +125,7 @@ class Processes:
         return self._meshes[device]
 
     def new_group(self, patience: float = _AT_FIRST, backend: str | None = None) -> ProcessGroup:
-        """Return a group whose collectives wait so many seconds. All have to call this."""
+        """Return a group whose collectives wait `patience` seconds. All have to call this."""
         import torch.distributed as dist
 
         group: ProcessGroup = dist.new_group(timeout=timedelta(seconds=patience), backend=backend)
@@ -251,7 +251,7 @@ def _checked(name: str, first: int, last: int) -> int:
 
 
 def _variable(name: str) -> int | None:
-    """Return the number in a launcher's variable, if there is one."""
+    """Return the number in a launcher's variable, or None."""
     text = os.environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 

@@ -91,7 +91,7 @@ def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
 
 @contextlib.contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """Let PyTorch use so many threads for one operation of the calling thread."""
+    """Let PyTorch use `count` threads for an operation of the calling thread."""
     import torch
 
     before = torch.get_num_threads()

@@ -13,15 +13,14 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.choices import keeping_threads
-from attnlm.compute.device import Device, choose_device
-from attnlm.config.settings import Config, resolve, with_steps
+from attnlm.compute.device import choose_device
+from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.settle import settle
+from attnlm.experiments.settle import settle, trial
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.price import step_price
 from attnlm.training.schedule import Clock
-from attnlm.training.state import initial_state, keeping_random_state
-from attnlm.training.step import Stepper
+from attnlm.training.state import keeping_random_state
 
 # Measured on several texts and budgets: docs/speed.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
@@ -53,7 +52,7 @@ def affordable_size(
     on_event(Note("measuring how large a model there is time for"))
     budget = resolve(settings, sizes[0]).training.budget
     assert budget is not None
-    clock, trial = Clock.of(budget, began), _TRIAL_SHARE * budget / len(sizes)
+    clock, each = Clock.of(budget, began), _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens
     chosen, seen, speed, pace = 0, 0.0, math.inf, 0.0
     for number, recipe in enumerate(sizes):
@@ -64,7 +63,7 @@ def affordable_size(
         if number and (config.model.block_size > dataset.largest_block_size or hoped < least):
             break
         try:
-            seconds = _seconds_per_token(config, dataset, trial)
+            seconds = _seconds_per_token(config, dataset, each)
         except (AttnlmError, torch.OutOfMemoryError):  # it takes too much memory or time
             if not number:
                 raise
@@ -86,27 +85,18 @@ def affordable_size(
     return config, min(useful, fitting)
 
 
-def _seconds_per_token(config: Config, dataset: Dataset, trial: float) -> float:
-    """Return the time of a token in a training step, measured for `trial` seconds or two steps."""
+def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
+    """Return the time of a token in a training step, measured for `least` seconds or two steps."""
     device = choose_device(config.training.device, config.training.dtype)
-    with keeping_threads():  # each trial begins with all of them
-        config = settle(config, device, dataset).config
-        seconds = _seconds_per_step(config, dataset, device, trial)
-        return seconds / config.tokens_per_step
-
-
-def _seconds_per_step(config: Config, dataset: Dataset, device: Device, trial: float) -> float:
-    config = replace(config, training=with_steps(config.training, 2**30))
-    with keeping_random_state(device):
-        stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
+    with keeping_threads(), keeping_random_state(device):  # each trial begins with all threads
+        stepper = trial(settle(config, device, dataset).config, device, dataset)
         began = time.perf_counter()
         stepper.step().item()  # slower than others
-        since = time.perf_counter()
-        while True:
+        since = now = time.perf_counter()
+        while now == since or now - began < least:
             stepper.step().item()
             now = time.perf_counter()
-            if now - began >= trial:
-                return (now - since) / (stepper.state.step - 1)
+        return (now - since) / (stepper.state.step - 1) / config.tokens_per_step
 
 
 def _seconds_left(clock: Clock) -> float:

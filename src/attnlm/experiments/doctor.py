@@ -26,14 +26,12 @@ from attnlm.text.corpus import TINY_SHAKESPEARE_URL
 _PACKAGES = ("numpy", "safetensors", "tiktoken", "tokenizers", "typer", "matplotlib", "requests")
 _PATIENCE = 3.0  # seconds for the network
 _FREE = 10**9  # bytes of disk: less is soon full
-# Shares below which something is wrong, beside what was measured on an idle machine.
-_LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
 _CHOICES_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one thing. With a remedy it is a problem, in one line."""
+    """A fact about the machine. With a remedy it is a problem, in one line."""
 
     name: str
     text: str
@@ -51,7 +49,6 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
     speed of ten steps, and the newest choices that were made by measuring. `on_event` receives a
     Note before what takes long. Nothing is raised: what can't be examined is a finding too.
     """
-    on_event = on_event or ignore
     yield from _examined("versions", _versions)
     torch = list(_examined("PyTorch", _torch))
     yield from torch
@@ -66,7 +63,7 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
         yield from _examined("network", _network)
     yield from _examined("locale", _locale)
     if is_there:
-        on_event(Note("training a small transformer for ten steps"))
+        (on_event or ignore)(Note("training a small transformer for ten steps"))
         yield from _examined("speed", _speed)
         yield from _examined("choices", _choices)
 
@@ -187,7 +184,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether a file can be made in a folder, and the folder, if there is none yet."""
+    """Return True if a file can be made in the folder, which is made if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -252,19 +249,6 @@ def _choices() -> Iterator[Finding]:
 
 
 def _speed() -> Iterator[Finding]:
-    from attnlm.experiments.speed_check import USUAL_SHARE, check_speed
+    from attnlm.experiments.speed_check import check_speed
 
-    found = check_speed()
-    reached = quantity(found.flops_per_second, "FLOP/s")
-    text = f"{quantity(found.tokens_per_second)} tokens/s, {reached}"
-    if found.share is None or found.peak is None or found.processor_share is None:
-        yield Finding("speed", f"{text} on {found.device}")
-        return
-    text += f": {found.share:.0%} of the {quantity(found.peak, 'FLOP/s')} of matrix products alone"
-    text += f" ({USUAL_SHARE:.0%} or more is usual)"
-    given, remedy = found.processor_share, ""
-    if given < _LEAST_TIME:
-        remedy = f"other programs use the processor, which left {given:.0%} to this one: stop them"
-    elif found.share < _LEAST_OF_USUAL * USUAL_SHARE:
-        remedy = "give `threads` 1 or another number, and see the compiler above"
-    yield Finding("speed", text, remedy)
+    yield Finding("speed", *check_speed())

@@ -34,7 +34,7 @@ from attnlm.training.state import saved_facts
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
-# What every rung shares beside the seed and the steps: the defaults of most of them.
+# All rungs have these: the defaults of most rungs.
 _BLOCK_SIZE, _BATCH_SIZE = 64, 32
 # Of a budget: seconds for a rung's sample and the page, the smaller of two; the shortest training;
 # and by how much a ladder may end too late for equal numbers of steps, the larger of two.

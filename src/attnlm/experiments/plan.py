@@ -1,7 +1,8 @@
-"""What a training run costs, before it is paid: memory, operations, time, and how they grow."""
+"""Costs of a training run before it starts: memory, operations, time, and how they grow."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -20,19 +21,19 @@ from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.config.new_training import resolve_planned
-from attnlm.config.settings import Config, resolve, with_steps
+from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.other_processes import check_launched
-from attnlm.experiments.settle import settle
+from attnlm.experiments.settle import settle, trial
 from attnlm.model.architecture import Architecture, settings_of
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.inspection import parameter_shapes
 from attnlm.model.sizes import block_shapes, forward_flops, training_flops
 from attnlm.runs.open_run import open_run
 from attnlm.runs.parent import check_tokenizer
 from attnlm.runs.run import Run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
-from attnlm.training.state import initial_state, keeping_random_state
+from attnlm.training.state import keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
 TOKENS_PER_PARAMETER = 20
@@ -74,13 +75,17 @@ class Plan:
 
     @functools.cached_property
     def parameters(self) -> int:
-        return count_parameters(model_skeleton(self.config.model, self.vocab_size))
+        return sum(self._sizes.values())
 
     @property
     def parameters_without_embeddings(self) -> int:
         """Return the number of parameters except the embeddings of tokens and positions."""
-        named = model_skeleton(self.config.model, self.vocab_size).named_parameters()
-        return sum(p.numel() for name, p in named if "_embedding." not in name)
+        return sum(size for name, size in self._sizes.items() if "_embedding." not in name)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        shapes = parameter_shapes(self.config.model, self.vocab_size)
+        return {name: math.prod(shape) for name, shape in shapes.items()}
 
     @functools.cached_property
     def memory(self) -> MemoryEstimate:
@@ -165,7 +170,7 @@ class Plan:
             yield name, replace(grown, step_seconds=self.step_seconds * _times(grown, self))
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the plan as JSON values."""
         return {
             "settings": self.config.settings(),
             "vocab_size": self.vocab_size,
@@ -191,17 +196,14 @@ class Plan:
 
 def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
     a, training = config.model, config.training
-    for name, change in (
-        ("width × 2", _wider),
-        ("depth × 2", _deeper),
-        ("context × 2", lambda a: {"block_size": 2 * a.block_size}),
-    ):
-        try:
-            changed = change(a)
+    sizes = {"width × 2": _wider(a), "depth × 2": {}, "context × 2": {"block_size": a.block_size}}
+    if "layers" in settings_of(a.model):
+        sizes["depth × 2"] = {"layers": a.layers}
+    for name, doubled_sizes in sizes.items():
+        changed = {size: 2 * value for size, value in doubled_sizes.items()}
+        with contextlib.suppress(UsageError):  # larger than anything is meant to be
             if changed:
                 yield name, replace(config, model=replace(a, **changed))
-        except UsageError:  # larger than anything is meant to be
-            continue
     name, twice = "processes × 2", 2 * training.processes
     doubled: TrainingConfig = replace(training, processes=twice)
     if training.batch_size % twice:
@@ -210,17 +212,12 @@ def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _wider(a: Architecture) -> dict[str, Any]:
-    """Return the sizes of a model with twice the heads, or with a single head twice as large."""
+    """Return the sizes to double for twice the heads, or for a single head twice as large."""
     if a.embed_dim is None:
         return {}
     names = ["embed_dim", "mlp_width"]
     names += ["heads", "kv_heads"] if a.heads > 1 and not a.wide_heads else ["head_size"]
-    sizes = {name: getattr(a, name) for name in names}
-    return {name: 2 * size for name, size in sizes.items() if size is not None}
-
-
-def _deeper(a: Architecture) -> dict[str, Any]:
-    return {"layers": 2 * a.layers} if "layers" in settings_of(a.model) else {}
+    return {name: size for name in names if (size := getattr(a, name)) is not None}
 
 
 def _muon_flops(rows: int, columns: int) -> int:
@@ -325,7 +322,9 @@ def _data(
                 f"{parent.vocab_size:,} ids",
                 "leave it out, or give the same",
             )
-        return _made_up(vocab_size, config)
+        length = _MADE_UP_WINDOWS * config.model.block_size + 1
+        ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
+        return _MadeUp(ids.astype(id_dtype(vocab_size)), vocab_size, _VAL_TOKENS)
     opened = open_dataset(dataset, data_dir=data_dir)
     if parent is not None:
         check_tokenizer(parent, opened)
@@ -338,13 +337,6 @@ class _MadeUp(NamedTuple):
     train: Ids
     vocab_size: int
     val_tokens: int
-
-
-def _made_up(vocab_size: int, config: Config) -> _MadeUp:
-    length = _MADE_UP_WINDOWS * config.model.block_size + 1
-    ids = np.random.default_rng(0).integers(vocab_size, size=length)
-    train: Any = ids.astype(id_dtype(vocab_size))
-    return _MadeUp(train, vocab_size, _VAL_TOKENS)
 
 
 def _measured(
@@ -365,9 +357,8 @@ def _measured(
                 config = settle(replace(config, training=training), device, data).config
             config = resolve({}, processes.from_main(config.settings()))
             use_precision(device)
-            trial = replace(config, training=with_steps(config.training, 2**30))
-            state = initial_state(trial, data.vocab_size, device, processes)
-            return device.name, config, _step_seconds(Stepper(state, trial, data, processes))
+            stepper = trial(config, device, data, processes)
+            return device.name, config, _step_seconds(stepper)
     except torch.OutOfMemoryError:
         raise AttnlmError(
             f"the memory of {device.name} is too small for a step",
@@ -376,7 +367,7 @@ def _measured(
 
 
 def _step_seconds(stepper: Stepper) -> float:
-    """Return the mean of ten steps, or of as many as can be timed."""
+    """Return the mean time of ten steps, or of more or fewer if that takes a second to a minute."""
     for _ in range(_FIRST):
         began = time.perf_counter()
         stepper.step().item()

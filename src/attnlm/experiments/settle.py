@@ -18,10 +18,11 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
 from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config, with_steps
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.inspection import parameters_of
 from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, parts_compile
 from attnlm.training.memory import (
     MemoryEstimate,
@@ -58,7 +59,7 @@ def chosen_device(config: Config, dataset: TrainingData) -> Device:
     def step_on(device: Device) -> Callable[[], object]:
         @functools.cache
         def stepper() -> Stepper:
-            return _trial(settle(config, device, dataset).config, device, dataset)
+            return trial(settle(config, device, dataset).config, device, dataset)
 
         return lambda: stepper().step().item()
 
@@ -92,7 +93,7 @@ def settle(
         dtype=device.dtype,
         compile=_settled_compile(config, device, dataset),
     )
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    parameters = parameters_of(config.model, dataset.vocab_size)
     about = dataset.vocab_size, parameters, dataset.val_tokens
     if training.micro_batch_size is None and not is_resumed:
         size = affordable_micro_batch(replace(config, training=training), *about, device)
@@ -112,7 +113,7 @@ def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
     hint = f"give `block_size` {longest} or less, or prepare a longer text"
     check_length(len(dataset.train), config.model.block_size, "training", hint)
     check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
+    parameters = parameters_of(config.model, dataset.vocab_size)
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 
 
@@ -188,8 +189,7 @@ def _is_long(config: Config, dataset: TrainingData) -> bool:
 
 def _work(config: Config, dataset: TrainingData) -> float:
     """Return about how many floating-point operations a step takes."""
-    parameters = count_parameters(model_skeleton(config.model, dataset.vocab_size))
-    return 6.0 * parameters * config.tokens_per_step
+    return 6.0 * parameters_of(config.model, dataset.vocab_size) * config.tokens_per_step
 
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
@@ -205,17 +205,20 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
 
     def step_by(threads: int) -> Callable[[], object]:
         by_threads = replace(config, training=replace(training, threads=threads))
-        return _trial(by_threads, device, dataset).step
+        return trial(by_threads, device, dataset).step
 
     with keeping_random_state(device):
         ways = {str(count): step_by(count) for count in (1, everything)}
         return int(fastest("threads", _sizes(config, dataset), ways, about=about, worth=_WORTH))
 
 
-def _trial(config: Config, device: Device, dataset: TrainingData) -> Stepper:
+def trial(
+    config: Config, device: Device, dataset: TrainingData, processes: Processes = ALONE
+) -> Stepper:
     """Return the steps of a model that is made to measure them."""
     config = replace(config, training=with_steps(config.training, 2**30))
-    return Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
+    state = initial_state(config, dataset.vocab_size, device, processes)
+    return Stepper(state, config, dataset, processes)
 
 
 def _sizes(config: Config, dataset: TrainingData) -> str:

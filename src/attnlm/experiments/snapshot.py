@@ -18,33 +18,27 @@ from attnlm.see.text import token_texts
 
 
 def take_snapshot(
-    step: int, model: LanguageModel, dataset: Dataset, device: Device, tokens: int = 80
-) -> Snapshot:
-    """Return a sample of so many tokens and the attention maps at this step.
+    dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
+) -> tuple[Snapshot, list[str]]:
+    """Return a sample of so many tokens and attention maps, and the tokens that the maps are of.
 
-    PyTorch's random state is not used. The text is "" if the model's numbers give no probabilities.
+    PyTorch's random state is not used. The sample is "" if the model's numbers give no
+    probabilities.
     """
-    training = model.training
+    length, training = min(PASSAGE, model.architecture.block_size), model.training
+    passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
+    maps: NDArray[np.float32] | None = None
     model.eval()
     try:
         # The training loop reports numbers that are not finite.
         with np.errstate(all="ignore"):
-            return Snapshot(
-                step, _sample(model, dataset, device, tokens), _maps(model, dataset, device)
-            )
+            text = _sample(model, dataset, device, tokens)
+            if model.architecture.maps_per_layer:
+                recorded = record(model, torch.tensor([passage], device=device.torch))
+                maps = recorded.weights[:, 0].float().cpu().numpy()
     finally:
         model.train(training)
-
-
-def passage_texts(model: LanguageModel, dataset: Dataset) -> list[str]:
-    """Return the tokens of the passage that the maps show."""
-    return token_texts(dataset.tokenizer, _passage(model, dataset))
-
-
-def _passage(model: LanguageModel, dataset: Dataset) -> list[int]:
-    length = min(PASSAGE, model.architecture.block_size)
-    ids: list[int] = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
-    return ids
+    return Snapshot(step, text, maps), token_texts(dataset.tokenizer, passage)
 
 
 def _sample(model: LanguageModel, dataset: Dataset, device: Device, tokens: int) -> str:
@@ -54,11 +48,3 @@ def _sample(model: LanguageModel, dataset: Dataset, device: Device, tokens: int)
         return "".join(sampler.stream(sampler.prompt_ids(""), config))
     except AttnlmError:
         return ""
-
-
-def _maps(model: LanguageModel, dataset: Dataset, device: Device) -> NDArray[np.float32] | None:
-    if not model.architecture.maps_per_layer:
-        return None
-    ids_T = torch.tensor(_passage(model, dataset), device=device.torch)
-    maps_LHTT: NDArray[np.float32] = record(model, ids_T[None]).weights[:, 0].float().cpu().numpy()
-    return maps_LHTT

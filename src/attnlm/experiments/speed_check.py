@@ -1,22 +1,24 @@
-"""Whether this machine trains as fast as it can: ten steps, beside the products it is able to."""
+"""Compares the speed of ten training steps with that of matmuls on this machine."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from attnlm.base.readable import quantity
 from attnlm.compute.device import choose_device
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.linear import product
 
-USUAL_SHARE = 0.45
-"""Of the products' speed, on a CPU: 0.42 to 0.48 were measured with two threads, 0.48 to 0.52 with
-one."""
+# Of the speed of matmuls, on a CPU: 0.42 to 0.48 were measured with two threads, 0.48 to 0.52 with
+# one, on an idle machine.
+_USUAL_SHARE = 0.45
+# Below these fractions something is wrong.
+_LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
 
 _MODEL: dict[str, Any] = {
     "layers": 2,
@@ -30,34 +32,16 @@ _SIZE, _PRODUCTS = 1024, 12
 _SMALL_SIZE, _SECONDS = 192, 0.25
 
 
-@dataclass(frozen=True)
-class SpeedCheck:
-    """How fast a small transformer trains here."""
+def check_speed() -> tuple[str, str]:
+    """Return how fast a small transformer trains here, and what to do if it is slow, else "".
 
-    device: str
-    tokens_per_second: float
-    flops_per_second: float
-    """That its steps reach."""
-    peak: float | None = None
-    """FLOP/s of large float32 products, on a CPU: the most that a training can reach."""
-    processor_share: float | None = None
-    """How much of the processor time that it asked for this process was given."""
-
-    @property
-    def share(self) -> float | None:
-        """Of the peak."""
-        return None if self.peak is None else self.flops_per_second / self.peak
-
-
-def check_speed() -> SpeedCheck:
-    """Ten steps of a fixed transformer, and on a CPU what there is to reach. About three seconds.
-
-    Raises AttnlmError where no step can be made.
+    Ten steps are made, and on a CPU compared with matmuls: about three seconds. Raises AttnlmError
+    if no step can be made.
     """
     device, threads = choose_device().name, torch.get_num_threads()
     on_cpu = device == "cpu"
-    share = _processor_share(threads) if on_cpu else None
-    peaks = [peak_of_products(threads)] if on_cpu else []
+    given = _processor_share(threads) if on_cpu else 1.0
+    before = peak_of_products(threads) if on_cpu else 0.0
     planned = plan(
         vocab_size=_VOCAB_SIZE,
         tokens=10**6,
@@ -68,20 +52,25 @@ def check_speed() -> SpeedCheck:
         seed=0,
         **_MODEL,
     )
-    peaks += [peak_of_products(threads)] if on_cpu else []
-    return SpeedCheck(
-        device,
-        planned.tokens_per_second,
-        planned.flops_per_second,
-        peak=max(peaks, default=None),
-        processor_share=share,
-    )
+    reached = planned.flops_per_second
+    text = f"{quantity(planned.tokens_per_second)} tokens/s, {quantity(reached, 'FLOP/s')}"
+    if not on_cpu:
+        return f"{text} on {device}", ""
+    peak = max(before, peak_of_products(threads))
+    text += f": {reached / peak:.0%} of the {quantity(peak, 'FLOP/s')} of matrix products alone"
+    text += f" ({_USUAL_SHARE:.0%} or more is usual)"
+    if given < _LEAST_TIME:
+        left = f"left {given:.0%} to this one"
+        return text, f"other programs use the processor, which {left}: stop them"
+    if reached < _LEAST_OF_USUAL * _USUAL_SHARE * peak:
+        return text, "give `threads` 1 or another number, and see the compiler above"
+    return text, ""
 
 
 def peak_of_products(threads: int) -> float:
-    """FLOP/s of float32 products on a CPU, by the faster of PyTorch's two libraries.
+    """Return the FLOP/s of float32 matmuls on a CPU, by the faster of PyTorch's two libraries.
 
-    The fastest of some products: another program hardly disturbs all of them.
+    The fastest of several counts: another program hardly disturbs all of them.
     """
     one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
     best = float("inf")
@@ -96,7 +85,7 @@ def peak_of_products(threads: int) -> float:
 
 
 def _processor_share(threads: int) -> float:
-    """Of the time of so many threads that only compute, how much they were running."""
+    """Return the fraction of the time for which threads that only compute were running."""
 
     def compute() -> float:
         one = torch.rand(_SMALL_SIZE, _SMALL_SIZE)

@@ -28,14 +28,12 @@ from attnlm.experiments.affordable_size import affordable_size
 from attnlm.experiments.evaluate import measure_on_whole
 from attnlm.experiments.other_processes import begun_before, check_alike, check_launched, join, tell
 from attnlm.experiments.settle import chosen_device, settle
-from attnlm.experiments.snapshot import passage_texts, take_snapshot
-from attnlm.model.language_model import LanguageModel
+from attnlm.experiments.snapshot import take_snapshot
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.parent import check_tokenizer, parent_record
 from attnlm.runs.remove import remove_run
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Snapshot
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
@@ -144,7 +142,7 @@ def train(
         tell(run, fresh, processes)
         state = begun_state(run, device, fresh, processes)
         tokens = affordable_sample(run.config, run.vocab_size)
-        taking = functools.partial(_snapshot, opened, tokens)
+        taking = functools.partial(take_snapshot, opened, tokens)
         budget, time_left = run.config.training.budget, None
         if budget is not None:
             time_left = Clock.of((1 - state.progress) * budget, began)
@@ -327,11 +325,3 @@ def _resume(
         if changed:
             run.save_config()
     return _Begun(run, dataset, device, fresh, memory.total)
-
-
-def _snapshot(
-    dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
-) -> tuple[Snapshot, list[str]]:
-    """A snapshot of the model, and the tokens that its maps are of."""
-    snapshot = take_snapshot(step, model, dataset, device, tokens)
-    return snapshot, passage_texts(model, dataset)

@@ -33,7 +33,7 @@ _FEWEST_SHARED = 2**18
 
 
 class Decoder(Protocol):
-    """What sampling asks for logits."""
+    """Gives sampling its logits."""
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """(B, V) for the token after a window, whose first `known` tokens were there before."""
@@ -108,20 +108,14 @@ def _threads_for_a_token(native: NativeModel) -> int:
 
 
 class ModuleDecoder:
-    """The model itself, on any device, with the keys and values of the tokens that it knows.
+    """The model itself, on any device, with the keys and values of the tokens that it knows."""
 
-    Not `cached`, it computes everything anew each time.
-    """
-
-    def __init__(self, model: LanguageModel, device: Device, *, cached: bool = True) -> None:
-        self._model, self._device = model, device
-        self._caches = model.new_caches() if cached else None
+    def __init__(self, model: LanguageModel, device: Device) -> None:
+        self._model, self._device, self._caches = model, device, model.new_caches()
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """Return logits (B, V), in float32 at least."""
-        if self._caches is None:
-            known = 0
-        elif known == 0:
+        if known == 0:
             for cache in self._caches:
                 cache.clear()
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)

@@ -317,10 +317,10 @@ def _whole(size: int) -> int:
 
 
 def _space(size: int) -> _Floats:
-    """Memory for so many numbers, and for reading whole vectors at its end.
+    """Return memory for `size` numbers, with room to read whole vectors at its end.
 
-    By PyTorch, since NumPy asks for large pages: a short prompt writes to a little of each, and
-    all of it has to be cleared first.
+    PyTorch allocates it: NumPy asks for large pages, which the system clears as a whole, and a
+    short prompt writes to a little of each.
     """
     space: _Floats = torch.empty(size + _PANEL).numpy()
     return space
@@ -338,8 +338,10 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
 
 
 def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
-    """Linear maps of one input as one: long rows where they lie, shorter ones in panels
-    (N/32, C, 32); none where the model has none."""
+    """Return linear maps of one input as one; an empty map if the model lacks them.
+
+    Long rows are read where they lie, shorter ones are copied into panels (N/32, C, 32).
+    """
     if f"{names[0]}.weight" not in weights:
         return _Map()
     matrices = [weights[f"{name}.weight"] for name in names]

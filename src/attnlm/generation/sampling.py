@@ -17,7 +17,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.threads import FlushingHere
-from attnlm.generation.decoders import Decoder, Decoding, ModuleDecoder, fastest_decoding
+from attnlm.generation.decoders import Decoder, Decoding, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, kept_of_full_window
 from attnlm.generation.next_token import (
     Ids,
@@ -40,17 +40,9 @@ def generate(
     prompt: Sequence[int],
     config: SamplingConfig,
     device: Device,
-    *,
-    cached: bool = True,
 ) -> Iterator[Ids]:
-    """Yield the next ids of all samples in blocks (T, B), `config.tokens` of each in all.
-
-    What is known of the tokens before is used again while the window stands still, where that is
-    exact. `cached=False` computes everything anew each time with the model itself: the reference
-    that the other ways are tested against.
-    """
-    plain = Decoding(lambda _: ModuleDecoder(model, device, cached=False))
-    decoding = fastest_decoding(model, device) if cached else plain
+    """Yield the next ids of all samples in blocks (T, B), `config.tokens` of each in all."""
+    decoding = fastest_decoding(model, device)
     return _blocks(model, prompt, config, decoding, range(config.num_samples))
 
 
@@ -94,7 +86,7 @@ def _blocks(
     decoding: Decoding,
     samples: range,
 ) -> Iterator[Ids]:
-    """Return what `generate` yields, of these samples."""
+    """Return the blocks of `generate` for these samples."""
     decoder, uniforms = decoding.new_decoder(len(samples)), Uniforms(config.seed, samples)
     if isinstance(decoder, NativeDecoder) and config.takes_all(model.vocab_size):
         return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
@@ -189,7 +181,7 @@ class Choice:
     """what it adds to the text, on whole characters"""
 
     def facts(self) -> dict[str, object]:
-        """As JSON values."""
+        """Return the choice as JSON values."""
         others = [{"token": token, "probability": p} for token, p in self.runners_up]
         return {"token": self.token, "probability": self.probability, "runners_up": others}
 

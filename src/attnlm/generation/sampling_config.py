@@ -1,4 +1,4 @@
-"""How text is sampled, checked before torch is loaded."""
+"""Settings of sampling, checked before torch is loaded."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ class SamplingConfig:
 
 
 def drawn_seed() -> int:
-    """A seed for whoever gave none; report it, so that the text can be reproduced."""
+    """Return a random seed, to be reported, so that the text can be reproduced."""
     return secrets.randbits(31)

@@ -1,7 +1,8 @@
-"""What can be told of a model: its shape without its numbers, its size, whether it is sound."""
+"""A model's shapes without its numbers, its size, and checks for finite numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -74,6 +75,11 @@ def check_finite(*tensors: Tensor) -> None:
         # Both ends are NaN where any number is. A map of what is finite would take memory.
         if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
             raise NotFiniteError
+
+
+def parameters_of(architecture: Architecture, vocab_size: int) -> int:
+    """Return the number of parameters that a model of this architecture has."""
+    return sum(map(math.prod, parameter_shapes(architecture, vocab_size).values()))
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -52,7 +52,7 @@ class Bigram(nn.Module):
         return cross_entropy(self(inputs_BT), targets_BT)
 
     def new_caches(self) -> list[LayerCache]:
-        """None: nothing but the last token counts."""
+        """Return an empty list: only the last token counts."""
         return []
 
 
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
         return self.read_out(self._body(tokens_BT, caches, None)[:, -1])
 
     def read_out(self, x_BTC: Tensor) -> Tensor:
-        """What norm and LM head make of a stream: (B, T, V)."""
+        """Apply norm and LM head to a stream: (B, T, C) → (B, T, V)."""
         logits: Tensor = self.head(x_BTC if self.norm is None else self.norm(x_BTC))
         return logits
 

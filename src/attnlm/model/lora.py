@@ -60,7 +60,7 @@ def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: Lo
 
 @contextlib.contextmanager
 def folded(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the model has plain weights with its adapters folded in, and no adapters."""
+    """Fold the adapters into the weights for a while: the model then has no adapters."""
     adapted = [m for m in model.modules() if isinstance(m, Linear) and m.lora_down is not None]
     before = [(m.weight.data, m.lora_down, m.lora_up) for m in adapted]
     try:

@@ -33,7 +33,7 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """The factor of B A."""
         return self.alpha / self.rank
 
 
@@ -74,7 +74,7 @@ def adapter_shapes(a: Architecture, lora: LoRA) -> dict[str, Shape]:
 
 
 def adapter_numbers(a: Architecture, lora: LoRA) -> int:
-    """How many numbers the adapters have: all that is trained."""
+    """Return the number of parameters of the adapters, which alone are trained."""
     return sum(rows * columns for rows, columns in adapter_shapes(a, lora).values())
 
 
@@ -89,12 +89,12 @@ def block_matrices(a: Architecture) -> int:
 
 
 def multiplied_weights(a: Architecture, vocab_size: int) -> int:
-    """Numbers in the matrices that a token is multiplied by: those of all blocks, and the head."""
+    """Return the numbers in the matrices that multiply a token, in all blocks and the head."""
     return vocab_size * a.body_dim + a.layers * block_matrices(a)
 
 
 def mixed_width(a: Architecture) -> int:
-    """How many features of a token attention mixes, in all heads together: 0 without attention."""
+    """Return the features per token that attention mixes in all heads; 0 without attention."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
 
 

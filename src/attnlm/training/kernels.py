@@ -15,7 +15,7 @@ from attnlm.model.ops.attention import attention_in_c, causal_attention
 from attnlm.model.ops.linear import FEWEST_BY_ONEDNN, onednn_linear, product
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.model.sizes import block_shapes
-from attnlm.training.one_layer import LARGEST_NATIVE_HEAD, is_one_layer, native_parts
+from attnlm.training.one_layer import compiled_parts, is_one_layer
 
 # Larger sizes are measured at these: what is faster there is faster beyond.
 _MOST_TOKENS, _MOST_OUTPUTS, _MOST_KV_HEADS = 512, 4096, 4
@@ -32,10 +32,9 @@ def kernels_of(training: TrainingConfig) -> Kernels:
 
 def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Return True if operations of this model exist in C, for batches of this many tokens."""
-    if is_one_layer(a, vocab_size, tokens):
-        return a.head_dim <= LARGEST_NATIVE_HEAD
     return a.embed_dim is not None and (
-        vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
+        is_one_layer(a, vocab_size, tokens)
+        or vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
         or a.mlp in ("gelu", "swiglu")
         or a.norm == "rms"
         or (a.attention == "softmax" and (a.query_key_norm or a.positions == "rotary"))
@@ -45,7 +44,7 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
 def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Compile these operations, or find them compiled; return False if no compiler works."""
     if is_one_layer(a, vocab_size, tokens):
-        return native_parts(a) is not None
+        return compiled_parts(a) is not None
     return operations_in_c() is not None and attention_in_c() is not None
 
 
@@ -93,7 +92,7 @@ def faster_attention(a: Architecture, tokens: int) -> str:
 
     Each thread computes `tokens` tokens.
     """
-    if a.attention == "none" or attention_in_c() is None:
+    if a.attention == "none" or a.holds_weights or attention_in_c() is None:
         return "torch"
     if a.attention == "softmax":
         kv_heads, size = min(a.num_kv_heads, _MOST_KV_HEADS), a.head_dim

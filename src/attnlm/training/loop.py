@@ -44,7 +44,7 @@ _FAR_FEWER, _TELLING = 0.6, 0.15
 OnStep = Callable[[int, Tensor], object]
 """Takes the number of steps made and the loss of the last one, a tensor () on the device."""
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
-"""Gives a snapshot of the model at a step, and the tokens that its maps are of."""
+"""Returns a snapshot of the model at a step, and the tokens that its maps are of."""
 
 
 def fit(
@@ -287,7 +287,7 @@ class _Loop:
             left += math.ceil(steps_left / config.eval_every) * self._evaluation_seconds
         norm = self._state.optimizer.norm
         measured = None if norm is None else norm.item()
-        cost = time.perf_counter() - began + self._state.optimizer.norm_seconds
+        cost = time.perf_counter() - began
         self._report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_SHARE)
         rate = learning_rate(step, config, steps)
         total = config.steps if steps is None else round(steps)
@@ -353,7 +353,7 @@ class _Loop:
         return Evaluated(record, improved, taken and taken[0], is_last)
 
     def _validation_loss(self, most: int | None) -> Evaluation:
-        """Return the loss of the weights, over at most so many tokens of the split."""
+        """Return the loss of the weights over at most `most` tokens of the split."""
         return validation_loss(
             self._state.model,
             self._dataset.val,

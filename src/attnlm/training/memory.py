@@ -1,4 +1,4 @@
-"""How much memory a training run takes, estimated before it starts: within a factor of 2.
+"""The memory that a training run takes, estimated before it starts: within a factor of 2.
 
 A short formula: bytes per parameter, numbers per token and layer, and the logits that are held at
 once. Its constants were fitted to measured peaks (docs/speed.md), from above for large
@@ -85,8 +85,7 @@ def estimate_memory(
     width, is_plain = 2 if half else _FLOAT, device == "cpu" and not half
     native = is_plain and training.compile in ("auto", "parts")
     native = native and has_parts(a, vocab_size, training.batch_size * a.block_size)
-    one_layer = is_plain and training.compile != "on" and shards == 1 and lora is None
-    one_layer = one_layer and is_one_layer(a, vocab_size, tokens)
+    one_layer = native and shards == 1 and lora is None and is_one_layer(a, vocab_size, tokens)
 
     own, blocks = parameters // shards, a.layers * block_matrices(a)
     trained = own if lora is None else adapter_numbers(a, lora)
@@ -101,7 +100,7 @@ def estimate_memory(
         largest = max(rows * columns for rows, columns in block_shapes(a))
         optimizer += _COPIES_BY_MUON * most_threads * largest * (device == "cpu")
 
-    block, widest = kept_by_block(a, width), widest_place(a, is_plain=one_layer and not native)
+    block, widest = kept_by_block(a, width), widest_place(a)
     kept = a.layers * block
     if training.recompute:  # all of one block, and the input of each
         kept = block + _FLOAT * a.layers * (a.embed_dim or 0)
@@ -146,26 +145,20 @@ def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
     Those of the residual stream are in float32, those of matmuls have `width` bytes each.
     """
     mixed = (6 if a.attention == "softmax" else 2) * mixed_width(a)
-    dropped = 3 * a.maps_per_layer * a.block_size * bool(a.dropout and not a.residual)  # weights
+    weights = 3 * a.maps_per_layer * a.block_size * a.holds_weights
     stream = (5 if a.residual else 1) * (a.embed_dim or 0)
-    return _FLOAT * stream + width * (mixed + 3 * a.mlp_dim + dropped)
+    return _FLOAT * stream + width * (mixed + 3 * a.mlp_dim + weights)
 
 
-def widest_place(a: Architecture, *, is_plain: bool = False) -> int:
-    """Return about how many numbers per token a block computes with at its widest place.
-
-    `is_plain`: by the one-layer form without C, which holds attention weights.
-    """
-    mixed = 4 * mixed_width(a)
-    if is_plain:
-        mixed += mixed * (a.heads > 1) + 2 * a.heads * a.block_size
+def widest_place(a: Architecture) -> int:
+    """Return about how many numbers per token a block computes with at its widest place."""
+    mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.holds_weights
     return 2 * (a.embed_dim or 0) + max(3 * a.mlp_dim, mixed)
 
 
 def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
     """Return how many windows of block_size an evaluation computes together, at least 1."""
-    numbers = widest_place(a, is_plain=is_one_layer(a, vocab_size=0, tokens=0))
-    numbers += 2 * vocab_size if a.embed_dim is None else 0
+    numbers = widest_place(a) + (2 * vocab_size if a.embed_dim is None else 0)
     per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
     return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // a.block_size)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,14 +22,14 @@ from attnlm.training.kernels import kernels_of
 from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.update_rules import AdamW, Muon, Place, place_of
 
-# On a CPU so many elements are updated together: they stay in its caches, and threads share them.
+# Elements that are updated together on a CPU: they fit its caches, and threads share the pieces.
 _MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
-# Numbers that processes sum beside the gradients, at most.
+# The most numbers that processes sum in the same call as the gradients.
 _ROOM = 8
 
 
 class Span(NamedTuple):
-    """Where a parameter, or this process's rows of it, lies in the vectors of all of them."""
+    """The place of a parameter, or of this process's rows, in the vectors of all parameters."""
 
     name: str
     values: Tensor
@@ -100,8 +99,6 @@ class Optimizer(ABC):
         """True to note the gradient's norm in the next step; clipping always notes it."""
         self.norm: Tensor | None = None
         """The norm of the newest step's gradient before clipping, None if it was not noted."""
-        self.norm_seconds = 0.0
-        """The time that the newest step took for a norm which clipping did not need."""
 
     @abstractmethod
     def _rules_for(self, place: Place, spans: list[Span]) -> Iterator[AdamW | Muon]:
@@ -127,7 +124,7 @@ class Optimizer(ABC):
             gradient.zero_()
 
     def average(self, pieces: int) -> None:
-        """Divide the gradients, which are sums over so many pieces of a batch, by their number."""
+        """Divide the gradients, which are sums over pieces of a batch, by the number of pieces."""
         if pieces > 1:
             self.gradient.mul_(1 / pieces)
 
@@ -149,14 +146,9 @@ class Optimizer(ABC):
         how many the run makes; default: those of its configuration.
         """
         clip = self._config.gradient_clip
-        self.norm, self.norm_seconds = None, 0.0
-        if clip is not None:
-            self.norm = self._norm()
+        self.norm = self._norm() if self.wants_norm or clip is not None else None
+        if clip is not None and self.norm is not None:
             self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
-        elif self.wants_norm:
-            began = time.perf_counter()
-            self.norm = self._norm()
-            self.norm_seconds = time.perf_counter() - began
         rate = self._config.learning_rate * learning_rate_factor(step, self._config, steps)
 
         def update(rules: Sequence[AdamW | Muon]) -> None:

@@ -53,8 +53,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     by_itself = min(_CHEAP, max(_FREE, _CHEAP_SHARE * between))
     if tokens <= affordable or tokens * forward <= by_itself:
         return None
-    length = config.model.block_size
-    fewer = max(1, max(_FEWEST_TOKENS, int(affordable)) // length) * length
+    fewer = _whole_windows(config, affordable)
     return fewer if fewer < tokens else None
 
 
@@ -64,9 +63,13 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
     tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
     if tokens <= _WHOLE_SHARE * most:
         return tokens
+    return min(tokens, _whole_windows(config, _PART_SHARE * most))
+
+
+def _whole_windows(config: Config, tokens: float) -> int:
+    """Return about so many tokens, but not too few, in whole windows."""
     length = config.model.block_size
-    fewer = max(1, max(_FEWEST_TOKENS, int(_PART_SHARE * most)) // length) * length
-    return min(tokens, fewer)
+    return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
 
 def affordable_sample(config: Config, vocab_size: int) -> int:

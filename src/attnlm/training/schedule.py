@@ -1,4 +1,4 @@
-"""How far a training run is, by its steps or by the clock, and the learning rate that follows."""
+"""The progress of a training run, by steps or by the clock, and its learning rate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Clock:
 
 
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the rate of the update that led to `step`; before any update, that of the first."""
+    """Return the rate of the update that led to `step`; at step 0, the rate of the first."""
     return config.learning_rate * learning_rate_factor(max(0, step - 1), config, steps)
 
 

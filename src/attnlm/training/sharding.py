@@ -6,6 +6,7 @@ The rows of a block are gathered when it is computed; its gradients are averaged
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.compute.device import Device
-from attnlm.compute.processes import Processes, noticing_lost, rows_of
+from attnlm.compute.processes import Processes, noticing_lost
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
@@ -26,6 +27,7 @@ from attnlm.training.update_rules import AdamW, Muon, Place, orthogonalize
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 def sharded_model(
@@ -58,12 +60,12 @@ def sharded_model(
     return model
 
 
-def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh) -> Tensor:
-    """Return a tensor of that shape whose rows are divided among a mesh; `part` is ours."""
+def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 0) -> DTensor:
+    """Return a tensor of that shape, divided along `dim` among a mesh; `part` is ours."""
     from torch.distributed.tensor import DTensor, Shard
 
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(part, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)
 
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
@@ -128,28 +130,17 @@ def _orthogonalize_rows(
 ) -> Tensor:
     """`orthogonalize` for the r rows that this process has of N matrices: (N, r, C) → the same.
 
-    Process k makes the matrices k, k + count, … whole.
+    Each process makes some of the matrices whole.
     """
-    import torch.distributed as dist
+    from torch.distributed.tensor import Shard
 
-    count, rank, width = processes.count, processes.rank, parts_Nrc.size(2)
-    group = processes.mesh(parts_Nrc.device.type).get_group()
-    ours = len(range(rank, len(parts_Nrc), count))
-    heights = [(r := rows_of(rows, k, count)).stop - r.start for k in range(count)]
-    sent = [len(range(k, len(parts_Nrc), count)) * heights[rank] * width for k in range(count)]
-    received = [ours * height * width for height in heights]
-    outgoing = torch.cat([parts_Nrc[k::count].flatten() for k in range(count)])
-    incoming = outgoing.new_empty(sum(received))
-    dist.all_to_all_single(incoming, outgoing, received, sent, group=group)
-    pieces = incoming.split(received)
-    whole_nRC = torch.cat(
-        [p.view(ours, h, width) for p, h in zip(pieces, heights, strict=True)], dim=1
-    )
-    if ours:
+    # That gloo sends all matrices to all processes.
+    logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
+    mesh = processes.mesh(parts_Nrc.device.type)
+    shape = torch.Size((len(parts_Nrc), rows, parts_Nrc.size(2)))
+    parts = part_of_whole(parts_Nrc, shape, mesh, dim=1).redistribute(placements=[Shard(0)])
+    whole_nRC = parts.to_local()
+    if len(whole_nRC):
         whole_nRC = orthogonalize(whole_nRC, dtype)
-    incoming = torch.cat([piece.flatten() for piece in whole_nRC.split(heights, dim=1)])
-    dist.all_to_all_single(outgoing, incoming, sent, received, group=group)
-    result = torch.empty_like(parts_Nrc)
-    for k, piece in enumerate(outgoing.split(sent)):
-        result[k::count] = piece.view(result[k::count].shape)
-    return result
+    made = part_of_whole(whole_nRC, shape, mesh).redistribute(placements=[Shard(1)])
+    return made.to_local()

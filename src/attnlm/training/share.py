@@ -81,7 +81,7 @@ class Share:
             self._model, self.gradient = state.optimizer.replica(state.model)
         self._kernels = kernels_of(training)
         self._form = None
-        if training.compile != "on" and not training.is_sharded and training.lora is None:
+        if not training.is_sharded and training.lora is None:
             self._form = one_layer_form(self._model, self._windows, state.device, self._kernels)
         self._loss = _compiled_anew() if training.compile == "on" else _loss
         self._generators: list[torch.Generator] = []

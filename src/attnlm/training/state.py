@@ -30,7 +30,7 @@ from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_mo
 
 @dataclass
 class TrainingState:
-    """All that changes from step to step, and the device."""
+    """The state that changes from step to step, and the device."""
 
     model: LanguageModel
     optimizer: Optimizer
@@ -69,7 +69,7 @@ class TrainingState:
                 processes.copy_from_main(vector)
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved beside tensors. Batches and dropout follow from seed and step."""
+        """Return what is saved with the tensors. Batches and dropout follow from seed and step."""
         return {name: getattr(self, name) for name in _FACTS}
 
 
@@ -178,7 +178,7 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 
 
 def saved_facts(run: Run) -> dict[str, Any]:
-    """Return what the run's last checkpoint holds beside the tensors. Raises AttnlmError."""
+    """Return the facts that the run's last checkpoint holds. Raises AttnlmError."""
     lora = run.config.training.adapters
     return _checked(load_header(run.last, run.config.model, run.vocab_size, lora).facts, run)
 

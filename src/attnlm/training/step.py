@@ -38,22 +38,6 @@ class TrainingData(Protocol):
     def val_tokens(self) -> int: ...
 
 
-def training_batches(config: Config, dataset: TrainingData, rows: slice = slice(None)) -> Batches:
-    """Return the batches of a configuration, or the given rows of each."""
-    training = config.training
-    assert training.seed is not None
-    stride = None if training.sampling == "random" else training.stride or config.model.block_size
-    return Batches(
-        dataset.train,
-        block_size=config.model.block_size,
-        batch_size=training.batch_size,
-        stride=stride,
-        seed=training.seed,
-        vocab_size=dataset.vocab_size,
-        rows=rows,
-    )
-
-
 class StepNotFiniteError(Exception):
     """Numbers have become NaN or infinite; the message says which, and after which step."""
 
@@ -73,22 +57,32 @@ class Stepper:
         processes: Processes = ALONE,
         clock: Clock | None = None,
     ) -> None:
-        self.state, self.config, self.processes = state, config.training, processes
+        training, length = config.training, config.model.block_size
+        self.state, self.config, self.processes = state, training, processes
         self.stop = StopSignal(alone=processes.count == 1)
         self._clock = clock
-        threads = (config.training.threads or 1) if state.device.name == "cpu" else 1
+        threads = (training.threads or 1) if state.device.name == "cpu" else 1
         if state.device.name == "cpu":
             keep_freed_memory()
-        self._cut = cut = cut_batch(config.training, threads)
+        self._cut = cut = cut_batch(training, threads)
         self._first = processes.rank * cut.rows
-        self.batches = training_batches(config, dataset, slice(self._first, self._first + cut.rows))
+        assert training.seed is not None
+        self.batches = Batches(
+            dataset.train,
+            block_size=length,
+            batch_size=training.batch_size,
+            stride=None if training.sampling == "random" else training.stride or length,
+            seed=training.seed,
+            vocab_size=dataset.vocab_size,
+            rows=slice(self._first, self._first + cut.rows),
+        )
         self._threads = threads // cut.shares
         self._shares = [Share(state, config, cut.windows, first=i == 0) for i in range(cut.shares)]
         self._pool = new_pool(cut.shares, self._threads)
         self._is_first = True
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
-        self._is_sharded = config.training.is_sharded
+        self._is_sharded = training.is_sharded
 
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () still on the device."""
@@ -124,7 +118,7 @@ class Stepper:
         pieces = cut.pieces if state.optimizer.sums_gradients else cut.rounds * cut.shares
         state.optimizer.average(pieces)
         with noticing_lost():
-            about = self._pool, self._cut.shares, self.expected_steps(state.step + 1)
+            about = self._pool, cut.shares, self.expected_steps(state.step + 1)
             state.optimizer.step(state.step, *about)
         self._loss_sum += loss
         state.step += 1
@@ -132,7 +126,7 @@ class Stepper:
         return loss
 
     def expected_steps(self, made: int) -> float | None:
-        """Return how many steps a run with a budget makes, if it has made so many; else None."""
+        """Return the expected steps of a run with a budget after `made` of them, else None."""
         if self.config.budget is None:
             return None
         return max(made, 1) / max(self.state.progress, _BEFORE_THE_CLOCK)

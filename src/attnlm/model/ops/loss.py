@@ -32,8 +32,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """`cross_entropy(x Wᵀ + b, targets)`, a few tokens at a time.
 
-    The gradient is made on the way forward, since the logits are not there any more on the way
-    back (Hsu et al., 2024, "Liger Kernel"). In autocast's precision where that is on.
+    The gradient is computed in the forward pass, since the logits are gone in the backward pass
+    (Hsu et al., 2024, "Liger Kernel"). In autocast's precision where that is on.
     """
     logits = x_BTC.numel() // x_BTC.size(-1) * weight_VC.size(0)
     if torch.compiler.is_compiling() or logits <= LOGITS_AT_ONCE[x_BTC.device.type]:
@@ -120,7 +120,7 @@ def _compiled(
     targets_M: Tensor,
     wanted: _Gradients,
 ) -> Tensor:
-    """With tokens side by side, which such narrow products prefer."""
+    """Compute logits with tokens side by side, which is faster for few tokens."""
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
