@@ -1,1 +1,1 @@
-"""Where and how fast: devices, threads, native code."""
+"""Devices, threads, processes and native code."""

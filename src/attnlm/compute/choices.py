@@ -42,8 +42,8 @@ class Choice:
 
 @contextlib.contextmanager
 def keeping_threads() -> Iterator[None]:
-    """Flush subnormal numbers meanwhile. Afterwards restore this mode, PyTorch's number of threads
-    and the precision of its matmuls."""
+    """Flush subnormal numbers, and restore this mode, PyTorch's number of threads and the precision
+    of its matmuls afterwards."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with flushing_subnormals():
@@ -78,7 +78,7 @@ def fastest(
     chosen = best if seconds[best] < (1 - worth) * seconds[first] else first
     choice = Choice(kind, sizes, chosen, {n: round(1e3 * s, 4) for n, s in seconds.items()})
     if path is not None:
-        # Keep what other processes have remembered meanwhile.
+        # Keep the choices that other processes have written since.
         kept = dict(list(_read(path).items())[1 - _MOST_REMEMBERED :]) | {key: choice}
         # A cache that can't be written costs a trial the next time, no more.
         with contextlib.suppress(OSError):

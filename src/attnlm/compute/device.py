@@ -109,7 +109,7 @@ def _problem(device: str) -> str | None:
 
 
 def _choose_dtype(device: str, dtype: str) -> str:
-    # Emulated bfloat16 is slower than float32; before Ampere there is no hardware for it.
+    # GPUs before Ampere emulate bfloat16, which is slower than float32.
     ampere = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
     if dtype == "tf32" and not ampere:
         raise AttnlmError(

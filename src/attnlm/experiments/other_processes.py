@@ -25,7 +25,7 @@ _RUN = "run"
 
 
 def check_launched(training: TrainingConfig, processes: Processes) -> None:
-    """Raises UsageError unless there are as many processes as the configuration says."""
+    """Raise UsageError unless the configuration names the number of processes."""
     if training.processes != processes.count:
         raise UsageError(
             f"`processes` is {training.processes}, but {processes.count} started",

@@ -59,7 +59,7 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a configuration costs on a device, in so many processes."""
+    """The costs of a configuration on a device."""
 
     config: Config
     vocab_size: int
@@ -201,7 +201,7 @@ def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
         sizes["depth × 2"] = {"layers": a.layers}
     for name, doubled_sizes in sizes.items():
         changed = {size: 2 * value for size, value in doubled_sizes.items()}
-        with contextlib.suppress(UsageError):  # larger than anything is meant to be
+        with contextlib.suppress(UsageError):  # larger than the limits of a setting
             if changed:
                 yield name, replace(config, model=replace(a, **changed))
     name, twice = "processes × 2", 2 * training.processes

@@ -87,7 +87,7 @@ class Uniforms:
     def take(self, count: int) -> Probabilities:
         """Return the next numbers of every sample, float64 (count, B)."""
         if len(self._ahead_TB) < count:
-            # Many at once: a call for a single number takes longer than drawing it.
+            # Draw many at once: a call takes longer than a number.
             more = max(count, 2**16 // max(64, len(self._streams)))
             drawn_TB = np.stack([stream.random(more) for stream in self._streams], axis=1)
             self._ahead_TB = np.concatenate([self._ahead_TB, drawn_TB])

@@ -17,7 +17,7 @@ MOST_CHOICES_HELD = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are chosen. Raises UsageError for invalid values."""
+    """The choice of tokens. Raises UsageError for invalid values."""
 
     tokens: int = 500
     temperature: float = 1.0

@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         assert a.embed_dim is not None
         self.architecture, self.vocab_size = architecture, vocab_size
         self.token_embedding = nn.Embedding(vocab_size, a.embed_dim)
-        # Small beside what the blocks add to the stream: measured, it learns faster so.
+        # Small compared with what the blocks add to the stream: it learns faster, as measured.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
         if std != 1:
             nn.init.normal_(self.token_embedding.weight, std=std)

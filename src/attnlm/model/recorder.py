@@ -24,7 +24,7 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True)
 class Heads:
-    """What the heads of one layer did; queries (B, H, T, D), keys and values one for each head."""
+    """The heads of one layer: queries (B, H, T, D), with keys and values for each head."""
 
     query: Tensor
     key: Tensor
@@ -39,7 +39,7 @@ class Heads:
 
 @dataclass
 class Layer:
-    """What one block read, did and passed on; all but `heads` (B, T, C), None where it has none."""
+    """The inputs and outputs of one block, (B, T, C); None for parts that it lacks."""
 
     read: Tensor | None = None
     """the input of the attention, after the norm"""
@@ -72,7 +72,7 @@ class Recorder:
     """what came of it, (B, T, V)"""
 
     def begin_layer(self) -> Layer:
-        """A new block is about to compute; its parts are to be written into what is returned."""
+        """Begin the record of the next block, which writes its parts into it."""
         self.layers.append(Layer())
         return self.layers[-1]
 
@@ -102,7 +102,7 @@ class Recorder:
 
 
 def no_attention() -> AttnlmError:
-    """What is raised where there are no maps to look at."""
+    """Return the error for a model without attention."""
     return AttnlmError(
         "this model has no attention: there are no maps to look at",
         "look at another model, such as single-head",
@@ -122,7 +122,7 @@ def record(
     silenced: Head | None = None,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Recorder:
-    """One forward pass over tokens (B, T), at most block_size of them, watched."""
+    """Record one forward pass over at most block_size tokens, (B, T)."""
     recorder = Recorder(silenced, watch)
     with FlushingHere():
         recorder.logits = model(tokens_BT, recorder=recorder)

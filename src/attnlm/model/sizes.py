@@ -107,8 +107,8 @@ def forward_flops(a: Architecture, vocab_size: int) -> int:
 def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
     """FLOPs of one token's forward and backward pass, without the optimizer's update.
 
-    A product takes two on the way back, one by each factor; weights that are all equal take none.
-    Beside adapters, the model's own weights take none either.
+    A matmul takes two in the backward pass, one for each factor; uniform attention takes none, and
+    neither do weights that are frozen beside adapters.
     """
     flops = 3 * forward_flops(a, vocab_size)
     if a.attention == "uniform":

@@ -1,4 +1,4 @@
-"""What training reports. `str` of an event is a line to print."""
+"""Events that training reports. `str` of an event is a line to print."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ _REPORT_SHARE = 0.01
 
 # Of a budget: what evaluations may take, and what drawing and ending do, in seconds at most.
 _EVALUATION_SHARE, _CLOSING_SHARE, _CLOSING = 0.15, 0.05, 1.0
-# A run is told to be slower than measured at this fraction of the steps, after this progress.
+# A note says that the machine is slower, below this fraction of the expected steps and after this
+# progress.
 _FAR_FEWER, _TELLING = 0.6, 0.15
 
 OnStep = Callable[[int, Tensor], object]
@@ -261,7 +262,7 @@ class _Loop:
         if state.step == state.evaluated_step:
             return False
         if state.step == 0 and every is not None and every >= (config.steps or math.inf):
-            return False  # one evaluation was asked for, and it is the last step's
+            return False  # the only evaluation is the last step's
         if every is None:
             return state.step == 0 or state.progress >= self._next_evaluation
         return state.step % every == 0 or self._is_over

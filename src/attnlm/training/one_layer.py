@@ -214,7 +214,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 class _Parameters:
-    """A model's parameters, or the gradients of them, as plain tensors."""
+    """The parameters of a model, or their gradients, as plain tensors."""
 
     def __init__(self, model: Transformer, plain: Callable[[Tensor], Tensor]) -> None:
         attention, positions = model.blocks[0].attention, model.position_embedding

@@ -1,4 +1,4 @@
-"""What evaluations and samples cost beside training, and how much of them a run can afford.
+"""The cost of evaluations and samples compared with training, and how many tokens they take.
 
 Costs are counted in floating-point operations and follow from the configuration alone, so that the
 same run makes the same choices on any machine, however busy it is.
@@ -11,40 +11,40 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import forward_flops
 from attnlm.training.validation import MOST_TOKENS
 
-# Of the operations between two evaluations: what the evaluation, and what its sample may take.
+# The fraction of the operations between two evaluations that an evaluation and its sample may take.
 _EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
-# A second or so: such an evaluation may take up to half of what is trained in between.
+# Operations of about a second: such an evaluation may take half of the training in between.
 _CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
-# What is affordable whatever the share.
+# Operations that are always affordable.
 _FREE, _FREE_SAMPLE = 2e10, 2e10
-# Of a budget: what an evaluation of the whole split may take, and else one of a part of it.
+# The fraction of a budget that an evaluation of the whole split, or else of a part, may take.
 _WHOLE_SHARE, _PART_SHARE = 0.02, 0.01
-# Fewer tokens say too little about the loss.
+# With fewer tokens a loss is too noisy.
 _FEWEST_TOKENS = 2**11
 _SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
-# An exponential, a sum and their passes through memory, beside the operations of a product.
+# Operations for the softmax of a logit, its memory traffic included.
 _PER_LOGIT = 200.0
-# Sampling a token reads all weights for itself, and calls each layer's operations by themselves.
+# A single token reads all weights, and pays for the calls of each layer.
 _TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
-# A step goes forward, and twice as far back.
+# A backward pass costs twice a forward pass.
 _STEP = 3.0
 
 
 def forward_price(a: Architecture, vocab_size: int) -> float:
-    """Operations of one token's forward pass, its loss included."""
+    """Return the operations of one token's forward pass, its loss included."""
     return float(forward_flops(a, vocab_size)) + _PER_LOGIT * vocab_size
 
 
 def step_price(config: Config, vocab_size: int) -> float:
-    """Operations of one training step."""
+    """Return the operations of one training step."""
     return _STEP * config.tokens_per_step * forward_price(config.model, vocab_size)
 
 
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
-    """How many tokens of the split evaluations take while training; None for all of them.
+    """Return how many tokens of the split an evaluation takes, None for all.
 
-    All of them where that is cheap beside the training or, up to `_CHEAP` operations, not dearer
-    than it; else as many as are cheap beside the training, in whole windows.
+    All are taken if that costs little compared with the training since the last evaluation or, up
+    to `_CHEAP` operations, no more than half of it; else as many as cost little.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_price(config.model, vocab_size)
@@ -58,7 +58,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
 
 
 def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
-    """Return how many tokens the evaluations of a run with a budget take, at so many per second."""
+    """Return how many tokens an evaluation of a run with a budget takes, at `speed` per second."""
     assert config.training.budget is not None
     tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
     if tokens <= _WHOLE_SHARE * most:
@@ -67,13 +67,13 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
-    """Return about so many tokens, but not too few, in whole windows."""
+    """Return about `tokens` tokens in whole windows, but not too few."""
     length = config.model.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
 
 def affordable_sample(config: Config, vocab_size: int) -> int:
-    """How many tokens the model says at each evaluation: 80, or fewer of a large model."""
+    """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
     by_itself = _TIMES_SLOWER_ALONE * forward_price(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
     has_steps = config.training.eval_every is not None
@@ -83,7 +83,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
-    """Whether measuring the whole split so many times is cheap beside that many steps."""
+    """Return True if evaluating the whole split `times` times costs little beside `steps` steps."""
     trained = steps * config.tokens_per_step
     return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
 

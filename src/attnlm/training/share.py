@@ -23,7 +23,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
 
-# One thread adds up the gradients of all shares.
+# One thread sums the gradients of all shares.
 MOST_SHARES = 8
 
 

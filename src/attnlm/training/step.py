@@ -148,9 +148,9 @@ class Stepper:
         return kind
 
     def _add_up_processes(self, loss: Tensor) -> Tensor:
-        """Add up the gradients of all processes; return the mean of their losses.
+        """Sum the gradients of all processes; return the mean of their losses.
 
-        What all have to agree on travels with them: whether the loss is finite, whether a signal
+        The same call sums what all have to agree on: whether the loss is finite, whether a signal
         has come, and the progress of rank 0. Raises StepNotFiniteError, and LostProcessError if a
         process has ended.
         """

@@ -50,7 +50,7 @@ class AdamW:
     def update(self, rate: float, step: int) -> None:
         """The update after step 0, 1, …"""
         self._made[0].fill_(step + 1)
-        # What torch.optim.AdamW(fused=True) calls: one pass over all of it.
+        # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         torch._fused_adamw_(
             self._values,
             self._gradients,

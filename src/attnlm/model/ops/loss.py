@@ -1,4 +1,4 @@
-"""The loss of a prediction, with the product that makes it: all logits are never held at once."""
+"""The cross-entropy, with the matmul that makes the logits: never all of them are in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnlm.model.ops.linear import linear, product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 """On a CPU, as many as share its last cache with the weights that they come from."""
-# Tokens, as many as the features of each: products with so many columns are fastest.
+# Tokens per matmul: as many as each has features, within these bounds, is fastest.
 _FEWEST_COMPILED, MOST_COMPILED = 64, 128
 
 
