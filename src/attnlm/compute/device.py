@@ -49,8 +49,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
         hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
         raise UsageError(f"`device` can't be {device!r}", hint)
     if device != "auto":
-        problem = _problem(device)
-        if problem:
+        if problem := _problem(device):
             raise AttnlmError(
                 f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
             )

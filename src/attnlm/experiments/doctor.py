@@ -208,12 +208,12 @@ def _disk() -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
+    import requests
+
     host = urlsplit(os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL)
     answers: list[str] = []
 
     def ask() -> None:
-        import requests
-
         try:
             requests.head(f"{host.scheme}://{host.netloc}/", timeout=_PATIENCE)
             answers.append("")

@@ -115,7 +115,10 @@ def climb(
     with trained_alone(path, hint):
         on_event(LadderStarted(path, made))
         runs, trained = made.runs(path), dict[tuple[str, int], Run]()
-        prices = {rung: _price(made, rung, opened.vocab_size) for rung in made.rungs}
+        prices = {
+            rung: step_price(_resolved(made, rung), opened.vocab_size) + _STEP_OVERHEAD
+            for rung in made.rungs
+        }
         order = list(runs)
         if made.budget is not None:  # the largest takes most of the time
             order.sort(key=lambda key: (-prices[key[0]], key[1]))
@@ -217,10 +220,6 @@ def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
             )
         new.rename(path)
     return path
-
-
-def _price(made: Plan, rung: str, vocab_size: int) -> float:
-    return step_price(_resolved(made, rung), vocab_size) + _STEP_OVERHEAD
 
 
 def _share(

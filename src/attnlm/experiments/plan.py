@@ -167,7 +167,12 @@ class Plan:
         """Yield the plans with one size doubled, in which matmuls are as fast."""
         for name, config in _doubled(self.config):
             grown = replace(self, config=config)
-            yield name, replace(grown, step_seconds=self.step_seconds * _times(grown, self))
+            # A model without matmuls takes time in proportion to its tokens.
+            larger, own = (
+                plan.step_flops or plan.tokens_per_step // plan.config.training.processes
+                for plan in (grown, self)
+            )
+            yield name, replace(grown, step_seconds=self.step_seconds * (larger / own))
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -224,15 +229,6 @@ def _muon_flops(rows: int, columns: int) -> int:
     """Return the operations for a matrix: five times x xᵀ, its square and a matmul with x."""
     small, large = min(rows, columns), max(rows, columns)
     return 5 * (4 * small * small * large + 2 * small**3)
-
-
-def _times(grown: Plan, base: Plan) -> float:
-    """Return how many times as long a step takes, by its operations, or by its tokens if none."""
-    sizes = [
-        plan.step_flops or plan.tokens_per_step // plan.config.training.processes
-        for plan in (grown, base)
-    ]
-    return sizes[0] / sizes[1]
 
 
 def plan(
