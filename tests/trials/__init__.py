@@ -26,25 +26,9 @@ from tests.trials import (
 )
 from tests.trials.trial import Trial
 
-_ALL: list[Trial] = [
-    kill.TRIAL,
-    disk.TRIAL,
-    disk.FULL,
-    numbers.TRIAL,
-    resume.TRIAL,
-    two.TRIAL,
-    signals.TRIAL,
-    memory.TRIAL,
-    anywhere.TRIAL,
-    anywhere.TEMPORARY,
-    damage.TRIAL,
-    hostile.TRIAL,
-    forged.TRIAL,
-    clock.TRIAL,
-    places.TRIAL,
-    input.TRIAL,
-    network.TRIAL,
-    machines.TRIAL,
-]
-
+_ALL: tuple[Trial, ...] = (
+    *(kill.TRIAL, disk.TRIAL, disk.FULL, numbers.TRIAL, resume.TRIAL, two.TRIAL, signals.TRIAL),
+    *(memory.TRIAL, anywhere.TRIAL, anywhere.TEMPORARY, damage.TRIAL, hostile.TRIAL, forged.TRIAL),
+    *(clock.TRIAL, places.TRIAL, input.TRIAL, network.TRIAL, machines.TRIAL),
+)
 TRIALS = {trial.name: trial for trial in _ALL}

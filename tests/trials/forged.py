@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 import time
@@ -32,7 +31,7 @@ from tests.trials.internals import (
     resolve,
 )
 from tests.trials.opening import bounded_memory
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, Trial, place
 
 _MOST_SECONDS = 30
 _MOST_NUMBERS = 2**23  # in the weights of a model that is made
@@ -62,12 +61,10 @@ def _forged(tally: Tally, folder: Path) -> None:
     for number, generator in tally.drawn(tally.wanted):
         forge = _FORGERIES[number % len(_FORGERIES)]
         vocab_size = generator.choice(_VOCABULARIES)
-        place = folder / "case"
-        shutil.copytree(folder / f"of-{vocab_size}", place)
-        outcome = in_child(lambda: _read_forged(place, vocab_size, forge, generator))  # noqa: B023
+        with place(folder, like=folder / f"of-{vocab_size}") as copy:
+            outcome = in_child(lambda: _read_forged(copy, vocab_size, forge, generator))  # noqa: B023
         told = outcome.result or {"what": forge.__name__, "fault": outcome.failure}
         tally.count(told["fault"], f"{told['what']}, {vocab_size} ids")
-        shutil.rmtree(place)
 
 
 def _make_data(folder: Path, vocab_size: int) -> None:
@@ -91,12 +88,12 @@ _Forgery = Callable[[Path, int, Random], tuple[str, bool]]
 
 
 def _read_forged(
-    place: Path, vocab_size: int, forge: _Forgery, generator: Random
+    folder: Path, vocab_size: int, forge: _Forgery, generator: Random
 ) -> dict[str, str | None]:
     """What was forged, and what goes wrong as commands read it."""
-    run = place / "checkpoints" / "run"
+    run = folder / "checkpoints" / "run"
     what, must_refuse = forge(run, vocab_size, generator)
-    os.chdir(place)
+    os.chdir(folder)
     signal.alarm(3 * _MOST_SECONDS)
     fault = None
     for name in generator.sample(list(_COMMANDS), 4):
@@ -225,32 +222,33 @@ def _impossible_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[st
         run / "config.json", {**content, "config": given, "vocab_size": sizes["vocab_size"]}
     )
     if type(value) is int and 0 <= value <= 2**20 + 1:
-        v, t, c = sizes["vocab_size"], sizes["block_size"], sizes["embed_dim"]
-        all_heads = sizes["heads"] * sizes["head_size"]
-        shapes = {
-            "token_embedding.weight": (v, c),
-            "position_embedding.weight": (t, c),
-            "body.qkv": (3, all_heads, c),
-            "head.weight": (v, all_heads),
-            "head.bias": (v,),
-        }
+        shapes = _shapes(sizes)
         if sum(map(math.prod, shapes.values())) < 4 * _MOST_NUMBERS:
-            for which in ("best", "last"):
-                tensors = {f"model.{key}": torch.zeros(shape) for key, shape in shapes.items()}
-                _seal(run / f"{which}.safetensors", tensors)
+            for path in _checkpoints(run):
+                _seal(path, {key: torch.zeros(shape) for key, shape in shapes.items()})
     return f"{name} = {value!r}", True
 
 
+def _shapes(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a multi-head model's tensors."""
+    vocab_size, c = sizes["vocab_size"], sizes["embed_dim"]
+    all_heads = sizes["heads"] * sizes["head_size"]
+    return {
+        "model.token_embedding.weight": (vocab_size, c),
+        "model.position_embedding.weight": (sizes["block_size"], c),
+        "model.body.qkv": (3, all_heads, c),
+        "model.head.weight": (vocab_size, all_heads),
+        "model.head.bias": (vocab_size,),
+    }
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return [run / "best.safetensors", run / "last.safetensors"]
+
+
 _TYPES = (
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.float8_e4m3fn,
+    *(torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
 )
 
 
@@ -259,8 +257,7 @@ def _wrong_types(run: Path, vocab_size: int, generator: Random) -> tuple[str, bo
     _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS)})
     dtype = generator.choice(_TYPES)
     every = generator.random() < 0.5
-    for which in ("best", "last"):
-        path = run / f"{which}.safetensors"
+    for path in _checkpoints(run):
         tensors = load_file(str(path))
         chosen = list(tensors) if every else [generator.choice(_of_model(tensors))]
         _seal(path, {n: t.to(dtype) if n in chosen else t for n, t in tensors.items()})
@@ -271,8 +268,7 @@ def _other_tensors(run: Path, vocab_size: int, generator: Random) -> tuple[str, 
     """Tensors of no size, of one dimension more or less, or turned: the digest is right."""
     _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS[1:])})
     kind = generator.choice(("empty", "scalar", "flat", "deeper", "longer", "shorter", "gone"))
-    for which in ("best", "last"):
-        path = run / f"{which}.safetensors"
+    for path in _checkpoints(run):
         tensors = load_file(str(path))
         name = generator.choice([n for n in _of_model(tensors) if tensors[n].ndim > 1])
         old = tensors.pop(name)
@@ -298,27 +294,18 @@ def _declared_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str,
     """Terabytes, by configuration and header alike; the file is small, or a hole."""
     _write(run, vocab_size, generator, lambda: {"model": "multi-head"})
     content = files.read_json(run / "config.json")
-    c, heads = (generator.choice((2**12, 2**16, 2**20)) for _ in "ch")
-    sizes = {"embed_dim": c, "heads": heads, "head_size": generator.choice((1, 2**10, 2**20))}
+    sizes = {name: generator.choice((2**12, 2**16, 2**20)) for name in ("embed_dim", "heads")}
+    sizes["head_size"] = generator.choice((1, 2**10, 2**20))
     content["config"] |= sizes
     files.write_json(run / "config.json", content)
-    t, all_heads = content["config"]["block_size"], heads * sizes["head_size"]
-    shapes = {
-        "model.token_embedding.weight": (vocab_size, c),
-        "model.position_embedding.weight": (t, c),
-        "model.body.qkv": (3, all_heads, c),
-        "model.head.weight": (vocab_size, all_heads),
-        "model.head.bias": (vocab_size,),
-    }
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(_FACTS), "digest": "0" * 64}}
     end = 0
-    for name, shape in shapes.items():
+    for name, shape in _shapes({**content["config"], "vocab_size": vocab_size}).items():
         begin, end = end, end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     described = json.dumps(header).encode()
     length = generator.choice((0, 64, 2**20, min(end, 2**42)))
-    for which in ("best", "last"):
-        path = run / f"{which}.safetensors"
+    for path in _checkpoints(run):
         path.write_bytes(len(described).to_bytes(8, "little") + described)
         os.truncate(path, 8 + len(described) + length)
     return f"{sizes}, {end:,} bytes declared, {length:,} there", True
@@ -345,25 +332,14 @@ def _odd_facts(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool
     _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS)})
     names = generator.sample(list(_FACTS), generator.choice((1, 1, 2)))
     odd = {name: generator.choice(_ODD_FACTS) for name in names}
-    for which in ("best", "last"):
-        path = run / f"{which}.safetensors"
+    for path in _checkpoints(run):
         _seal(path, load_file(str(path)), {**_FACTS, **odd})
     return f"{odd}", False
 
 
 _FORGERIES: tuple[_Forgery, ...] = (
-    _odd_sizes,
-    _odd_settings,
-    _odd_sizes,
-    _odd_facts,
-    _odd_sizes,
-    _impossible_sizes,
-    _odd_settings,
-    _wrong_types,
-    _odd_sizes,
-    _other_tensors,
-    _odd_settings,
-    _declared_sizes,
+    *(_odd_sizes, _odd_settings, _odd_sizes, _odd_facts, _odd_sizes, _impossible_sizes),
+    *(_odd_settings, _wrong_types, _odd_sizes, _other_tensors, _odd_settings, _declared_sizes),
 )
 
 
@@ -377,8 +353,8 @@ def _write(
     while True:
         drawn = draw()
         settings = {**_TRAINING, **drawn}
-        try:
-            config = resolve({}, _without_unused(settings))
+        try:  # as a recipe, whose settings that the model does not have are left out
+            config = resolve({"model": settings["model"]}, settings)
         except attnlm.AttnlmError:
             continue
         numbers = count_parameters(model_skeleton(config.model, vocab_size))
@@ -398,20 +374,6 @@ def _write(
     about = {"config": config.settings(), "parameters": numbers}
     files.write_json(run / "config.json", {**content, **about})
     return {name: value for name, value in drawn.items() if name in config.settings()}
-
-
-def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that this rung has."""
-    while True:
-        try:
-            resolve({}, settings)
-        except attnlm.AttnlmError as error:
-            unused = [n for n in settings if f"--{n.replace('_', '-')} does not" in error.message]
-            if not unused:
-                return settings
-            settings = {name: value for name, value in settings.items() if name not in unused}
-        else:
-            return settings
 
 
 def _seal(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, Any] = _FACTS) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,18 +16,15 @@ from safetensors.torch import load_file, save_file
 
 import attnlm
 from tests.trials import opening
-from tests.trials.internals import Journal, checkpoint, files, load_recipe, resolve, sampled_hash
-from tests.trials.trial import Tally, Trial
+from tests.trials.internals import checkpoint, files, load_recipe, resolve, sampled_hash
+from tests.trials.places import THINGS
+from tests.trials.trial import Tally, Trial, place
 
 # What a case may take beside what the process has already, and seconds.
 _MOST_MEMORY = 2**29
 _MOST_SECONDS = 20
 _WRITTEN = (
-    "metrics.jsonl",
-    "ticker.jsonl",
-    "last.safetensors",
-    "best.safetensors",
-    "config.json",
+    *("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json"),
 )
 
 
@@ -42,20 +37,21 @@ def _hostile(tally: Tally, folder: Path) -> None:
     opening.make_all(folder / "whole")
     (folder / "whole" / "recipe.toml").write_text("heads = 2\n")
     (folder / "whole" / "recipe.json").write_text('{"config": {"heads": 2}}')
-    places = [p.relative_to(folder / "whole") for p in _places(folder / "whole")]
-    bombs = [(bomb, place) for bomb in _BOMBS for place in places]
-    for (bomb, place), _ in tally.chosen(bombs, tally.wanted):
-        with _copy(folder) as copy:
-            bomb(copy / place)
+    places = [p.relative_to(folder / "whole") for p in _files(folder / "whole")]
+    # A recipe, which lies in no folder here, may be given by a pipe.
+    bombs = [(b, name) for b in _BOMBS for name in places if b != "a pipe" or name.parent.name]
+    for (bomb, name), _ in tally.chosen(bombs, tally.wanted):
+        with place(folder, like=folder / "whole") as copy:
+            _put(_BOMBS[bomb], copy / name)
             # What follows the ticker's last line end is taken for a line cut short by a crash.
-            fault = _tried(copy, _reader(place), must_refuse=place.name != "ticker.jsonl")
-            tally.count(fault, f"{place}, {bomb.__name__[1:]}")
-    for name, _ in tally.chosen(_WRITTEN, len(_WRITTEN), len(bombs)):
-        with _copy(folder) as copy:
-            tally.count(_written_through(copy, name), f"{name} is a link")
+            fault = _tried(copy, _reader(name), must_refuse=name.name != "ticker.jsonl")
+            tally.count(fault, f"{name}, {bomb}")
+    for written, _ in tally.chosen(_WRITTEN, len(_WRITTEN), len(bombs)):
+        with place(folder, like=folder / "whole") as copy:
+            tally.count(_written_through(copy, written), f"{written} is a link")
     for _, generator in tally.drawn(tally.wanted, len(bombs) + len(_WRITTEN)):
         lie = generator.choice(_LIES)
-        with _copy(folder) as copy:
+        with place(folder, like=folder / "whole") as copy:
             told = lie(copy, generator)
             fault = _tried(copy, _use_all, must_refuse=False)
             tally.count(fault, told)
@@ -75,7 +71,7 @@ def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -
     return fault
 
 
-def _places(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> Iterator[Path]:
     """Every file that is read back; of the data sets, that of byte pairs."""
     for part in (f"data/{opening.BPE}", f"checkpoints/{opening.RUN}"):
         yield from opening.read_back(folder / part)
@@ -92,7 +88,7 @@ def _reader(place: Path) -> Callable[[Path], object]:
 
 
 def _use_all(folder: Path) -> None:
-    """What sampling, evaluating and resuming read."""
+    """Read what sampling, evaluating and resuming read."""
     opening.open_data(folder, opening.BPE)
     opening.open_the_run(folder, opening.RUN)
     run = attnlm.open_run(folder / "checkpoints" / opening.RUN)
@@ -113,180 +109,62 @@ class _Payload:
         return os.mkdir, (str(self.folder / _MARK),)
 
 
-def _root(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.name == "copy")
+def _payload(path: Path) -> _Payload:
+    return _Payload(next(parent for parent in path.parents if parent.name == "case"))
 
 
-def _pickle(path: Path) -> None:
-    path.write_bytes(pickle.dumps(_Payload(_root(path))))
-
-
-def _torch_file(path: Path) -> None:
-    path.unlink()
-    torch.save({"model": _Payload(_root(path))}, path)
-
-
-def _deep_lists(path: Path) -> None:
-    path.write_bytes(b"[" * 2**19)
-
-
-def _deep_objects(path: Path) -> None:
-    path.write_bytes(b'{"a":' * 2**17)
-
-
-def _deep_tables(path: Path) -> None:
-    path.write_bytes(b"a = " + b"[" * 2**17)
-
-
-def _endless_number(path: Path) -> None:
-    path.write_bytes(b'{"format": ' + b"9" * 2**19 + b"}")
-
-
-def _infinite_number(path: Path) -> None:
-    path.write_bytes(b'{"format": 1e99999}')
-
-
-def _many_values(path: Path) -> None:
-    path.write_bytes(b"[" + b"[]," * 2**23 + b"[]]")
-
-
-def _gigantic(path: Path) -> None:
-    path.write_bytes(b"")
-    os.truncate(path, 2**42)
-
-
-def _endless_device(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
-def _pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-    if path.name.startswith("recipe"):  # one may be given by a pipe
-        _gigantic(path.with_name("large"))
-        path.unlink()
-        path.symlink_to(path.with_name("large"))
-
-
-def _folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _link_to_itself(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def _foreign_text(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-
-
-def _path_outside(path: Path) -> None:
-    path.write_bytes(b"../../../../../../../../../../etc\n")
-
-
-def _absolute_path(path: Path) -> None:
-    path.write_bytes(b"/etc\n")
-
-
-def _parent_folder(path: Path) -> None:
-    path.write_bytes(b"..")
-
-
-def _huge_header(path: Path) -> None:
-    path.write_bytes((2**63).to_bytes(8, "little") + b"{}")
-
-
-def _large_header(path: Path) -> None:
-    path.write_bytes((2**27).to_bytes(8, "little") + b'{"a":1,' * 2**16)
-    os.truncate(path, 2**28)
-
-
-def _header(path: Path, **tensors: object) -> None:
+def _header(**tensors: object) -> bytes:
     header = json.dumps(tensors).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    return len(header).to_bytes(8, "little") + header + bytes(64)
 
 
-def _overlapping(path: Path) -> None:
-    one = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
-    _header(path, one=one, other={**one, "data_offsets": [8, 24]})
+def _hole(path: Path, size: int, content: bytes = b"") -> None:
+    path.write_bytes(content)
+    os.truncate(path, size)
 
 
-def _out_of_bounds(path: Path) -> None:
-    _header(path, one={"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]})
+_ONE: dict[str, object] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+_BOMBS: dict[str, bytes | Callable[[Path], object]] = {
+    "a pickle": lambda path: path.write_bytes(pickle.dumps(_payload(path))),
+    "a file of torch": lambda path: torch.save({"model": _payload(path)}, path),
+    "deep lists": b"[" * 2**19,
+    "deep objects": b'{"a":' * 2**17,
+    "deep tables": b"a = " + b"[" * 2**17,
+    "an endless number": b'{"format": ' + b"9" * 2**19 + b"}",
+    "an infinite number": b'{"format": 1e99999}',
+    "many values": lambda path: path.write_bytes(b"[" + b"[]," * 2**23 + b"[]]"),
+    "terabytes": lambda path: _hole(path, 2**42),
+    "foreign text": lambda path: path.symlink_to("/etc/passwd"),
+    "a path outside": b"../../../../../../../../../../etc\n",
+    "an absolute path": b"/etc\n",
+    "the parent folder": b"..",
+    "a huge header": (2**63).to_bytes(8, "little") + b"{}",
+    "a large header": lambda path: _hole(
+        path, 2**28, (2**27).to_bytes(8, "little") + b'{"a":1,' * 2**16
+    ),
+    "overlapping tensors": _header(one=_ONE, other={**_ONE, "data_offsets": [8, 24]}),
+    "a tensor out of bounds": _header(one={**_ONE, "shape": [2**40], "data_offsets": [0, 2**42]}),
+    "an overflowing shape": _header(one={**_ONE, "shape": [2**62, 2**62], "data_offsets": [0, 64]}),
+    **{name: THINGS[name] for name in ("a pipe", "an endless device", "a folder")},
+    "a link to itself": THINGS["a link to itself"],
+}
 
 
-def _overflowing_shape(path: Path) -> None:
-    _header(path, one={"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 64]})
-
-
-_BOMBS = (
-    _pickle,
-    _torch_file,
-    _deep_lists,
-    _deep_objects,
-    _deep_tables,
-    _endless_number,
-    _infinite_number,
-    _many_values,
-    _gigantic,
-    _endless_device,
-    _pipe,
-    _folder,
-    _link_to_itself,
-    _foreign_text,
-    _path_outside,
-    _absolute_path,
-    _parent_folder,
-    _huge_header,
-    _large_header,
-    _overlapping,
-    _out_of_bounds,
-    _overflowing_shape,
-)
+def _put(bomb: bytes | Callable[[Path], object], path: Path) -> None:
+    if isinstance(bomb, bytes):
+        path.write_bytes(bomb)
+    else:
+        path.unlink()
+        bomb(path)
 
 
 # --- Lies: files whose hashes are right -------------------------------------------------------
 
 _NASTY: tuple[object, ...] = (
-    None,
-    True,
-    [],
-    {},
-    {"a": 1},
-    -1,
-    0,
-    1,
-    2,
-    3,
-    2**10,
-    2**16,
-    2**20,
-    2**40,
-    2**62,
-    10**400,
-    0.5,
-    -1.0,
-    1e308,
-    float("inf"),
-    float("nan"),
-    "",
-    "..",
-    "../../etc",
-    "/etc",
-    "a\0b",
-    "\ud800",
-    "x" * 10_000,
-    "(a+)+$",
-    "char",
-    "byte",
-    "transformer",
-    "bigram",
-    "adamw",
-    [1] * 1000,
+    *(None, True, [], {}, {"a": 1}, [1] * 1000, 0.5, -1.0, 1e308, float("inf"), float("nan")),
+    *(-1, 0, 1, 2, 3, 2**10, 2**16, 2**20, 2**40, 2**62, 10**400),
+    *("", "..", "../../etc", "/etc", "a\0b", "\ud800", "x" * 10_000, "(a+)+$"),
+    *("char", "byte", "transformer", "bigram", "adamw"),
 )
 
 
@@ -389,19 +267,9 @@ def _facts(path: Path) -> Any:
     return json.loads(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["facts"])
 
 
-def _lie_in_metrics(folder: Path, generator: Random) -> str:
-    return _lie_in_journal(attnlm.open_run(_run(folder))._metrics, generator)
-
-
-def _lie_in_ticker(folder: Path, generator: Random) -> str:
-    return _lie_in_journal(attnlm.open_run(_run(folder))._ticker, generator)
-
-
-def _run(folder: Path) -> Path:
-    return folder / "checkpoints" / opening.RUN
-
-
-def _lie_in_journal(journal: Journal, generator: Random) -> str:
+def _lie_in_journal(folder: Path, generator: Random) -> str:
+    run = attnlm.open_run(folder / "checkpoints" / opening.RUN)
+    journal = generator.choice((run._metrics, run._ticker))
     records = journal.records()
     told = _changed(generator.choice(records), generator)
     journal.replace(records)
@@ -409,17 +277,9 @@ def _lie_in_journal(journal: Journal, generator: Random) -> str:
 
 
 _LIES = (
-    _lie_in_data,
-    _lie_in_run,
-    _lie_in_run,
-    _lie_in_ids,
-    _lie_in_checkpoint,
-    _lie_in_metrics,
-    _lie_in_ticker,
+    *(_lie_in_data, _lie_in_run, _lie_in_run, _lie_in_ids, _lie_in_checkpoint),
+    *(_lie_in_journal, _lie_in_journal),
 )
-
-
-# --- Around a case ----------------------------------------------------------------------------
 
 
 def _written_through(folder: Path, name: str) -> str | None:
@@ -434,16 +294,6 @@ def _written_through(folder: Path, name: str) -> str | None:
     if elsewhere.read_bytes() != before:
         return f"{name}: the file that it links to was written to"
     return fault or refused
-
-
-@contextlib.contextmanager
-def _copy(folder: Path) -> Iterator[Path]:
-    copy = folder / "copy"
-    shutil.copytree(folder / "whole", copy)
-    try:
-        yield copy
-    finally:
-        shutil.rmtree(copy)
 
 
 TRIAL = Trial(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -19,7 +19,7 @@ import attnlm
 from tests import command as commands
 from tests.trials import opening
 from tests.trials.internals import RUNGS, Progress, flag, setting_names
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, Trial, place
 
 _LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
@@ -36,16 +36,16 @@ def _input(tally: Tally, folder: Path) -> None:
     os.chdir(folder / "made")
     try:
         for (name, case), _ in tally.chosen(named, len(named)):
-            with _folder(folder) as place:
-                tally.count(case(place), name)
+            with place(folder) as here:
+                tally.count(case(here), name)
         for number, generator in tally.drawn(tally.wanted, len(_NAMED) + 1):
-            with _folder(folder) as place:
-                arguments, stdin = generator.choice(_COMMANDS)(place, generator)
+            with place(folder) as here:
+                arguments, stdin = generator.choice(_COMMANDS)(here, generator)
                 done = commands.here(arguments, stdin)
                 fault = done.fault() or _checked(done, arguments)
                 tally.count(fault, f"{arguments} {stdin[:40]!r}")
                 if number % _PER_PROCESS == 0 and _can_be_typed(arguments):
-                    shutil.rmtree(place / "data", ignore_errors=True)
+                    shutil.rmtree(here / "data", ignore_errors=True)
                     alone = commands.alone(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
                     if fault is None and alone.code != done.code:
@@ -53,16 +53,6 @@ def _input(tally: Tally, folder: Path) -> None:
                     tally.count(fault, f"by itself, {arguments}")
     finally:
         os.chdir(before)
-
-
-@contextlib.contextmanager
-def _folder(parent: Path) -> Iterator[Path]:
-    folder = parent / "case"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def _can_be_typed(arguments: list[str]) -> bool:
@@ -166,17 +156,43 @@ def _text(place: Path, generator: Random) -> _Command:
     path = place / generator.choice(("a.txt", "b", "c d é.txt"))
     path.write_bytes(content)
     source = generator.choice((str(path), str(path), str(place), "-"))
-    words = ["--data-dir", str(place / "data")]
-    for name, values in (
-        ("--tokenizer", ("char", "byte", "bpe:257", "bpe:300", "gpt2x", "")),
-        ("--encoding", ("utf-8", "latin-1", "utf-16", "utf-16-le", "ascii", "shift_jis", "utf-7")),
-        ("--newlines", ("unix", "keep", "dos")),
-        ("--val-fraction", ("0.5", "0.001", "0.999", "0", "1", "nan")),
-        ("--name", ("a b", "é", "con", "..", "x" * 130, "🙂")),
-    ):
-        if generator.random() < 0.4:
-            words += [name, generator.choice(values)]
+    words = ["--data-dir", str(place / "data"), *_some(_OF_PREPARE, 0.4, generator)]
     return ["prepare", source, *words], content if source == "-" else b""
+
+
+_OF_PREPARE = {
+    "--tokenizer": ("char", "byte", "bpe:257", "bpe:300", "gpt2x", ""),
+    "--encoding": ("utf-8", "latin-1", "utf-16", "utf-16-le", "ascii", "shift_jis", "utf-7"),
+    "--newlines": ("unix", "keep", "dos"),
+    "--val-fraction": ("0.5", "0.001", "0.999", "0", "1", "nan"),
+    "--name": ("a b", "é", "con", "..", "x" * 130, "🙂"),
+}
+_OF_TRAIN = {
+    "--model": RUNGS,
+    "--heads": ("1", "2", "3"),
+    "--embed-dim": ("1", "2", "6", "8"),
+    "--head-size": ("1", "2", "5"),
+    "--layers": ("1", "2"),
+    "--block-size": ("1", "2", "9", "100000"),
+    "--batch-size": ("1", "3"),
+    "--stride": ("1", "7", "100000"),
+    "--sampling": ("epoch", "random"),
+    "--optimizer": ("adamw", "muon"),
+    "--learning-rate": ("1e-30", "0.1", "100"),
+    "--warmup": ("0", "2", "3"),
+    "--eval-every": ("1", "5"),
+    "--gradient-clip": ("1e-30", "1"),
+    "--dropout": ("0", "0.99"),
+    "--dtype": ("float32", "bfloat16"),
+    "--name": ("a b", "é", "..", "latest"),
+}
+
+
+def _some(flags: Mapping[str, Sequence[str]], often: float, generator: Random) -> Iterator[str]:
+    """Yield some of these flags, each with one of its values."""
+    for name, values in flags.items():
+        if generator.random() < often:
+            yield from (name, generator.choice(values))
 
 
 def _any_prepare(place: Path, generator: Random) -> _Command:
@@ -201,40 +217,13 @@ def _sample(place: Path, generator: Random) -> _Command:
 def _train(place: Path, generator: Random) -> _Command:
     """Small runs with settings that may not fit each other."""
     words = ["--steps", "2", "--threads", "1", "--checkpoint-dir", str(place)]
-    for name, values in (
-        ("--model", RUNGS),
-        ("--heads", ("1", "2", "3")),
-        ("--embed-dim", ("1", "2", "6", "8")),
-        ("--head-size", ("1", "2", "5")),
-        ("--layers", ("1", "2")),
-        ("--block-size", ("1", "2", "9", "100000")),
-        ("--batch-size", ("1", "3")),
-        ("--stride", ("1", "7", "100000")),
-        ("--sampling", ("epoch", "random")),
-        ("--optimizer", ("adamw", "muon")),
-        ("--learning-rate", ("1e-30", "0.1", "100")),
-        ("--warmup", ("0", "2", "3")),
-        ("--eval-every", ("1", "5")),
-        ("--gradient-clip", ("1e-30", "1")),
-        ("--dropout", ("0", "0.99")),
-        ("--dtype", ("float32", "bfloat16")),
-        ("--name", ("a b", "é", "..", "latest")),
-    ):
-        if generator.random() < 0.3:
-            words += [name, generator.choice(values)]
+    words += _some(_OF_TRAIN, 0.3, generator)
     return ["train", generator.choice(("fruits-char", "fruits-bpe260")), *words], b""
 
 
 _COMMANDS = (
-    _settings,
-    _settings,
-    _settings,
-    _recipe,
-    _recipe,
-    _text,
-    _any_prepare,
-    _sample,
-    _train,
+    *(_settings, _settings, _settings, _recipe, _recipe),
+    *(_text, _any_prepare, _sample, _train),
 )
 
 
@@ -270,12 +259,9 @@ def _prepared(content: bytes, code: int, says: str, *flags: str) -> Callable[[Pa
     def run(place: Path) -> str | None:
         path = place / "text.txt"
         path.write_bytes(content)
-        done = commands.here(["prepare", str(path), "--data-dir", str(place / "data"), *flags])
-        if fault := done.fault():
-            return fault
-        if done.code != code or says not in done.stderr:
-            return f"exit code {done.code}: {done.stderr}"
-        return None if code else _differs(path, Path(done.stdout.strip()), flags)
+        done = _prepare(path, *flags)
+        fault = _told(done, code, says)
+        return fault if fault or code else _differs(path, Path(done.stdout.strip()), flags)
 
     return run
 
@@ -296,13 +282,12 @@ def _across_chunks(place: Path) -> str | None:
 def _block_size(place: Path) -> str | None:
     """A window and its targets just fit into the smaller split, or just do not."""
     (place / "text.txt").write_text("abcdefghij" * 10)
-    data = ["--data-dir", str(place / "data")]
-    commands.here(["prepare", str(place / "text.txt"), *data])
+    data = _prepare(place / "text.txt").stdout.strip()
     for size, code in ((8, 0), (9, 0), (10, 1), (11, 1)):  # of ten tokens to validate
         flags = ["--steps", "1", "--threads", "1", "--checkpoint-dir", str(place / "runs")]
-        done = commands.here(["train", *data, *flags, "--block-size", str(size)])
-        if done.fault() or done.code != code or (code and "--block-size 9" not in done.stderr):
-            return f"--block-size {size}: {done.code} {done.stderr}"
+        done = commands.here(["train", data, *flags, "--block-size", str(size)])
+        if fault := _told(done, code, "--block-size 9" * code):
+            return f"--block-size {size}: {fault}"
     return None
 
 
@@ -311,23 +296,30 @@ def _pipe(place: Path) -> str | None:
     content = b"the cat sat on the mat.\n" * 99
     writer = threading.Thread(target=(place / "pipe").write_bytes, args=(content,))
     writer.start()
-    done = commands.here(["prepare", str(place / "pipe"), "--data-dir", str(place / "data")])
+    done = _prepare(place / "pipe")
     writer.join()
     (place / "text.txt").write_bytes(content)
-    return (
-        done.fault()
-        or done.stderr * done.code
-        or _differs(place / "text.txt", Path(done.stdout.strip()))
+    return _told(done, 0, "") or _differs(place / "text.txt", Path(done.stdout.strip()))
+
+
+def _prepare(source: Path, *flags: str) -> commands.Done:
+    return commands.here(
+        ["prepare", str(source), "--data-dir", str(source.parent / "data"), *flags]
     )
+
+
+def _told(done: commands.Done, code: int, says: str) -> str | None:
+    """Return what is wrong unless the command ended with that code, and says that."""
+    fault = done.fault()
+    if fault is None and (done.code != code or says not in done.stderr):
+        fault = f"exit code {done.code}: {done.stderr}"
+    return fault
 
 
 def _no_text(place: Path) -> str | None:
     (place / "folder" / "empty").mkdir(parents=True)
     (place / "folder" / "picture").write_bytes(bytes(range(256)))
-    done = commands.here(["prepare", str(place / "folder"), "--data-dir", str(place / "data")])
-    return done.fault() or (
-        None if done.code == 1 and "no utf-8 text" in done.stderr else done.stderr
-    )
+    return _told(_prepare(place / "folder"), 1, "no utf-8 text")
 
 
 def _changing(place: Path) -> str | None:
@@ -352,8 +344,7 @@ def _unreadable(place: Path) -> str | None:
     path.chmod(0)
     if os.access(path, os.R_OK):
         return None  # root may read all
-    done = commands.here(["prepare", str(path), "--data-dir", str(place / "data")])
-    return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
+    return _told(_prepare(path), 1, "Permission denied")
 
 
 def _recipe_of(content: Callable[[], str], file: str = "a.toml") -> Callable[[Path], str | None]:

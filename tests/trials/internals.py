@@ -1,59 +1,32 @@
 """All that the trials use of attnlm beside what `import attnlm` offers."""
 
-from attnlm.base import files
-from attnlm.base.events import Progress
-from attnlm.base.folders import flag
-from attnlm.cli import console, exits
-from attnlm.cli.app import run_command
-from attnlm.compute.device import choose_device
-from attnlm.compute.native import library
-from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import resolve, setting_names
-from attnlm.data.dataset import sampled_hash
-from attnlm.experiments.settle import _has_compiler as has_compiler
-from attnlm.model.architecture import RUNGS
-from attnlm.model.inspection import count_parameters, model_skeleton
-from attnlm.model.language_model import build_model
-from attnlm.runs import checkpoint
-from attnlm.runs.json_lines import Journal
-from attnlm.runs.run import Run
-from attnlm.text import download
-from attnlm.training.events import Evaluated, Started, Stepped
-from attnlm.training.kernels import has_parts, parts_compile
-from attnlm.training.memory import FACTOR
-from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.state import saved_state
-from attnlm.training.step import Stepper
+from attnlm.base import files as files
+from attnlm.base.events import Progress as Progress
+from attnlm.base.folders import flag as flag
+from attnlm.cli import console as console
+from attnlm.cli import exits as exits
+from attnlm.compute.device import choose_device as choose_device
+from attnlm.compute.native import library as library
+from attnlm.config.recipes import load_recipe as load_recipe
+from attnlm.config.settings import resolve as resolve
+from attnlm.config.settings import setting_names as setting_names
+from attnlm.data.dataset import sampled_hash as sampled_hash
+from attnlm.experiments import settle
+from attnlm.model.architecture import RUNGS as RUNGS
+from attnlm.model.inspection import count_parameters as count_parameters
+from attnlm.model.inspection import model_skeleton as model_skeleton
+from attnlm.model.language_model import build_model as build_model
+from attnlm.runs import checkpoint as checkpoint
+from attnlm.runs.run import Run as Run
+from attnlm.text import download as download
+from attnlm.training.events import Evaluated as Evaluated
+from attnlm.training.events import Started as Started
+from attnlm.training.events import Stepped as Stepped
+from attnlm.training.kernels import has_parts as has_parts
+from attnlm.training.kernels import parts_compile as parts_compile
+from attnlm.training.memory import FACTOR as FACTOR
+from attnlm.training.optimizer import FlatOptimizer as FlatOptimizer
+from attnlm.training.state import saved_state as saved_state
+from attnlm.training.step import Stepper as Stepper
 
-__all__ = [
-    "FACTOR",
-    "RUNGS",
-    "Evaluated",
-    "FlatOptimizer",
-    "Journal",
-    "Progress",
-    "Run",
-    "Started",
-    "Stepped",
-    "Stepper",
-    "build_model",
-    "checkpoint",
-    "choose_device",
-    "console",
-    "count_parameters",
-    "download",
-    "exits",
-    "files",
-    "flag",
-    "has_compiler",
-    "has_parts",
-    "library",
-    "load_recipe",
-    "model_skeleton",
-    "parts_compile",
-    "resolve",
-    "run_command",
-    "sampled_hash",
-    "saved_state",
-    "setting_names",
-]
+has_compiler = settle._has_compiler

@@ -41,21 +41,22 @@ def _network(tally: Tally, folder: Path) -> None:
             # A server of which only the first half of a file came may have another one by then.
             size = generator.choice((0, 1, 999, 70_000))
             content, other = generator.randbytes(size), generator.randbytes(size)
-            kinds = [generator.choice(_TRANSIENT) for _ in range(generator.choice((0, 0, 1, 2)))]
-            kinds.append(generator.choice((*_GOOD, *_FINAL, *_STALLS)))
-            asked = [
-                kind(web, generator, generator.choice((content, other))) for kind in kinds[:-1]
+            kinds = generator.choices(list(_TRANSIENT), k=generator.choice((0, 0, 1, 2)))
+            kinds.append(generator.choice([kind for kind in _KINDS if kind not in _TRANSIENT]))
+            said = [generator.choice((content, other)) for _ in kinds[:-1]]
+            answers = [
+                _KINDS[kind](web, generator, sent)
+                for kind, sent in zip(kinds, [*said, content], strict=True)
             ]
-            answers = [*asked, kinds[-1](web, generator, content)]
             url = web.answer(f"/{case}/text.txt", *answers)
             place = folder / str(case)
             place.mkdir()
-            names = ", ".join(kind.__name__[1:] for kind in kinds)
+            names = ", ".join(kinds)
             fault = _downloaded(url, content, place, kinds[-1])
             tally.count(fault, f"{names} ({len(content)} bytes)")
 
 
-def _downloaded(url: str, content: bytes, place: Path, decides: _Kind) -> str | None:
+def _downloaded(url: str, content: bytes, place: Path, decides: str) -> str | None:
     """What goes wrong when this file is fetched and kept in the cache."""
     deadline = _STALL_DEADLINE if decides in _STALLS else _DEADLINE
     os.environ["ATTNLM_CACHE_DIR"] = str(place / "cache")
@@ -133,35 +134,22 @@ def _whole(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return _raw(head, _pieces(generator, content))
 
 
-def _of_unknown_length(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return _raw("HTTP/1.0 200 OK\n", _pieces(generator, content))
-
-
-def _chunks(pieces: list[bytes]) -> list[bytes]:
+def _chunks(generator: random.Random, content: bytes) -> list[bytes]:
+    pieces = _pieces(generator, content)
     return [f"{len(p):x}\r\n".encode() + p + b"\r\n" for p in pieces if p]
 
 
 _CHUNKED = "HTTP/1.1 200 OK\nConnection: close\nTransfer-Encoding: chunked\n"
 
 
-def _chunked(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return _raw(_CHUNKED, [*_chunks(_pieces(generator, content)), b"0\r\n\r\n"])
-
-
-def _compressed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(gzip.compress(content), Content_Encoding="gzip")
-
-
 def _redirected(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    place = f"/{generator.randrange(2**60)}"
-    web.answer(place, _whole(web, generator, content))
+    place = web.answer(f"/{generator.randrange(2**60)}", _whole(web, generator, content))
     return body(b"", generator.choice((301, 302, 303, 307, 308)), Location=place)
 
 
 def _redirected_at_length(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     """Another place, and a body without an end that says so, perhaps compressed."""
-    place = f"/{generator.randrange(2**60)}"
-    web.answer(place, _whole(web, generator, content))
+    place = web.answer(f"/{generator.randrange(2**60)}", _whole(web, generator, content))
     encoding = generator.choice(("", "Content-Encoding: gzip\n"))
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -177,44 +165,12 @@ def _short(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(content, Content_Length=str(len(content) + missing))
 
 
-def _short_chunks(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return _raw(_CHUNKED, _chunks(_pieces(generator, content)))
-
-
-def _broken(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(content[: len(content) // 2], generator.choice((500, 502, 503, 504)))
-
-
-def _busy(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(b"", 429, Retry_After="0")
-
-
-def _hung_up(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return lambda handler: None
-
-
-def _refused(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(content, generator.choice((204, 206, 304, 400, 401, 403, 404, 410, 416)))
-
-
-def _busy_for_an_hour(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(b"", 429, Retry_After="3600")
-
-
 def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    changed = bytearray(content or b"")
+    changed = bytearray(content)
     if not changed:
         return body(b"x")
     changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
     return body(bytes(changed))
-
-
-def _longer(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(content + b"x", Content_Length=generator.choice(("", str(len(content) + 1))))
-
-
-def _portal(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(_PORTAL, Content_Type=generator.choice(("text/html", "text/plain")))
 
 
 def _loop(web: WebServer, generator: random.Random, content: bytes) -> Answer:
@@ -222,23 +178,6 @@ def _loop(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     for place, following in zip(places, [*places[1:], places[0]], strict=True):
         web.answer(place, body(b"", 302, Location=following))
     return body(b"", 301, Location=places[0])
-
-
-def _out_of_the_web(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    place = generator.choice(("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a"))
-    return body(b"", 302, Location=place)
-
-
-def _no_gzip(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(content + b"no gzip", Content_Encoding="gzip")
-
-
-def _bomb(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return body(_BOMB, Content_Encoding="gzip, gzip")
-
-
-def _silent(web: WebServer, generator: random.Random, content: bytes) -> Answer:
-    return web.stay_silent
 
 
 def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) -> Answer:
@@ -249,31 +188,54 @@ def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) ->
     return answer
 
 
-_GOOD: tuple[_Kind, ...] = (
-    _whole,
-    _of_unknown_length,
-    _chunked,
-    _redirected,
-    _redirected_at_length,
-)
-_TRANSIENT: tuple[_Kind, ...] = (_broken, _busy, _hung_up)
-_SAYS: dict[_Kind, str] = {
-    _refused: "HTTP ",
-    _busy_for_an_hour: "HTTP 429",
-    _changed: "expected",
-    _longer: "more than the",
-    _short: "more expected",
-    _short_chunks: "can't download",
-    _portal: "but a web page",
-    _loop: "Exceeded 10 redirects",
-    _out_of_the_web: "No connection adapters",
-    _compressed: "it is compressed",
-    _bomb: "it is compressed",
-    _no_gzip: "it is compressed",
+_OUTSIDE = ("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a")
+_REFUSALS = (204, 206, 304, 400, 401, 403, 404, 410, 416)
+_KINDS: dict[str, _Kind] = {
+    "whole": _whole,
+    "of unknown length": lambda _, g, content: _raw("HTTP/1.0 200 OK\n", _pieces(g, content)),
+    "chunked": lambda _, g, content: _raw(_CHUNKED, [*_chunks(g, content), b"0\r\n\r\n"]),
+    "redirected": _redirected,
+    "redirected at length": _redirected_at_length,
+    "broken": lambda _, g, content: body(
+        content[: len(content) // 2], g.choice((500, 502, 503, 504))
+    ),
+    "busy": lambda *_: body(b"", 429, Retry_After="0"),
+    "hung up": lambda *_: lambda handler: None,
+    "refused": lambda _, g, content: body(content, g.choice(_REFUSALS)),
+    "busy for an hour": lambda *_: body(b"", 429, Retry_After="3600"),
+    "changed": _changed,
+    "longer": lambda _, g, content: body(
+        content + b"x", Content_Length=g.choice(("", str(len(content) + 1)))
+    ),
+    "short": _short,
+    "short chunks": lambda _, g, content: _raw(_CHUNKED, _chunks(g, content)),
+    "portal": lambda _, g, content: body(
+        _PORTAL, Content_Type=g.choice(("text/html", "text/plain"))
+    ),
+    "loop": _loop,
+    "out of the web": lambda _, g, content: body(b"", 302, Location=g.choice(_OUTSIDE)),
+    "compressed": lambda _, g, content: body(gzip.compress(content), Content_Encoding="gzip"),
+    "a bomb": lambda *_: body(_BOMB, Content_Encoding="gzip, gzip"),
+    "no gzip": lambda _, g, content: body(content + b"no gzip", Content_Encoding="gzip"),
+    "silent": lambda web, *_: web.stay_silent,
+    "silent halfway": _silent_halfway,
 }
-_FINAL = tuple(_SAYS)
-_STALLS: tuple[_Kind, ...] = (_silent, _silent_halfway)
-_SAYS |= dict.fromkeys(_STALLS, "no answer for")
+_GOOD = ("whole", "of unknown length", "chunked", "redirected", "redirected at length")
+_TRANSIENT = ("broken", "busy", "hung up")
+_STALLS = ("silent", "silent halfway")
+_SAYS = {
+    "refused": "HTTP ",
+    "busy for an hour": "HTTP 429",
+    "changed": "expected",
+    "longer": "more than the",
+    "short": "more expected",
+    "short chunks": "can't download",
+    "portal": "but a web page",
+    "loop": "Exceeded 10 redirects",
+    "out of the web": "No connection adapters",
+    **dict.fromkeys(("compressed", "a bomb", "no gzip"), "it is compressed"),
+    **dict.fromkeys(_STALLS, "no answer for"),
+}
 
 
 @contextlib.contextmanager

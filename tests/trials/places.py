@@ -17,7 +17,7 @@ from pathlib import Path
 from tests import command as commands
 from tests.trials import opening
 from tests.trials.children import in_child, in_own_process
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, Trial, place
 
 _SECONDS = 100  # from which a command waits for something that never comes
 _VICTIM = "victim"
@@ -36,16 +36,13 @@ _COMMANDS = (
 )
 # What killed processes leave has such names.
 _LEFTOVERS = (
-    "data/.unfinished-x",
-    "data/.unfinished-x/old-1",
-    "data/.unfinished-x/old-1/x",
-    "checkpoints/.unfinished-x",
-    "checkpoints/.unfinished-x/old-1",
-    "checkpoints/.unfinished-x/old-1/x",
-    "data/.latest.x.tmp",
-    "checkpoints/.latest.x.tmp",
-    f"{_RUN}/.last.safetensors.x.tmp",
-    f"{_RUN}/.curve.png.x.tmp",
+    *(
+        f"{parent}/.unfinished-abcdefgh{end}"
+        for parent in ("data", "checkpoints")
+        for end in ("", "/a", "/a/b")
+    ),
+    *("data/.latest.x.tmp", "checkpoints/.latest.x.tmp"),
+    *(f"{_RUN}/.last.safetensors.x.tmp", f"{_RUN}/.curve.png.x.tmp"),
 )
 
 
@@ -65,7 +62,7 @@ def _link_to(target: str) -> Callable[[Path], None]:
     return link
 
 
-_THINGS: dict[str, Callable[[Path], None]] = {
+THINGS: dict[str, Callable[[Path], None]] = {
     "a pipe": _pipe,
     "a socket": _socket,
     "an endless device": _link_to("/dev/zero"),
@@ -86,22 +83,20 @@ def _run(tally: Tally, folder: Path) -> None:
     """
     in_child(lambda: _make(folder / "whole"))
     there = [p.relative_to(folder / "whole") for p in (folder / "whole").rglob("*")]
-    places = [*map(str, there), "data", "checkpoints"]
-    places = [place for place in {*places} if place.startswith(("data", "checkpoints"))]
-    inputs = [(place, thing) for place in sorted(places) for thing in (*_THINGS, _MOVED)]
-    inputs += [(place, thing) for place in _LEFTOVERS for thing in _THINGS]
+    names = sorted(name for name in map(str, there) if name.startswith(("data", "checkpoints")))
+    inputs = [(name, thing) for name in names for thing in (*THINGS, _MOVED)]
+    inputs += [(name, thing) for name in _LEFTOVERS for thing in THINGS]
     for case, generator in tally.drawn(tally.wanted):
-        copy, command = folder / "copy", generator.choice(_COMMANDS)
-        shutil.copytree(folder / "whole", copy)
-        if case % 3:
-            place, thing = generator.choice(inputs)
-            fault, what = _put(copy, command, place, thing), f"{thing} as {place}"
-        else:
-            thing, number = generator.choice([*_THINGS]), generator.randrange(60)
-            fault = _tried(copy, command, before=partial(_swap, copy, thing, number))
-            what = f"{thing} instead of what is opened as number {number}"
+        command = generator.choice(_COMMANDS)
+        with place(folder, like=folder / "whole") as copy:
+            if case % 3:
+                name, thing = generator.choice(inputs)
+                fault, what = _put(copy, command, name, thing), f"{thing} as {name}"
+            else:
+                thing, number = generator.choice([*THINGS]), generator.randrange(60)
+                fault = _tried(copy, command, before=partial(_swap, copy, thing, number))
+                what = f"{thing} instead of what is opened as number {number}"
         tally.count(fault, f"{' '.join(command)}: {what}")
-        shutil.rmtree(copy)
 
 
 def _make(folder: Path) -> None:
@@ -110,8 +105,8 @@ def _make(folder: Path) -> None:
     (folder / _VICTIM / "keys").write_text("secret\n")
 
 
-def _put(copy: Path, command: tuple[str, ...], place: str, thing: str) -> str | None:
-    path, moved = copy / place, copy / "moved"
+def _put(copy: Path, command: tuple[str, ...], name: str, thing: str) -> str | None:
+    path, moved = copy / name, copy / "moved"
     path.parent.mkdir(parents=True, exist_ok=True)
     if thing == _MOVED:
         path.rename(moved)
@@ -126,10 +121,10 @@ def _put(copy: Path, command: tuple[str, ...], place: str, thing: str) -> str | 
     path.unlink(missing_ok=True)
 
     def make() -> None:
-        _THINGS[thing](path)
+        THINGS[thing](path)
 
-    fault = _tried(copy, command, before=make, must_succeed=place in _LEFTOVERS)
-    if fault is None and place in _LEFTOVERS and thing != "a folder" and not os.path.lexists(path):
+    fault = _tried(copy, command, before=make, must_succeed=name in _LEFTOVERS)
+    if fault is None and name in _LEFTOVERS and thing != "a folder" and not os.path.lexists(path):
         fault = "it was moved or removed"
     return fault
 
@@ -177,7 +172,7 @@ def _swap(copy: Path, thing: str, number: int) -> None:
             opened += 1
             if opened == number + 1:
                 path.unlink()
-                _THINGS[thing](path)
+                THINGS[thing](path)
 
     sys.addaudithook(hook)
 

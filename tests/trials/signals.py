@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,7 +35,15 @@ _COMPILERS = {
     "train, compiling C slowly": "sleep 100 & wait",
 }
 """What CC names, by the command that calls it."""
+_OF_TWO = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+_JOINING = {
+    "train, waiting for rank 1": {**_OF_TWO, "RANK": "0"},
+    "train, waiting for rank 0": {**_OF_TWO, "RANK": "1"},
+    "train, waiting for a host": {**_OF_TWO, "RANK": "1", "MASTER_ADDR": "no.such.host"},
+}
+"""Variables of a process that joins others, which never come."""
 _LONGEST = {_COMPILING: 12.0, "prepare": 1.5, **dict.fromkeys(_COMPILERS, 1.0)}
+_LONGEST |= dict.fromkeys(_JOINING, 8.0)
 """Seconds to the signal: of commands that compile C, from when the compiler is called. None is so
 long that a command may have ended."""
 
@@ -54,8 +63,11 @@ def _run(tally: Tally, folder: Path) -> None:
             gap = generator.uniform(0, 0.3) if generator.random() < 0.4 else None
             if name in _COMPILERS:
                 _write_compiler(place, _COMPILERS[name])
-            failure = _stop(commands[name], place, signum, delay, gap)
+            joining = _JOINING.get(name, {})
+            failure = _stop(commands[name], place, signum, delay, gap, joining)
             failure = failure or _left(place)
+            if failure is None and joining and len(lines := _said(place).splitlines()) > 1:
+                failure = f"it says more than one line: {lines}"
             if failure is None and name == "train" and (place / "runs" / "run").exists():
                 part = place / "runs" / "run"
                 failure = in_child(lambda: _as_never_stopped(data, part, settings)).failure  # noqa: B023
@@ -88,6 +100,7 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
         "train, threads and budget tried": [*train, *untimed, "--budget=60"],
         "prepare, reading stdin": ["prepare", "-"],
         **(in_c if shutil.which("cc") else {}),
+        **dict.fromkeys(_JOINING, train),
     }
 
 
@@ -146,10 +159,19 @@ def _processes_with(folder: bytes) -> Iterator[str]:
 
 
 def _stop(
-    arguments: list[str], place: Path, signum: signal.Signals, delay: float, gap: float | None
+    arguments: list[str],
+    place: Path,
+    signum: signal.Signals,
+    delay: float,
+    gap: float | None,
+    joining: dict[str, str],
 ) -> str | None:
     """Sends the signal, and another after a gap unless that is None; what goes wrong."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     variables = {
+        **joining,
+        "MASTER_PORT": port,
         "ATTNLM_CACHE_DIR": str(place / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(place / "compiled"),
     }

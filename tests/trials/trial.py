@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +64,20 @@ class Tally:
         self.cases += 1
         if failure is not None:
             self.failures.append(f"case {self.number}: {what}: {failure}")
+
+
+@contextlib.contextmanager
+def place(folder: Path, like: Path | None = None) -> Iterator[Path]:
+    """Yield the folder of one case, empty or a copy of `like`, and remove it afterwards."""
+    made = folder / "case"
+    if like is None:
+        made.mkdir()
+    else:
+        shutil.copytree(like, made)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -1,121 +1,165 @@
-"""Two at once: two trainers of one run, two writers of one name, readers beside a writer."""
+"""Two at once: trainers of one run or of one name, writers of one name, readers beside a writer."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attnlm
 from tests.trials.children import Child, in_child, in_own_process
 from tests.trials.internals import Evaluated
 from tests.trials.small import TEXT, prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, Trial, place
 
 
 def _run(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(lambda: _train(data, whole))
-    kinds = (_two_trainers, _two_preparations, _readers)
+    kinds = (_two_trainers, _two_preparations, _readers, _folder_taken, _data_written)
     for case, generator in tally.drawn(tally.wanted):
-        place = folder / "case"
-        place.mkdir()
         kind = kinds[case % len(kinds)]
-        tally.count(kind(data, whole, place, generator), kind.__name__)
-        shutil.rmtree(place)
+        with place(folder) as here:
+            tally.count(kind(data, whole / "run", here, generator), kind.__name__)
 
 
-def _train(data: Path, runs: Path, **settings: object) -> None:
+def _train(data: Path, runs: Path, **settings: Any) -> None:
     attnlm.train(data, checkpoint_dir=runs, name="run", **settings_of("multi-head", **settings))
 
 
-def _two_trainers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
-    """The second is refused, while the first lives; a kill gives the run free."""
-    reader, writer = os.pipe()
-    waiting_reader, waiting_writer = os.pipe()
-    stop = generator.choice((0, 4, 8, 12))
-    killed = generator.random() < 0.5
+@contextlib.contextmanager
+def _paused(data: Path, runs: Path, step: int) -> Iterator[Child]:
+    """Yield a child that trains a run, and waits after this step's evaluation until we are done."""
+    (reached, says_reached), (goes_on, says_go_on) = os.pipe(), os.pipe()
 
     def wait(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == stop:
-            os.write(waiting_writer, b"!")
-            os.read(reader, 1)
+        if isinstance(event, Evaluated) and event.record["step"] == step:
+            os.write(says_reached, b"!")
+            os.read(goes_on, 1)
 
-    first = Child(
-        lambda: (
-            attnlm.train(
-                data, checkpoint_dir=place, name="run", on_event=wait, **settings_of("multi-head")
-            )
-            and None
-        )
-    )
-    os.read(waiting_reader, 1)
-    second = in_child(lambda: attnlm.train(resume=place / "run") and None)
-    if killed:
-        first.kill()
-    os.write(writer, b"!")
-    first_outcome = first.wait()
-    for descriptor in (reader, writer, waiting_reader, waiting_writer):
-        os.close(descriptor)
-    if second.error != "AttnlmError: run is being trained by another process":
-        return f"the second: {second}"
-    if not killed and first_outcome.error:
-        return f"the first: {first_outcome}"
+    child = Child(lambda: _train(data, runs, on_event=wait))
+    os.read(reached, 1)
+    try:
+        yield child
+    finally:
+        os.write(says_go_on, b"!")
+        for descriptor in (reached, says_reached, goes_on, says_go_on):
+            os.close(descriptor)
+
+
+def _resumed(run: Path, whole: Path) -> str | None:
+    """Say what is wrong unless the run, resumed, is the one that nobody disturbed."""
 
     def check() -> str | None:
-        attnlm.train(resume=place / "run")
-        return same_run(attnlm.open_run(whole / "run"), attnlm.open_run(place / "run"))
+        attnlm.train(resume=run)
+        return same_run(attnlm.open_run(whole), attnlm.open_run(run))
 
     return in_child(check).failure
 
 
-def _two_preparations(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
+def _two_trainers(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
+    """The second is refused, while the first lives; a kill gives the run free."""
+    is_killed = generator.random() < 0.5
+    with _paused(data, here, generator.choice((0, 4, 8, 12))) as first:
+        second = in_child(lambda: attnlm.train(resume=here / "run") and None)
+        if is_killed:
+            first.kill()
+    outcome = first.wait()
+    if second.error != "AttnlmError: run is being trained by another process":
+        return f"the second: {second}"
+    if not is_killed and outcome.error:
+        return f"the first: {outcome}"
+    return _resumed(here / "run", whole)
+
+
+def _folder_taken(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
+    """A run's folder is moved or removed while it trains, and another run takes its name."""
+    is_moved = generator.random() < 0.5
+    with _paused(data, here, generator.choice((0, 4, 8))) as first:
+        (here / "run").rename(here / "moved")
+        if not is_moved:
+            shutil.rmtree(here / "moved")
+        if failure := in_child(lambda: _train(data, here, seed=2)).failure:
+            return f"the second: {failure}"
+        before = _contents(here / "run")
+    told = str(first.wait().error)
+    if not told.endswith("run was moved, removed or replaced during training"):
+        return f"the first: {told}"
+    if _contents(here / "run") != before:
+        return "the first has written to the second"
+    return _resumed(here / "moved", whole) if is_moved else None
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _data_written(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
+    """The ids of a data set are overwritten or cut short in place while a run reads them."""
+    copy = shutil.copytree(data, here / "data")
+    path = copy / generator.choice(("train.bin", "val.bin"))
+    ids = path.read_bytes()
+    with _paused(copy, here, generator.choice((0, 4, 8))) as first:
+        if generator.random() < 0.5:
+            os.truncate(path, generator.randrange(len(ids)))
+        else:
+            path.write_bytes(ids[::-1])
+    told = str(first.wait().failure)
+    if not told.endswith(f"{path.name} was written to while it was in use"):
+        return told
+    refused = in_child(lambda: attnlm.train(resume=here / "run") and None)
+    if path.name not in str(refused.error):
+        return f"resumed on damaged ids: {refused}"
+    path.write_bytes(ids)
+    return _resumed(here / "run", whole)
+
+
+def _two_preparations(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
     """Of one name, with `--force`, again and again, while somebody reads it."""
     texts = {}
     for letter in "ab":
         # Of one size and one set of characters, so that mixed files would not be noticed by it.
         texts[letter] = TEXT if letter == "a" else TEXT[::-1]
-        (place / f"{letter}.txt").write_text(texts[letter])
+        (here / f"{letter}.txt").write_text(texts[letter])
 
     def write(letter: str) -> None:
         for _ in range(8):
-            attnlm.prepare(place / f"{letter}.txt", data_dir=place, name="x", force=True)
+            attnlm.prepare(here / f"{letter}.txt", data_dir=here, name="x", force=True)
 
     def read() -> str | None:
         for _ in range(60):
-            opened = attnlm.open_dataset("x", data_dir=place)
+            opened = attnlm.open_dataset("x", data_dir=here)
             decoded = opened.tokenizer.decode([*opened.train, *opened.val])
             if decoded != texts[Path(opened.source).stem]:
                 return "mixed files"
         return None
 
-    attnlm.prepare(place / "a.txt", data_dir=place, name="x")
-    children = [
-        Child(lambda: write("a")),
-        Child(lambda: write("b")),
-        Child(read),
-    ]
+    attnlm.prepare(here / "a.txt", data_dir=here, name="x")
+    children = [Child(lambda: write("a")), Child(lambda: write("b")), Child(read)]
     for outcome in [*(child.wait() for child in children), in_child(read)]:
         if outcome.failure:
             return outcome.failure
-    left = sorted(path.name for path in place.iterdir() if path.name.startswith("."))
+    left = sorted(path.name for path in here.iterdir() if path.name.startswith("."))
     return f"leftovers: {', '.join(left)}" if left else None
 
 
-def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> str | None:
+def _readers(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
     """`sample` and `eval` of a run that is being trained."""
     seed = generator.randrange(2**31)
-    writer = Child(lambda: _train(data, place, steps=40, eval_every=1, seed=seed))
-    while not (place / "run" / "last.safetensors").exists():
+    writer = Child(lambda: _train(data, here, steps=40, eval_every=1, seed=seed))
+    while not (here / "run" / "last.safetensors").exists():
         time.sleep(0.001)
 
     def read() -> None:
         for which in ("best", "last") * 5:
-            run = attnlm.open_run(place / "run")
+            run = attnlm.open_run(here / "run")
             attnlm.evaluate(run, checkpoint=which, device="cpu")
             "".join(attnlm.sample(run, tokens=5, seed=1, checkpoint=which, device="cpu"))
 
@@ -124,8 +168,8 @@ def _readers(data: Path, whole: Path, place: Path, generator: random.Random) -> 
 
 TRIAL = Trial(
     name="two",
-    promise="two at once on one run or one name: one is refused, no mixed files, readers read on",
-    short=4,
+    promise="two at once on one run, name or data set: one error, no mixed files, readers read on",
+    short=5,
     full=90,
     run=in_own_process(_run),
     skip=lambda: "Windows has no such locks" if sys.platform == "win32" else None,
