@@ -1,15 +1,21 @@
-"""What each of several processes computes for test_processes.py, to compare with one alone."""
+"""Processes that compute together, forked with all loaded, and what each of them does."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import attnlm
+from attnlm.__main__ import main
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import Processes, joined
@@ -150,11 +156,68 @@ def stopped(dataset: Dataset, processes: Processes) -> list[int]:
     return found
 
 
-def compute(rank: int, count: int, port: int, data: Path, out: Path) -> None:
-    """Writes what process `rank` of `count` found into `out`."""
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def together(count: int, work: Callable[..., None], *arguments: object, code: int = 0) -> None:
+    """Call `work(*arguments)` in so many processes, as if a launcher had started them.
+
+    All must end with this exit code.
+    """
+    forked = multiprocessing.get_context("forkserver")  # what they need is imported once
+    forked.set_forkserver_preload([__name__, "torch.distributed.fsdp", "attnlm.see.curves"])
+    port = free_port()
+    running = [
+        forked.Process(target=_as_rank, args=(rank, count, port, work, arguments), daemon=True)
+        for rank in range(count)
+    ]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(60)
+        assert process.exitcode == code
+
+
+def _as_rank(
+    rank: int, count: int, port: int, work: Callable[..., None], arguments: Sequence[object]
+) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
+    work(*arguments)
+
+
+def commands(project: Path, out: Path, code: int, *ranks: Sequence[str]) -> list[tuple[str, str]]:
+    """Run `attnlm` with these arguments for each rank; return what each wrote."""
+    together(len(ranks), _command, project, out, dict(enumerate(ranks)), code=code)
+    return [
+        ((out / f"{rank}-1").read_text(), (out / f"{rank}-2").read_text())
+        for rank in range(len(ranks))
+    ]
+
+
+def _command(project: Path, out: Path, ranks: Mapping[int, Sequence[str]]) -> None:
+    rank = int(os.environ["RANK"])
+    for stream in (1, 2):
+        os.dup2(os.open(out / f"{rank}-{stream}", os.O_WRONLY | os.O_CREAT), stream)
+    os.chdir(project)
+    sys.argv = ["attnlm", *ranks[rank]]
+    main()
+
+
+def train_by_the_clock(data: Path, runs: Path) -> None:
+    """Train for two seconds, and once more with sharded weights."""
+    settings: dict[str, Any] = {"block_size": 8, "batch_size": 4, "device": "cpu", "budget": 2.0}
+    for name in ("whole", "sharded"):
+        attnlm.train(data, checkpoint_dir=runs, name=name, shard=name == "sharded", **settings)
+
+
+def compute(data: Path, out: Path) -> None:
+    """Write what this process found into `out`."""
     dataset = open_dataset(data)
     with joined() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}

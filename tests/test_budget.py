@@ -26,7 +26,7 @@ from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
 from tests.clock import Clock
-from tests.command import alone
+from tests.processes import together, train_by_the_clock
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
 
@@ -237,21 +237,14 @@ def test_a_machine_that_is_slower_than_measured_is_told_once(
     assert len(told) == 1 and "steps fit into the time, not" in told[0]
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_processes_follow_the_clock_of_rank_0(
-    shard: bool, dataset: Dataset, tmp_path: Path
-) -> None:
-    flags = ["--budget", "5s", "--processes", "2", *(["--shard"] if shard else [])]
-    sizes = ["--block-size", "8", "--batch-size", "4", "--device", "cpu", "--name", "mine"]
-    # In a process of its own: PyTorch's launcher keeps its handlers of signals.
-    arguments = ["train", str(dataset.path), *flags, *sizes]
-    done = alone(arguments, tmp_path, env={"PYTHONWARNINGS": None})
-    assert done.code == 0, done.stderr
-    run = attnlm.open_run(tmp_path / "checkpoints" / "mine")
-    last = run.metrics()[-1]
-    assert last["step"] == run.config.training.steps
-    assert last["learning_rate"] < 0.5 * run.config.training.learning_rate
-    assert run.config.training.eval_tokens is not None
+def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) -> None:
+    together(2, train_by_the_clock, dataset.path, tmp_path)
+    for name in ("whole", "sharded"):
+        run = attnlm.open_run(tmp_path / name)
+        last = run.metrics()[-1]
+        assert last["step"] == run.config.training.steps
+        assert last["learning_rate"] < 0.5 * run.config.training.learning_rate
+        assert run.config.training.eval_tokens is not None
 
 
 def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

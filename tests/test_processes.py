@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,7 +31,17 @@ from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from tests.command import ATTNLM
 from tests.command import attnlm as attnlm_command
-from tests.processes import NAMES, SHARDED, compute, config_of, numbers, sharded_numbers
+from tests.processes import (
+    NAMES,
+    SHARDED,
+    commands,
+    compute,
+    config_of,
+    free_port,
+    numbers,
+    sharded_numbers,
+    together,
+)
 from tests.tolerances import assert_near
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -63,28 +70,10 @@ def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
     return stdout, stderr
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_compute_what_one_does(count: int, project: Path, tmp_path: Path) -> None:
     opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
-    forked = multiprocessing.get_context("forkserver")  # what they need is imported once
-    forked.set_forkserver_preload(["tests.processes", "torch.distributed.fsdp"])
-    port = free_port()
-    running = [
-        forked.Process(target=compute, args=(rank, count, port, opened.path, tmp_path), daemon=True)
-        for rank in range(count)
-    ]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join(60)
-        assert process.exitcode == 0
+    together(count, compute, opened.path, tmp_path)
     (first, failure, told, flushed, stopped, sharded), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(count)
     )
@@ -145,8 +134,10 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
             found = other[loss]
             assert one[loss] == (found if found is None else pytest.approx(found, rel=1e-4))
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
+    content = contents(whole)
     with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 started"):
         attnlm.train(resume=whole, steps=600, data_dir=project / "data")
+    assert contents(whole) == content
 
 
 def until_evaluated(path: Path, times: int) -> None:
@@ -182,7 +173,7 @@ def training(project: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for a signal")
 def test_processes_save_and_end_when_their_launcher_is_killed(
-    training: subprocess.Popen[str], whole: Path, project: Path
+    training: subprocess.Popen[str],
 ) -> None:
     children = list(ranks(training.pid).values())
     training.kill()
@@ -192,10 +183,9 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
             break
         time.sleep(0.01)
     assert not any(map(runs, children))
-    path: Path = training.path  # type: ignore[attr-defined]
-    assert attnlm.open_run(path).checkpoint("last").step < 300
-    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
-    assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
+    run = attnlm.open_run(training.path)  # type: ignore[attr-defined]
+    assert 0 < run.checkpoint("last").step < 300
+    attnlm.load_model(run, checkpoint="last")
 
 
 def runs(process: int) -> bool:
@@ -525,18 +515,36 @@ def test_variables_of_a_launcher_that_can_not_be_are_named(
     ],
 )
 def test_processes_with_other_options_end_with_one_error(
-    first: tuple[str, ...], second: tuple[str, ...], project: Path
+    first: tuple[str, ...], second: tuple[str, ...], project: Path, tmp_path: Path
 ) -> None:
     before = sorted((project / "checkpoints").glob("*"))
-    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    arguments = *ATTNLM, "train", *(() if "--resume" in second else ("fruits-char",))
-    other = started(*arguments, *second, cwd=project, **given, RANK="1")
-    main = started(*ATTNLM, "train", "fruits-char", *first, cwd=project, **given, RANK="0")
-    said = ended(main, 2)[1] + ended(other, 2)[1]
+    named = () if "--resume" in second else ("fruits-char",)
+    both = ("train", "fruits-char", *first), ("train", *named, *second)
+    main, other = commands(project, tmp_path, 2, *both)
     # Where the first has ended already, the other cannot ask it who is to say it.
-    told = re.findall(r"error: .*", said)
-    assert set(told) == {"error: 1 of 2 processes have other options than the first"}
+    told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
+    assert told == {"error: 1 of 2 processes have other options than the first"}
     assert sorted((project / "checkpoints").glob("*")) == before
+
+
+@pytest.mark.parametrize("rate", ["0.003", "0.004"])
+def test_processes_accept_a_finished_run_or_end_with_one_error(
+    rate: str, whole: Path, project: Path, tmp_path: Path
+) -> None:
+    content = contents(whole)
+    arguments = (*TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok")
+    main, other = commands(project, tmp_path, int(rate != "0.003"), arguments, arguments)
+    if rate == "0.003":
+        assert other == ("", "") and main[0] == "checkpoints/whole\n"
+        assert main[1].startswith("whole exists: it is finished and has this configuration\n")
+    else:
+        told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
+        assert told == {"error: a run called whole exists, and its --learning-rate differs"}
+    assert contents(whole) == content
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,8 @@ def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     set is not there, or is another one.
     """
     told = processes.from_main(None)
+    if "refused" in told:
+        raise AttnlmError(*told["refused"])
     if "finished" in told:
         return open_run(told["finished"])
     config = resolve({}, told["settings"])

@@ -20,7 +20,7 @@ from attnlm.base.settings import Setting
 from attnlm.base.workspaces import FolderGoneError
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device
-from attnlm.compute.processes import LostProcessError, joined, restarts
+from attnlm.compute.processes import LostProcessError, Processes, joined, restarts
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.settings import described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
@@ -124,7 +124,11 @@ def train(
                 check_free(name, folder)
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
             if name is not None and (folder / name).exists():
-                run = _existing(open_run(folder / name), asked, opened, parent, listener)
+                try:
+                    run = _existing(open_run(folder / name), asked, opened, parent, listener)
+                except AttnlmError as error:
+                    processes.from_main({"refused": (error.message, error.hint)})
+                    raise
                 processes.from_main({"finished": str(run.path)})
                 return run
             begun = _begin(asked, opened, name, folder, parent, checkpoint, began, listener)
@@ -136,8 +140,7 @@ def train(
             where = resume.path.absolute() if isinstance(resume, Run) else resume
             run = open_run(where, checkpoint_dir=folder)
             meanwhile.enter_context(run.alone())
-            begun = _resume(run, Path(data_dir), verify, settings, listener)
-            check_launched(begun.run.config.training, processes)
+            begun = _resume(run, Path(data_dir), verify, settings, processes, listener)
         run, opened, device, fresh, memory, expected_steps = begun
         tell(run, fresh, processes)
         state = begun_state(run, device, fresh, processes)
@@ -282,7 +285,12 @@ def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> No
 
 
 def _resume(
-    run: Run, data_dir: Path, verify: bool, settings: Mapping[str, Setting], on_event: OnEvent
+    run: Run,
+    data_dir: Path,
+    verify: bool,
+    settings: Mapping[str, Setting],
+    processes: Processes,
+    on_event: OnEvent,
 ) -> _Begun:
     """Return a run as it was saved last, with what has changed recorded."""
     if run.imported_from:
@@ -302,6 +310,7 @@ def _resume(
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     config = resolve(changed, recorded)
+    check_launched(config.training, processes)
     planned, total = run.config.training.steps, config.training.steps
     if planned is not None and total is not None and total < planned:
         on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
