@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,7 +21,7 @@ from attnlm.config.settings import setting_names
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.sizes import MAP_NAMES
-from tests.command import ATTNLM, Done, alone, fails
+from tests.command import ATTNLM, Done, alone, fails, here
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,13 @@ def asked(project: Path, shell: str, *words: str, **variables: str) -> Done:
         VARIABLE: f"complete_{shell}",
         **variables,
     }
-    return alone([], project, env=env)
+    rich = {"rich": sys.modules["rich"]} if "rich" in sys.modules else {}
+    with contextlib.chdir(project), mock.patch.dict(os.environ, env):
+        try:
+            return here([])
+        finally:  # completion takes it away, in a process that has nothing else to do
+            del sys.modules["rich"]
+            sys.modules.update(rich)
 
 
 def completed(project: Path, *words: str) -> list[str]:
@@ -111,7 +121,7 @@ import sys, attnlm.__main__ as program
 try: program.main()
 except SystemExit as end: assert end.code == 0
 loaded = {"torch", "numpy", "rich.console", "tokenizers"} & set(sys.modules)
-commands = {"attnlm.cli." + name for name in ("train", "plan", "see", "list_")} & set(sys.modules)
+commands = {"attnlm.cli." + name for name in ("train", "plan", "see", "manage")} & set(sys.modules)
 assert not loaded | commands, loaded | commands
 """
     env = {"_TYPER_COMPLETE_ARGS": "attnlm sample ", VARIABLE: "complete_zsh"}

@@ -50,18 +50,23 @@ def everything(folder: Path) -> list[tuple[str, int]]:
 
 
 def a_link_as_a_workspace(parent: Path) -> None:
-    (parent / ".unfinished-b").symlink_to("../victim")
+    (parent / ".unfinished-bbbbbbbb").symlink_to("../victim")
 
 
 def another_users_workspace(parent: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
-    (parent / ".unfinished-a" / "x").mkdir(parents=True)
-    os.chown(parent / ".unfinished-a", 1, 1)
+    (parent / ".unfinished-aaaaaaaa" / "x").mkdir(parents=True)
+    os.chown(parent / ".unfinished-aaaaaaaa", 1, 1)
+
+
+def a_folder_of_the_users_own(parent: Path) -> None:
+    (parent / ".unfinished-novel").mkdir()
+    (parent / ".unfinished-novel" / "chapter").touch()
 
 
 def pipes(parent: Path) -> None:
-    for name in (".unfinished-f", ".latest.x.tmp", ".curve.png.x.tmp"):
+    for name in (".unfinished-ffffffff", ".latest.x.tmp", ".curve.png.x.tmp"):
         os.mkfifo(parent / name)
 
 
@@ -73,10 +78,8 @@ def links_to_files(parent: Path) -> None:
 @pytest.mark.parametrize(
     "leave",
     [
-        a_link_as_a_workspace,
-        another_users_workspace,
-        pipes,
-        links_to_files,
+        *(a_link_as_a_workspace, another_users_workspace, a_folder_of_the_users_own),
+        *(pipes, links_to_files),
     ],
 )
 def test_what_only_looks_like_a_leftover_stays(
@@ -91,9 +94,9 @@ def test_what_only_looks_like_a_leftover_stays(
 
 def test_a_leftover_goes_and_what_its_links_lead_to_stays(victim: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    (runs / ".unfinished-a" / "new").mkdir(parents=True)
-    (runs / ".unfinished-a" / "linked").symlink_to(victim)
-    (runs / ".unfinished-a" / "new" / "link").symlink_to(victim)
+    (runs / ".unfinished-aaaaaaaa" / "new").mkdir(parents=True)
+    (runs / ".unfinished-aaaaaaaa" / "linked").symlink_to(victim)
+    (runs / ".unfinished-aaaaaaaa" / "new" / "link").symlink_to(victim)
     before = everything(victim)
     with workspace(runs):
         pass

@@ -18,7 +18,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.readable import age
 from attnlm.base.workspaces import trained_alone
-from attnlm.cli.tables import fitted
+from attnlm.cli.console import fitted
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import Plan
 from tests.command import ATTNLM, alone, fails

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from types import FrameType
 from typing import NoReturn
 
 from attnlm.base import clock
-from attnlm.base.signals import signals
+from attnlm.base.signals import leave, signals
 
 
 def main() -> NoReturn:
@@ -17,7 +16,7 @@ def main() -> NoReturn:
     clock.command_began = time.perf_counter()
     # While the rest is imported there is nothing to save, and a signal ends us at once.
     for signum in signals():
-        signal.signal(signum, _leave)
+        signal.signal(signum, leave)
     # OpenMP's threads spin while they wait, for billions of rounds, and take the processor from
     # each other where other processes are busy too. Read when torch is loaded.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
@@ -27,10 +26,6 @@ def main() -> NoReturn:
     from attnlm.cli.exits import run_and_exit
 
     run_and_exit(run_command)
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    os._exit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
@@ -176,60 +176,33 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-class Entry(Protocol):
-    """What a list tells of each: a frozen dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def modified(self) -> float: ...
-    @property
-    def is_latest(self) -> bool: ...
-
-
-_Entry = TypeVar("_Entry", bound=Entry)
+_Entry = TypeVar("_Entry", bound=Any)
 
 
 def newest_first(
     parent: Path, entry_of: Callable[[Path], _Entry | None]
 ) -> tuple[list[_Entry], list[str]]:
-    """What `entry_of` makes of each folder in `parent`, and the names of those it says None of.
+    """Return an entry for each folder in `parent`, and the names of folders without an entry.
 
-    Raises AttnlmError where `parent` can't be read.
-    """
-    latest = ""
-    with contextlib.suppress(AttnlmError, OSError):
-        latest = latest_name(parent)
-    entries, others = [], []
-    for path in _folders_in(parent):
-        entry = entry_of(path)
-        if entry is None:
-            others.append(path.name)
-        else:
-            entries.append(replace(entry, is_latest=path.name == latest))
-    return sorted(entries, key=lambda entry: (-entry.modified, entry.name)), others
-
-
-def _folders_in(parent: Path) -> list[Path]:
-    """The folders in `parent`, and links in place of them, by name; none where it is missing.
-
-    Hidden ones are left out: they are of commands that are at work, or were killed.
+    Hidden folders are left out: a command works in them, or was killed. Entries are dataclasses
+    with `name`, `modified` and `is_latest`. Raises AttnlmError if `parent` can't be read.
     """
     try:
-        found = sorted(parent.iterdir())
+        paths = sorted(parent.iterdir())
     except FileNotFoundError:
-        return []
+        return [], []
     except OSError as error:
         raise AttnlmError(
             f"can't read {parent}: {error.strerror}", "check that it is a folder and may be read"
         ) from None
-    return [
-        path
-        for path in found
-        if not path.name.startswith(".") and (is_folder(path) or path.is_symlink())
-    ]
+    entries, others = [], []
+    for path in paths:
+        if not path.name.startswith(".") and (is_folder(path) or path.is_symlink()):
+            if (entry := entry_of(path)) is None:
+                others.append(path.name)
+            else:
+                entries.append(replace(entry, is_latest=_is_latest(path)))
+    return sorted(entries, key=lambda entry: (-entry.modified, entry.name)), others
 
 
 def link_target(path: Path) -> str | None:

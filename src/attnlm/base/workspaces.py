@@ -218,4 +218,5 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
 
 def remove_leftovers(parent: Path) -> None:
     """Remove the workspaces that killed processes left in `parent`."""
-    clear(parent.glob(f"{_WORKSPACE}*"), delete_folder)
+    # As `mkdtemp` names them: an export may lie in any folder, beside others' .unfinished-novel.
+    clear(parent.glob(_WORKSPACE + "?" * 8), delete_folder)

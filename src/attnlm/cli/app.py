@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.cli import completion, console
-from attnlm.cli.help import Command, Commands
-from attnlm.cli.options import with_run_option
+from attnlm.cli.help import Command
 
 _COMMANDS = {
     "Start here": {
@@ -33,11 +33,11 @@ _COMMANDS = {
         "report": "see:report",
     },
     "Manage": {
-        "list": "list_:list_",
-        "diff": "diff:diff",
-        "rm": "rm:rm",
+        "list": "manage:list_",
+        "diff": "manage:diff",
+        "rm": "manage:rm",
         "plan": "plan:plan:PlanCommand",
-        "doctor": "doctor:doctor",
+        "doctor": "manage:doctor",
     },
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
@@ -65,7 +65,7 @@ class _LazyCommands(Mapping[str, Any]):
             home = importlib.import_module(f"attnlm.cli.{module}")
             function, *own = (getattr(home, one) for one in names)
             app = typer.Typer(**_HABITS)
-            app.command(name, cls=own[0] if own else Command)(with_run_option(function))
+            app.command(name, cls=own[0] if own else Command)(function)
             self._loaded[name] = typer.main.get_command(app)
         return self._loaded[name]
 
@@ -76,17 +76,24 @@ class _LazyCommands(Mapping[str, Any]):
         return len(self._places)
 
 
-class _Root(Commands):
+class _Root(TyperGroup):
     """`attnlm`, whose help has the commands in groups."""
-
-    groups = _COMMANDS
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": _LazyCommands()})
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, without loading them."""
+        """Return the names of the commands, without loading them."""
         return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections of `--help`, with columns aligned across them."""
+        widest = max(map(len, self.commands))
+        limit = formatter.width - 6 - widest
+        for group, names in _COMMANDS.items():
+            shown = [(f"{n:<{widest}}", self.commands[n].get_short_help_str(limit)) for n in names]
+            with formatter.section(group):
+                formatter.write_dl(shown)
 
 
 _app = typer.Typer(

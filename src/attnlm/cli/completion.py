@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from attnlm.base.errors import UsageError
-from attnlm.base.folders import folder_names
+from attnlm.base.folders import KINDS, folder_names
 from attnlm.cli import console
 from attnlm.config.recipes import recipe_names
 from attnlm.tokens.specs import PUBLISHED
@@ -42,14 +42,18 @@ def choices(*words: str) -> Completer:
     return complete
 
 
-def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The runs of the command's checkpoint folder, the newest first."""
-    return _folders(ctx, incomplete, "checkpoint_dir", "checkpoints", "run")
+def _folders(kind: str) -> Completer:
+    """Complete to the names of such folders, newest first, where the command looks for them."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        _, usual, option, _ = KINDS[kind]
+        parent = ctx.params.get(option.strip("-").replace("-", "_")) or usual
+        return _beginning(incomplete, folder_names(Path(parent), kind))
+
+    return complete
 
 
-def ladders(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ladders of the command's checkpoint folder, the newest first."""
-    return _folders(ctx, incomplete, "checkpoint_dir", "checkpoints", "ladder")
+runs, ladders, datasets = _folders("run"), _folders("ladder"), _folders("data set")
 
 
 def removables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -57,11 +61,6 @@ def removables(ctx: typer.Context, incomplete: str) -> list[str]:
     named = ctx.params.get("runs") or ()
     found = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
     return [name for name in found if name not in named]
-
-
-def datasets(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The data sets of the command's data folder, the newest first."""
-    return _folders(ctx, incomplete, "data_dir", "data", "data set")
 
 
 def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -84,11 +83,6 @@ def tokenizers(ctx: typer.Context, incomplete: str) -> list[str]:
     """Kinds of tokenizers, then data sets and runs, which have one."""
     kinds = _beginning(incomplete, ("char", "byte", *PUBLISHED))
     return [*kinds, *datasets(ctx, incomplete), *runs(ctx, incomplete)]
-
-
-def _folders(ctx: typer.Context, incomplete: str, option: str, usual: str, kind: str) -> list[str]:
-    parent = Path(ctx.params.get(option) or usual)
-    return _beginning(incomplete, folder_names(parent, kind))
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:

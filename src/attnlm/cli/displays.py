@@ -231,19 +231,16 @@ def _counted(number: int, noun: str) -> str:
 
 @dataclass
 class ChoiceDisplay:
-    """Shows tokens with their probabilities: tinted on a terminal, a line for each elsewhere."""
+    """Show tokens with their probabilities: tinted on a terminal, a line for each elsewhere."""
 
-    quiet: bool = False
     _boldest: list[Choice] = field(default_factory=list)
 
     def begin(self, prompt: str) -> None:
-        """Prints the prompt, where the text is shown."""
-        if not self.quiet and has_colour():
+        """Print the prompt, where the text is shown."""
+        if has_colour():
             write(prompt)
 
     def __call__(self, choice: Choice) -> None:
-        if self.quiet:
-            return
         if not has_colour():
             result(choice_in_words(choice))
             return

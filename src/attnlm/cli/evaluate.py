@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.displays import reference_losses
 from attnlm.cli.options import (
@@ -17,7 +18,6 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     Verify,
-    opened_run,
 )
 
 
@@ -37,24 +37,13 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Measure a model's loss on the validation split, at most its first 4,194,304 tokens."""
-    opened = opened_run(run, checkpoint_dir)
-
-    from attnlm.data.dataset import open_dataset
-
-    other = None if data is None else open_dataset(data, data_dir=data_dir, verify=verify)
-
-    from attnlm.experiments import evaluate as experiment
-
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
     about = opened.dataset if other is None else vars(other)
     bigram, floor = about["bigram_loss"], about["floor"]
     chosen = opened.checkpoint(checkpoint)
-    evaluation = experiment.evaluate(
-        opened,
-        checkpoint=chosen.which,
-        data=other,
-        device=device,
-        data_dir=data_dir,
-        verify=verify,
+    evaluation = attnlm.evaluate(
+        opened, checkpoint=chosen.which, data=other, device=device, data_dir=data_dir, verify=verify
     )
     console.say(
         f"{opened.name}, step {chosen.step} ({chosen.which}), "

@@ -22,7 +22,7 @@ import typer
 from attnlm.base import signals
 from attnlm.base.errors import AttnlmError, SaidElsewhereError
 from attnlm.base.files import remedy
-from attnlm.base.signals import Interrupted
+from attnlm.base.signals import Interrupted, leave
 from attnlm.base.suggestions import answer, same, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
@@ -51,11 +51,6 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     if code > 128 or (code and is_launched()):
         os._exit(code)
     sys.exit(code)
-
-
-def leave(signum: int, frame: FrameType | None = None) -> None:
-    """End the process at once: whatever is on disk is complete at any moment."""
-    os._exit(128 + signum)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -177,14 +172,9 @@ def _explain(error: BaseException) -> int:
     return 70
 
 
-_KINDS = {"int": "a whole number", "integer": "a whole number", "float": "a number"}
-
-
 def _explain_usage(error: Any) -> int:
     message = str(error.format_message()).splitlines()[0]
     message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
-    for kind, in_words in _KINDS.items():
-        message = message.replace(f"is not a valid {kind}", f"is not {in_words}")
     console.fail(message[:1].lower() + message[1:], _usage_hint(error))
     return 2
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
-from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, opened_run
+from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption
 from attnlm.runs.forms import FORMATS, check_format
 
 _SUFFIXES = {".gguf": "gguf", ".html": "html"}
@@ -70,7 +71,7 @@ def export(
         raise UsageError(f"{path} is a file's name, and hf a folder", hint)
     check_format(to, type)
     named: list[str | None] = [*runs] or [run_option]
-    opened = [opened_run(run, checkpoint_dir) for run in named]
+    opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
 
     from attnlm.experiments import export as experiment
 

@@ -8,19 +8,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperOption
 
-from attnlm.base.settings import Setting, Settings, number
+from attnlm.base.errors import UsageError
+from attnlm.base.settings import Setting, Settings, fields_of, number
 from attnlm.config.settings import help_of, resolve
-from attnlm.model.architecture import MODELS
+from attnlm.model.architecture import MODELS, Architecture
 
-_USUAL_MODEL = str(resolve({}).model.model)
-_NUMBERS = {"int": int, "integer": int, "float": float}
+_USUAL_MODEL = str(fields_of(Architecture)["model"].default)
+_WHOLE = int, "a whole number"
+_NUMBERS = {"int": _WHOLE, "integer": _WHOLE, "float": (float, "a number")}
 _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
 class Command(TyperCommand):
-    """A command with its options in groups."""
+    """A command with its options in groups. One with the argument RUN takes `--run` too, hidden."""
 
     groups: ClassVar[Mapping[str, Iterable[str]]] = {}
     """Which options each section of `--help` has; the others come last."""
@@ -29,7 +31,18 @@ class Command(TyperCommand):
         super().__init__(**attributes)
         for parameter in self.params:
             if kind := _NUMBERS.get(parameter.type.name):
-                parameter.type = _typed(kind, parameter.type)
+                parameter.type = _typed(*kind, parameter.type)
+        if any(parameter.name == "run" for parameter in self.params):
+            self.params.append(TyperOption(param_decls=["--run", "run_option"], hidden=True))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; the value of `--run` takes the place of RUN."""
+        rest = super().parse_args(ctx, args)
+        if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
+            if ctx.params["run"] is not None:
+                raise UsageError("RUN and --run exclude each other", "give one of them")
+            ctx.params["run"] = named
+        return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`TEXT [RUN]`: Typer puts braces around arguments that are required."""
@@ -52,38 +65,18 @@ class Command(TyperCommand):
                 formatter.write_dl(rows[group])
 
 
-def _typed(kind: type[int] | type[float], parameter_type: Any) -> Any:
+def _typed(kind: type[int] | type[float], words: str, parameter_type: Any) -> Any:
     """Return a copy of a parameter's type that takes numbers as `number` does."""
 
     def convert(value: Any, parameter: Any, context: Any) -> Any:
         try:
             return number(kind, str(value))
         except ValueError:
-            typed.fail(f"{value!r} is not a valid {typed.name}.", parameter, context)
+            typed.fail(f"{value!r} is not {words}", parameter, context)
 
     typed = copy.copy(parameter_type)
     typed.convert = convert
     return typed
-
-
-class Commands(TyperGroup):
-    """A command of commands, in groups."""
-
-    groups: ClassVar[Mapping[str, Iterable[str]]] = {}
-    """Which commands each section of `--help` has."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The sections of `--help`, whose columns are aligned with each other."""
-        widest = max(len(name) for names in self.groups.values() for name in names)
-        limit = formatter.width - 6 - widest
-        for group, names in self.groups.items():
-            with formatter.section(group):
-                formatter.write_dl(
-                    [
-                        (f"{name:<{widest}}", self.commands[name].get_short_help_str(limit))
-                        for name in names
-                    ]
-                )
 
 
 def help_with_default(name: str) -> str:

@@ -22,7 +22,6 @@ from attnlm.cli.options import (
     setting_option,
     typed,
 )
-from attnlm.cli.tables import say_table
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import check_rungs
 
@@ -89,16 +88,15 @@ def ladder(
     from attnlm.experiments.ladder import LadderStarted, climb
     from attnlm.see.ladder import write_ladder
 
-    display = TrainingDisplay(quiet)
     started: list[Path] = []
+    with contextlib.closing(TrainingDisplay(quiet)) as display:
 
-    def listen(event: object) -> None:
-        if isinstance(event, LadderStarted):
-            started.append(event.path)
-        else:
-            display(event)
+        def listen(event: object) -> None:
+            if isinstance(event, LadderStarted):
+                started.append(event.path)
+            else:
+                display(event)
 
-    with contextlib.closing(display):
         try:
             climbed = climb(
                 dataset,
@@ -142,7 +140,7 @@ def _say_texts(climbed: Ladder) -> None:
 
 
 def _say_table(climbed: Ladder) -> None:
-    say_table(*climbed.table())
+    console.say_table(*climbed.table())
     about = climbed.rungs[0].run
     bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
     baselines = f"baselines: {reference_losses(about.vocab_size, bigram, floor)}"

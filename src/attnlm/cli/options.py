@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -21,9 +20,6 @@ from attnlm.config.settings import check_setting, help_of
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import MAP_NAMES
-
-if TYPE_CHECKING:
-    from attnlm.runs.run import Run
 
 
 def _record_of(name: str) -> type:
@@ -137,31 +133,6 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
     return given
 
 
-def with_run_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command that has the argument RUN a hidden option --run, which means the same."""
-    signature = inspect.signature(command, eval_str=True)
-    if "run" not in signature.parameters:
-        return command
-
-    @functools.wraps(command)
-    def with_either(*, run: str | None, run_option: str | None, **given: Any) -> None:
-        if run is not None and run_option is not None:
-            raise UsageError("RUN and --run exclude each other", "give one of them")
-        command(run=run_option if run is None else run, **given)
-
-    option = inspect.Parameter(
-        "run_option",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, typer.Option("--run", hidden=True)],
-    )
-    parameters = [*signature.parameters.values(), option]
-    with_either.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=parameters
-    )
-    return with_either
-
-
 def budget_option(help: str) -> Any:
     """The option for a time, which arrives in seconds."""
     return typer.Option(help=help, parser=seconds, metavar="<time>")
@@ -194,10 +165,3 @@ def decoded(content: bytes, origin: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None
-
-
-def opened_run(run: str | None, checkpoint_dir: Path) -> Run:
-    """The run that was named, opened before torch is loaded: an unknown one is said at once."""
-    from attnlm.runs.open_run import open_run
-
-    return open_run(run, checkpoint_dir=checkpoint_dir)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import byte_size, duration, quantity
@@ -29,10 +30,8 @@ from attnlm.cli.options import (
     JsonOption,
     Recipe,
     StartFrom,
-    opened_run,
     with_settings,
 )
-from attnlm.cli.tables import fitted
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import setting_names
@@ -108,7 +107,7 @@ def plan(
     given = {name: value for name, value in settings.items() if value is not None}
     parent = weights = None
     if start_from is not None:
-        parent = opened_run(start_from, checkpoint_dir)
+        parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
         weights = parent.config.model, parent.name
     config = resolve_planned(given, recipe, weights)
     if vocab_size is None:
@@ -159,11 +158,11 @@ def _in_words(planned: Plan) -> Iterator[str]:
     parts = [(name, byte_size(size)) for name, size in asdict(memory).items() if size]
     title = "memory of each process" if planned.config.training.processes > 1 else "memory"
     rows = [*parts, ("total", byte_size(memory.total))]
-    yield from fitted((title, ""), rows, (title,), None)
+    yield from console.fitted((title, ""), rows, (title,), None)
     yield ""
     header = ("growth", "parameters", "FLOP/token", "memory", "tokens/s", "tokens", "time")
     grown = [(name, *_row(row)) for name, row in [("as given", planned), *planned.grown()]]
-    yield from fitted(header, grown, ("growth",), None)
+    yield from console.fitted(header, grown, ("growth",), None)
 
 
 def _facts(planned: Plan) -> dict[str, str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnlm.base.errors import UsageError
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for
 from attnlm.base.readable import duration
+from attnlm.base.settings import number
 from attnlm.cli import console
 from attnlm.cli.displays import ChoiceDisplay
 from attnlm.cli.options import (
@@ -22,10 +26,8 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     decoded,
-    opened_run,
     typed,
 )
-from attnlm.cli.talk import TEMPERATURE, talk
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
     MOST_HELD,
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from attnlm.generation.sampling import Sampler
 
 
+_TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution; 0 is greedy"
+
+
 def sample(
     run: RunArgument = None,
     tokens: Annotated[int, typer.Option(help="tokens to generate, excluding the prompt")] = 500,
@@ -45,7 +50,7 @@ def sample(
         typer.Option(help="text to continue; - reads stdin, less one newline at its end"),
     ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None,
-    temperature: Annotated[float, typer.Option(help=TEMPERATURE)] = 1.0,
+    temperature: Annotated[float, typer.Option(help=_TEMPERATURE)] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="sample from the K likeliest tokens")] = None,
     top_p: Annotated[
         float | None,
@@ -88,7 +93,7 @@ def sample(
         stop=[typed(text, "--stop") for text in stop or ()],
         ignore_eos=ignore_eos,
     )
-    opened = opened_run(run, checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.sampling import load_sampler
 
@@ -100,7 +105,7 @@ def sample(
         f"temperature {temperature:g}, seed {config.seed}"
     )
     if interactive:
-        talk(sampler, text, config)
+        _talk(sampler, text, config)
         return
     facts: dict[str, object] = {}
     began, length = time.perf_counter(), len(ids)
@@ -181,14 +186,75 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _choices(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool
 ) -> tuple[list[str], dict[str, object]]:
-    """Return the text, and what --json tells of its choices."""
-    display = ChoiceDisplay(quiet=json)
+    """Show tokens with their probabilities, or return the text and what --json tells of them."""
+    if json:
+        choices = list(sampler.choices(ids, config))
+        text = prompt + "".join(choice.text for choice in choices)
+        return [text], {"choices": [choice.facts() for choice in choices]}
+    display = ChoiceDisplay()
     display.begin(prompt)
-    pieces, facts = [prompt], []
     for choice in sampler.choices(ids, config):
-        if json:
-            pieces.append(choice.text)
-            facts.append(choice.facts())
         display(choice)
     display.end()
-    return ["".join(pieces)], {"choices": facts}
+    return [], {}
+
+
+# --- --interactive --------------------------------------------------------------------------------
+
+
+def _talk(sampler: Sampler, prompt: str, config: SamplingConfig) -> None:
+    """Each line typed is added to the text, and the model continues it."""
+    console.say("type a line and the model continues it; /help lists commands, /bye stops")
+    ids: list[int] = []
+    if prompt:
+        _extend(ids, sampler, prompt)
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        line = sys.stdin.readline()
+        if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
+            return
+        if command := re.match(r"/([a-z]+)(?:\s|$)", line):
+            config = _changed(command[1], line[command.end() :].strip(), config)
+        elif _extend(ids, sampler, line):
+            for piece in sampler.stream(ids, config):
+                console.write(piece)
+            console.write("\n")
+            config = replace(config, seed=(config.seed + 1) % 2**63)
+
+
+def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
+    """Whether `text` could be added to the ids; if not, an error is printed."""
+    if sampler.tokenizer.newline is None:
+        text = text.rstrip("\n")  # the end of a line is no part of such texts
+    try:
+        ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))
+    except AttnlmError as error:
+        console.fail(error.message, error.hint)
+        return False
+    return True
+
+
+_COMMANDS = {
+    "/seed N": "set the random seed",
+    "/temperature X": _TEMPERATURE,
+    "/help": "this list",
+    "/bye, quit, exit": "stop; so does the end of input",
+}
+
+
+def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
+    """The settings after a typed command; an error in it is printed."""
+    kinds: dict[str, type[int] | type[float]] = {"seed": int, "temperature": float}
+    if command == "help":
+        console.say_facts(_COMMANDS)
+    elif command not in kinds:
+        console.fail(f"there is no /{command}", f"there are {', '.join(_COMMANDS)}")
+    else:
+        try:
+            config = replace(config, **{command: number(kinds[command], value)})
+            console.say(f"{command} {value}")
+        except (ValueError, UsageError) as error:
+            hint = error.hint if isinstance(error, UsageError) else "it must be a number"
+            console.fail(f"/{command} can't be {value!r}", hint)
+    return config

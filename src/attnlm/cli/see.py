@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
@@ -23,7 +24,6 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     TextArgument,
-    opened_run,
     typed,
 )
 
@@ -59,13 +59,12 @@ def attend(
     """Show what each head attends to in a text."""
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
     text = typed(text, "the text")
-    opened = opened_run(run, checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see import attend as see
 
     chosen = opened.checkpoint(checkpoint)
-    display = PreparationDisplay()
-    attention = see.attend(opened, text, checkpoint=chosen.which, on_event=display)
+    attention = see.attend(opened, text, checkpoint=chosen.which, on_event=PreparationDisplay())
     layers, heads, length, _ = attention.weights.shape
     console.say(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
@@ -139,7 +138,7 @@ def trace(
         raise UsageError(f"--head cannot be combined with {other}", f"{other} has every head")
 
     text = typed(text, "the text")
-    opened = opened_run(run, checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see import trace as see
     from attnlm.see.script import as_script
@@ -180,13 +179,12 @@ def heads(
             f"there is no file {str(text)!r}, and heads --text takes a file",
             "write the text to a file, and give its path",
         )
-    opened = opened_run(run, checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see import heads as see
 
     chosen = opened.checkpoint(checkpoint)
-    display = PreparationDisplay()
-    with contextlib.closing(display):
+    with contextlib.closing(PreparationDisplay()) as display:
         report = see.study_heads(
             opened,
             windows=windows,
@@ -237,10 +235,9 @@ def report(
     text = None if text is None else typed(text, "--text")
     if text is not None and os.path.lexists(text):
         console.say(f"the model reads {text!r} itself, not that file: report --text takes a text")
-    opened = opened_run(run, checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
-    display = PreparationDisplay()
-    with contextlib.closing(display):
+    with contextlib.closing(PreparationDisplay()) as display:
         display(Progress("loading", 0, None, "step"))
         from attnlm.see.report import STAGES
         from attnlm.see.report import report as gather

@@ -8,10 +8,11 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.readable import duration
@@ -28,7 +29,6 @@ from attnlm.cli.options import (
     Recipe,
     StartFrom,
     Verify,
-    opened_run,
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
@@ -38,23 +38,10 @@ from attnlm.config.settings import resolve, setting_names
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
 
-if TYPE_CHECKING:
-    from attnlm.runs.run import Result, Run
-
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
-    *(
-        "recipe",
-        "print_config",
-        "name",
-        "exist_ok",
-        "checkpoint_dir",
-        "resume",
-        "start_from",
-        "checkpoint",
-    ),
-    "log",
-    *("device", "dtype", "compile", "threads", "processes"),
+    *("recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from"),
+    *("checkpoint", "log", "device", "dtype", "compile", "threads", "processes"),
 )
 
 
@@ -117,7 +104,7 @@ def train(
     given = {name: value for name, value in settings.items() if value is not None}
     parent: Any = start_from
     if start_from is not None and not is_launched():
-        parent = opened_run(start_from, checkpoint_dir)
+        parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
     weights = None if parent is None or is_launched() else (parent.config.model, parent.name)
     if print_config:
         if recipe is not None:
@@ -133,7 +120,7 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
     elif resume is not None:
-        count = _to_resume(opened_run(resume, checkpoint_dir), given)
+        count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
     else:  # what is wrong is said before torch is loaded
         asked = resolve_new(given, recipe, weights)
         data, given = find_folder(dataset, data_dir, kind="data set"), {}
@@ -144,12 +131,9 @@ def train(
         run_processes(count, sys.argv[1:])
         return
 
-    from attnlm.experiments.train import train as run_train
-
-    display = TrainingDisplay(quiet, tools or ())
-    with contextlib.closing(display):
+    with contextlib.closing(TrainingDisplay(quiet, tools or ())) as display:
         try:
-            run = run_train(
+            run = attnlm.train(
                 data,
                 recipe=asked,
                 resume=resume,
@@ -193,7 +177,7 @@ _BEST = "a transformer, as large as the text and two minutes allow"
 _MOST_FOR_EACH_CORE = 4  # processes, unless they were asked for here
 
 
-def _to_resume(run: Run, given: Mapping[str, Any]) -> int:
+def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
     changed = {"processes": given["processes"]} if "processes" in given else {}
     count = resolve(changed, run.config.settings()).training.processes
     there = os.cpu_count() or 1
@@ -214,14 +198,14 @@ def _tools(log: str) -> list[str]:
     return tools
 
 
-def _saved_step(run: Run) -> str:
+def _saved_step(run: attnlm.Run) -> str:
     """`, 1,200,`, where that can be read."""
     with contextlib.suppress(AttnlmError):
         return f", {run.checkpoint('last').step:,},"
     return ""
 
 
-def _report(run: Run, json: bool, quiet: bool, memory: int | None) -> None:
+def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
     from attnlm.see.curves import plain_curve, verdict
 
     result = run.result()
@@ -245,10 +229,23 @@ def _report(run: Run, json: bool, quiet: bool, memory: int | None) -> None:
         }
     )
     console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
-    if json:
-        console.result_json(_facts(run, result, memory))
-    else:
+    if not json:
         console.result(str(run.path))
+        return
+    names = ("val_loss", "bits_per_byte", "evaluated_tokens", "seconds", "tokens_per_second")
+    console.result_json(
+        {
+            "run": str(run.path),
+            "model": run.config.model.model,
+            "parent": run.parent,
+            "parameters": run.parameters,
+            "steps": last["step"],
+            "best_val_loss": best["val_loss"],
+            **{name: last.get(name) for name in names},
+            "whole": whole,
+            "estimated_memory": memory,
+        }
+    )
 
 
 def _in_words(record: Mapping[str, Any]) -> str:
@@ -256,22 +253,3 @@ def _in_words(record: Mapping[str, Any]) -> str:
         f"{record['val_loss']:.4f} nats per token at step {record['step']}, "
         f"{record['bits_per_byte']:.3f} bits per byte"
     )
-
-
-def _facts(run: Run, result: Result, memory: int | None) -> dict[str, object]:
-    last = result.last
-    return {
-        "run": str(run.path),
-        "model": run.config.model.model,
-        "parent": run.parent,
-        "parameters": run.parameters,
-        "steps": last["step"],
-        "val_loss": last["val_loss"],
-        "best_val_loss": result.best["val_loss"],
-        "bits_per_byte": last["bits_per_byte"],
-        "evaluated_tokens": last.get("evaluated_tokens"),
-        "whole": result.whole,
-        "seconds": last["seconds"],
-        "tokens_per_second": last["tokens_per_second"],
-        "estimated_memory": memory,
-    }

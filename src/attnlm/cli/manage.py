@@ -1,0 +1,386 @@
+"""`attnlm list`, `diff`, `rm` and `doctor`: runs, data sets, recipes and this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.base.folders import how_to_make
+from attnlm.base.readable import age, duration, quantity
+from attnlm.base.suggestions import suggestion
+from attnlm.cli import completion, console
+from attnlm.cli.help import in_words
+from attnlm.cli.options import CheckpointDir, DataDir, JsonOption
+
+if TYPE_CHECKING:
+    from attnlm.runs.diff import Pairs
+
+_SHOWN_OF_A_HASH = 12  # characters
+_LABEL = 14  # characters of a finding's name
+_YOURS = ("runs", "datasets")
+KINDS = (*_YOURS, "recipes")
+_Value = TypeVar("_Value")
+
+
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KIND",
+            help=f"{'|'.join(KINDS)}; default: runs and datasets",
+            autocompletion=completion.choices(*KINDS),
+        ),
+    ] = None,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    data_dir: DataDir = Path("data"),
+    json: JsonOption = False,
+) -> None:
+    """List runs and data sets, the newest first, or recipes."""
+    if kind is not None and kind not in KINDS:
+        hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
+        raise UsageError(f"KIND can't be {kind!r}", hint)
+    notes: list[object] = []
+    listed: dict[str, Callable[[], Sequence[Any]]] = {
+        "runs": lambda: attnlm.list_runs(checkpoint_dir, on_event=notes.append),
+        "datasets": lambda: attnlm.list_datasets(data_dir, on_event=notes.append),
+        "recipes": attnlm.list_recipes,
+    }
+    chosen = (KINDS if json else _YOURS) if kind is None else (kind,)
+    found = {one: listed[one]() for one in chosen}
+    if json:
+        console.result_json(
+            {one: [_facts(entry) for entry in entries] for one, entries in found.items()}
+        )
+        return
+    for name, parent in {"runs": checkpoint_dir, "datasets": data_dir}.items():
+        if not found.get(name, [True]):
+            what = "run" if name == "runs" else "data set"
+            console.say(f"there is no {what} in {parent} yet; {how_to_make(what, parent)}")
+    filled = {one: entries for one, entries in found.items() if entries}
+    for number, (one, entries) in enumerate(filled.items()):
+        if number:
+            console.result("")
+        _SHOWN[one](entries)
+    for note in notes:
+        if isinstance(note, Note):
+            console.say(console.one_line(note.text))
+
+
+def _facts(entry: Any) -> dict[str, Any]:
+    facts = asdict(entry)
+    return {**facts, "path": str(entry.path)} if "path" in facts else facts
+
+
+def _show_runs(entries: Sequence[attnlm.RunEntry]) -> None:
+    header = ("run", "model", "data", "steps", "loss", "size", "age", "parent")
+    rows = [
+        (
+            *(_name(entry), entry.model or (entry.kind if entry.kind != "run" else "")),
+            *(entry.dataset or "", _steps(entry), _loss(entry), *_size_and_age(entry)),
+            f"from {entry.imported_from}" if entry.imported_from else entry.parent or "",
+        )
+        for entry in entries
+    ]
+    _show_entries(header, rows, ("run", "model", "data", "parent"), entries)
+    if any(_loss(entry).startswith(_PART) for entry in entries):
+        console.say(
+            f"{_PART} on a part of the validation split; attnlm eval takes all of it,"
+            " or its first 4,194,304 tokens"
+        )
+    for entry in entries:
+        if entry.is_training:
+            console.say(f"{console.one_line(entry.name)} is being trained now")
+
+
+def _steps(entry: attnlm.RunEntry) -> str:
+    """`1,000`, or `400/1,000` where the others were not made."""
+    if entry.steps is None or entry.step is None or entry.step == entry.steps:
+        return _known(entry.step if entry.kind == "run" else entry.steps, "{:,}".format)
+    return f"{entry.step:,}/{entry.steps:,}"
+
+
+def _show_datasets(entries: Sequence[attnlm.DatasetEntry]) -> None:
+    header = ("data set", "source", "tokenizer", "ids", "train", "validate", "size", "age")
+    rows = [
+        (
+            *(_name(entry), entry.source or "", entry.tokenizer or ""),
+            _known(entry.vocab_size, "{:,}".format),
+            *(_known(tokens, quantity) for tokens in (entry.train_tokens, entry.val_tokens)),
+            *_size_and_age(entry),
+        )
+        for entry in entries
+    ]
+    _show_entries(header, rows, ("data set", "source", "tokenizer"), entries)
+
+
+def _show_recipes(entries: Sequence[attnlm.RecipeEntry]) -> None:
+    header = ("recipe", "loss", "time", "purpose")
+    rows = [
+        (
+            *(entry.name, _known(entry.val_loss, "{:.3f}".format)),
+            *(_known(entry.seconds_range, _time), entry.purpose),
+        )
+        for entry in entries
+    ]
+    console.result_table(header, rows, ("recipe", "purpose"))
+    console.say(
+        "median losses on Tiny Shakespeare, times on two cores of a server CPU, where measured; "
+        "R1 to R5 are the reference systems of docs/train.md"
+    )
+    console.say_next("attnlm train --recipe NAME")
+
+
+_SHOWN: Mapping[str, Any] = {
+    "runs": _show_runs,
+    "datasets": _show_datasets,
+    "recipes": _show_recipes,
+}
+
+
+def _show_entries(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Sequence[str],
+    entries: Sequence[attnlm.RunEntry | attnlm.DatasetEntry],
+) -> None:
+    console.result_table(header, rows, texts)
+    if any(entry.is_latest for entry in entries):
+        console.say(f"* what commands take when no {header[0]} is named")
+    for entry in entries:
+        if entry.problem is not None:
+            told = console.one_line(f"  {entry.name}: {entry.problem}")
+            console.say_styled("damaged", "bold yellow", told)
+
+
+def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
+    mark = "*" if entry.is_latest else ""
+    return f"{entry.name}{mark}" + (f" → {entry.link}" if entry.link is not None else "")
+
+
+def _size_and_age(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> tuple[str, str]:
+    return (
+        quantity(entry.bytes, "B") if entry.bytes else "",
+        age(time.time() - entry.modified) if entry.modified else "",
+    )
+
+
+_PART = "~"
+
+
+def _loss(entry: attnlm.RunEntry) -> str:
+    mark = _PART if entry.evaluated_part else ""
+    return "" if entry.val_loss is None else f"{mark}{entry.val_loss:.4f}"
+
+
+def _known(value: _Value | None, words: Callable[[_Value], str]) -> str:
+    return "" if value is None else words(value)
+
+
+def _time(seconds: tuple[float, float]) -> str:
+    """`2 s`, or `17.3 to 22.2 min`."""
+    shortest, longest = (duration(bound, 2) for bound in seconds)
+    if shortest == longest:
+        return shortest
+    amount, unit = shortest.split()
+    return f"{amount} to {longest}" if longest.endswith(unit) else f"{shortest} to {longest}"
+
+
+# --- diff -----------------------------------------------------------------------------------------
+
+
+def diff(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="run, by name or path", autocompletion=completion.runs),
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="another run", autocompletion=completion.runs)
+    ],
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Show how two runs differ: settings, data, result."""
+    found = attnlm.diff_runs(a, b, checkpoint_dir=checkpoint_dir)
+    if json:
+        console.result_json(
+            {
+                "a": str(found.a.path),
+                "b": str(found.b.path),
+                **{
+                    part: {name: list(pair) for name, pair in getattr(found, part).items()}
+                    for part in ("settings", "data", "result")
+                },
+                "warnings": list(found.warnings),
+            }
+        )
+        return
+    names = found.a.name, found.b.name
+    for number, (title, pairs) in enumerate(
+        {"settings": found.settings, "data": found.data, "result": found.result}.items()
+    ):
+        if number:
+            console.result("")
+        _show_pairs(title, names, pairs)
+    for warning in found.warnings:
+        console.say_styled("not like for like:", "yellow", f" {warning}")
+
+
+def _show_pairs(title: str, names: tuple[str, str], pairs: Pairs) -> None:
+    if not pairs:
+        console.result(f"{title}: the same")
+        return
+    rows = [(name, *(_shown(name, value) for value in pair)) for name, pair in pairs.items()]
+    console.result_table((title, *names), rows, (title,))
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name == "seconds":
+        return duration(value)
+    if name in ("val_loss", "bits_per_byte", "bigram_loss"):
+        return f"{value:.4f}"
+    if name.endswith("sha256"):
+        return f"{value[:_SHOWN_OF_A_HASH]}…"
+    if type(value) is int and name != "seed":
+        return f"{value:,}"
+    return in_words(value)
+
+
+# --- rm -------------------------------------------------------------------------------------------
+
+
+def rm(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="names or paths of runs or ladders",
+            autocompletion=completion.removables,
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="delete without asking")] = False,
+    checkpoint_dir: CheckpointDir = Path("checkpoints"),
+    json: JsonOption = False,
+) -> None:
+    """Delete runs, after asking."""
+    from attnlm.runs.remove import removal_warnings
+
+    entries = list(
+        {(entry := _removable(run, checkpoint_dir)).name: entry for run in runs}.values()
+    )
+    going = {entry.name for entry in entries}
+    others = [entry for entry in attnlm.list_runs(checkpoint_dir) if entry.name not in going]
+    for entry in entries:
+        console.say(console.one_line(f"{entry.path}: {_in_words(entry)}"))
+        for warning in removal_warnings(entry, others):
+            console.say(f"  {console.one_line(warning)}")
+    if not yes and not _agreed(len(entries)):
+        console.say("nothing was removed")
+        entries = []
+    for entry in entries:
+        attnlm.remove_run(entry.path, checkpoint_dir=checkpoint_dir)
+        if not json:
+            console.result(f"removed {console.one_line(str(entry.path))}")
+    if json:
+        console.result_json({"removed": [str(entry.path) for entry in entries]})
+
+
+def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
+    """As `removable`, which does not know data sets by name."""
+    from attnlm.runs.remove import removable
+
+    try:
+        return removable(run, checkpoint_dir)
+    except AttnlmError:
+        for path in (Path(run), Path("data", run)):
+            if os.path.lexists(path / "meta.json"):
+                hint = f"delete its folder: {shlex.join(['rm', '-r', str(path)])}"
+                raise AttnlmError(f"{path} is a data set, and rm removes runs", hint) from None
+        raise
+
+
+def _in_words(entry: attnlm.RunEntry) -> str:
+    """`multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
+    part = f" on {entry.evaluated_part}" if entry.evaluated_part else ""
+    facts = [
+        entry.kind if entry.model is None else entry.model,
+        f"{entry.step:,} steps" if entry.step is not None else "",
+        f"loss {entry.val_loss:.4f}{part}" if entry.val_loss is not None else "",
+        f"imported from {entry.imported_from}" if entry.imported_from else "",
+        quantity(entry.bytes, "B") if entry.bytes else "",
+        "damaged" if entry.problem is not None else "",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def _agreed(count: int) -> bool:
+    """Whether the person at the keyboard says yes. Raises UsageError where there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("rm asks first, and there is no terminal to ask on", "give --yes")
+    what = "it" if count == 1 else f"these {count}"
+    print(f"remove {what} for good? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# --- doctor ---------------------------------------------------------------------------------------
+
+
+def doctor(
+    offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check this machine: devices, compiler, caches, network, speed."""
+    found: list[attnlm.Finding] = []
+    for finding in _with_terminal(attnlm.doctor(offline=offline, on_event=_say_note)):
+        found.append(finding)
+        if not json:
+            _show_finding(finding)
+    remedies = sum(bool(finding.remedy) for finding in found)
+    is_fatal = any(finding.is_fatal for finding in found)
+    if json:
+        console.result_json({"findings": [asdict(finding) for finding in found]})
+    elif remedies:
+        console.say(
+            f"{remedies} {'problem' if remedies == 1 else 'problems'} found, see the → lines; "
+            + ("attnlm can't train" * is_fatal or "attnlm still works")
+        )
+    else:
+        console.say("no problems found")
+    if is_fatal:
+        raise typer.Exit(1)
+
+
+def _with_terminal(findings: Iterator[attnlm.Finding]) -> Iterator[attnlm.Finding]:
+    """Yield the findings, and one on the terminal, which only the command line knows."""
+    yield from findings
+    streams = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name).isatty()]
+    colour = "colour" if console.has_colour() else "no colour"
+    kind = os.environ.get("TERM") or "TERM is not set"
+    text = f"{kind}, {shutil.get_terminal_size().columns} columns, {colour}; connected to it: "
+    yield attnlm.Finding("terminal", text + (", ".join(streams) or "none"))
+
+
+def _say_note(event: object) -> None:
+    if isinstance(event, Note) and sys.stderr.isatty():
+        console.say_aside(event.text)
+
+
+def _show_finding(finding: attnlm.Finding) -> None:
+    told = console.one_line(console.with_flags(finding.text))
+    console.result(f"{finding.name:<{_LABEL}}{told}")
+    if finding.remedy:
+        remedy = console.one_line(console.with_flags(finding.remedy))
+        console.result(f"{'':<{_LABEL}}→ {remedy}")
