@@ -113,7 +113,7 @@ MUTATIONS = (
     ),
     Mutation(
         "GPT-2's matrices are not transposed",
-        "runs/stored_tensors.py",
+        "experiments/export.py",
         "joined.T if stored.transposed",
         "joined if stored.transposed",
         "test_export.py",
@@ -537,7 +537,7 @@ MUTATIONS = (
     Mutation(
         "rows of a sharded checkpoint may be missing",
         "runs/sharded_checkpoint.py",
-        "if first != end:",
+        "if [part.first for part in parts] + [whole[0]] != [0] + [part.end for part in parts]:",
         "if False:",
         "test_sharding.py",
     ),

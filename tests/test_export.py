@@ -23,9 +23,7 @@ from attnlm.model.inspection import count_parameters
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
-from attnlm.runs.forms import Form
-from attnlm.runs.gguf.architectures import ARCHITECTURES
-from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
+from attnlm.runs.forms import GGUF_ARCHITECTURES, STOCK_CLASSES, Form
 from attnlm.runs.run import Run
 from attnlm.tokens.byte_pairs import train
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
@@ -43,7 +41,8 @@ CLASSES = {
     "qwen3:qkv_bias=true:rotary_base=500:rotary_factor=4:rotary_context=60": "Qwen3ForCausalLM",
     "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
     "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
-    "transformer:query_key_norm=false:qkv_bias=true:norm_epsilon=0.03": "LlamaForCausalLM",
+    "llama:qkv_bias=true:head_size=10:norm_epsilon=0.03": "LlamaForCausalLM",
+    "transformer:query_key_norm=false:qkv_bias=true:kv_heads=2": "Qwen2ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt2:bias=false:tie_embeddings=false:mlp=relu2": "GPT2LMHeadModel",
     "gpt2:positions=none:qkv_bias=false": "GPT2LMHeadModel",
@@ -75,7 +74,10 @@ def test_a_stock_class_computes_the_same(
     run = random_run(name, dataset, tmp_path)
     exported = attnlm.export(run, tmp_path / "out")
     assert exported.form == CLASSES[name]
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported.path, dtype="auto")
+    theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        exported.path, dtype="auto", output_loading_info=True
+    )
+    assert not any(loading.values())
     assert type(theirs).__name__ == CLASSES[name] and theirs.dtype == torch.float32
     model, _ = attnlm.load_model(run, device="cpu")
     ids = torch.randint(run.vocab_size, (2, 200), generator=torch.Generator().manual_seed(1))
@@ -106,32 +108,33 @@ def test_the_tokenizer_is_one_that_transformers_finds(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "to", "reason"),
     [
-        ("bigram", "a table of logits"),
-        ("multi-head", "no `projection`, no `norm`, no `mlp`, no `residual`"),
-        ("gpt2:kv_heads=2", "has `kv_heads` 2; the closest is GPT2LMHeadModel"),
-        ("gpt2:head_size=10", "has `head_size` 10; the closest is GPT2LMHeadModel"),
-        ("gpt2:query_key_norm=true", "has `query_key_norm`"),
-        ("llama:positions=none", "has no `positions`; the closest is LlamaForCausalLM"),
-        ("llama:mlp=gelu", "has `mlp` gelu"),
-        ("transformer:bias=true", "has `bias`; the closest is Qwen3ForCausalLM"),
-        ("transformer:head_bias=true", "has `head_bias`"),
-        ("transformer:attention=none:positions=learned", "no `attention`"),
-        ("transformer:mlp=none", "has no `mlp`; the closest is Qwen3ForCausalLM"),
+        ("bigram", "hf", "a table of logits"),
+        ("multi-head", "hf", "no `projection`, no `norm`, no `mlp`, no `residual`"),
+        ("gpt2:kv_heads=2", "hf", "has `kv_heads` 2; the closest is GPT2LMHeadModel"),
+        ("gpt2:head_size=10", "hf", "has `head_size` 10; the closest is GPT2LMHeadModel"),
+        ("gpt2:query_key_norm=true", "hf", "has `query_key_norm`"),
+        ("llama:positions=none", "hf", "has no `positions`; the closest is LlamaForCausalLM"),
+        ("llama:mlp=gelu", "hf", "has `mlp` gelu"),
+        ("transformer:bias=true", "hf", "has `bias`; the closest is Qwen3ForCausalLM"),
+        ("transformer:head_bias=true", "hf", "has `head_bias`"),
+        ("transformer:attention=none:positions=learned", "hf", "no `attention`"),
+        ("transformer:mlp=none", "hf", "has no `mlp`; the closest is Qwen3ForCausalLM"),
+        ("gpt2:mlp=relu2", "gguf", "it has `mlp` relu2; the closest is gpt2"),
+        ("llama:rotary_factor=4", "gguf", "has `rotary_factor` 4"),
     ],
 )
-def test_what_no_class_can_express_is_refused(
-    name: str, reason: str, dataset: Dataset, tmp_path: Path
+def test_what_no_form_can_express_is_refused(
+    name: str, to: str, reason: str, dataset: Dataset, tmp_path: Path
 ) -> None:
-    used = variant(name)
     sizes = {k: v for k, v in SIZES.items() if k in ("block_size", "steps") or name != "bigram"}
-    config = resolve(used, sizes)
-    run = create_run(config, dataset, 1, name=None, checkpoint_dir=tmp_path)
+    config = resolve(variant(name), sizes)
+    run = create_run(config, dataset, 1, name=None, checkpoint_dir=tmp_path / "runs")
     with pytest.raises(UsageError) as refused:
-        attnlm.export(run, tmp_path / "out")
+        attnlm.export(run, tmp_path / "out.gguf", to=to)
     assert reason in refused.value.message and "`model`" in refused.value.hint
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +142,17 @@ class _Capped(Architecture):
     attn_softcap: float | None = None
 
 
-@pytest.mark.parametrize("form", [*STOCK_CLASSES, *ARCHITECTURES], ids=lambda form: form.name)
-def test_every_form_refuses_a_part_that_it_does_not_list(
-    form: Form,
-) -> None:
-    (model,) = (m for m in ("gpt2", "llama", "qwen3") if m in form.name.lower())
-    used = architecture(model, {})
+PLAIN = {
+    "gpt2": architecture("gpt2", {}),
+    "llama": architecture("llama", {}),
+    "qwen2": architecture("llama", {"qkv_bias": True}),
+    "qwen3": architecture("qwen3", {}),
+}
+
+
+@pytest.mark.parametrize("form", [*STOCK_CLASSES, *GGUF_ARCHITECTURES], ids=lambda form: form.name)
+def test_every_form_refuses_a_part_that_it_does_not_list(form: Form) -> None:
+    used = next(used for name, used in PLAIN.items() if name in form.name.lower())
     parts = {field.name: getattr(used, field.name) for field in fields(used)}
     assert form.reasons(used) == form.reasons(_Capped(**parts)) == []
     assert form.reasons(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
@@ -169,7 +177,7 @@ def test_a_folder_is_whole_or_absent(
             path.touch()
             raise full
 
-        patch.setattr("attnlm.runs.hugging_face.export.write_tensors", fails_late)
+        patch.setattr("attnlm.experiments.export.write_tensors", fails_late)
         with pytest.raises(AttnlmError, match="No space left"):
             attnlm.export(run, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "taken"]

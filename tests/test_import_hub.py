@@ -52,46 +52,39 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, *, with_content: bool) -> None:
         path = self.path.partition("?")[0].lstrip("/")
-        if path in (f"api/models/{MODEL}/revision/{name}" for name in ("main", "v1")):
-            about = {"id": MODEL, "sha": COMMIT}
-            return self.send(200, json.dumps(about).encode(), {}, with_content)
-        if path == f"api/models/{MODEL}/tree/{COMMIT}":
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": "0"}
-                for name, content in self.server.files.items()
-            ]
-            return self.send(200, json.dumps(tree).encode(), {}, with_content)
-        if path.startswith(f"api/models/{MODEL}/revision/"):
-            return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"}, with_content)
-        if path.startswith("api/models/gated/"):
-            return self.send(403, b"", {"X-Error-Code": "GatedRepo"}, with_content)
+        model, files = f"api/models/{MODEL}/", self.server.files
         file = path.removeprefix(f"{MODEL}/resolve/{COMMIT}/")
-        if file not in self.server.files:
-            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, with_content)
-        content = self.server.files[file]
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(content) % 10**9}"'}
-        asked = self.headers.get("Range", "")
-        if with_content:
-            self.server.sent.append((file, asked))
-        if not asked:
-            return self.send(200, content, headers, with_content)
-        begin = int(asked.removeprefix("bytes=").partition("-")[0])
-        headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-        return self.send(206, content[begin:], headers, with_content)
-
-    def send(
-        self, status: int, content: bytes, headers: dict[str, str], with_content: bool
-    ) -> None:
+        status, content, headers = 200, b"", dict[str, str]()
+        if path in (f"{model}revision/main", f"{model}revision/v1"):
+            content = json.dumps({"id": MODEL, "sha": COMMIT}).encode()
+        elif path == f"{model}tree/{COMMIT}":
+            sizes = {name: len(content) for name, content in files.items()}
+            tree = [{"type": "file", "path": n, "size": s, "oid": "0"} for n, s in sizes.items()]
+            content = json.dumps(tree).encode()
+        elif file in files:
+            content = whole = files[file]
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(whole) % 10**9}"'}
+            asked = self.headers.get("Range", "")
+            if with_content:
+                self.server.sent.append((file, asked))
+            if asked:
+                begin = int(asked.removeprefix("bytes=").partition("-")[0])
+                status, content = 206, whole[begin:]
+                headers["Content-Range"] = f"bytes {begin}-{len(whole) - 1}/{len(whole)}"
+        elif path.startswith("api/models/gated/"):
+            status, headers = 403, {"X-Error-Code": "GatedRepo"}
+        else:
+            missing = "Revision" if path.startswith(f"{model}revision/") else "Repo"
+            status, headers = 404, {"X-Error-Code": f"{missing}NotFound"}
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        file = self.path.rpartition("/")[2]
         if with_content and file in self.server.cut:
             self.server.cut.remove(file)
-            self.wfile.write(content[: len(content) // 2])
+            content = content[: len(content) // 2]
             self.close_connection = True
-        elif with_content:
+        if with_content:
             self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:

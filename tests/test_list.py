@@ -25,7 +25,13 @@ from tests.command import ATTNLM, alone, fails
 from tests.command import attnlm as command
 from tests.models import FRUITS
 
-SMALL: dict[str, Any] = {"batch_size": 4, "block_size": 8, "steps": 4, "device": "cpu"}
+SMALL: dict[str, Any] = {
+    "batch_size": 4,
+    "block_size": 8,
+    "steps": 4,
+    "device": "cpu",
+    "threads": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "fruits.txt").write_text(FRUITS)
     attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data")
-    about: dict[str, Any] = {
-        "data_dir": folder / "data",
-        "checkpoint_dir": folder / "checkpoints",
-        "threads": 1,
-    }
+    about: dict[str, Any] = {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
     attnlm.train("fruits-char", model="bigram", seed=1, name="first", **SMALL, **about)
     attnlm.train("fruits-char", start_from="first", seed=2, name="second", **SMALL, **about)
     return folder
@@ -126,11 +128,9 @@ def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
 
     facts = listed(project)
     runs_found = {entry["name"]: entry for entry in facts["runs"]}
-    assert runs_found.keys() == {
-        *("first", "second", "broken", "cut", "bare", "nowhere", "linked"),
-    }
     problems = {name for name, entry in runs_found.items() if entry["problem"]}
     assert problems == {"broken", "cut", "bare", "nowhere"}
+    assert runs_found.keys() - problems == {"first", "second", "linked"}
     assert "config.json" in runs_found["broken"]["problem"]
     assert runs_found["linked"]["val_loss"] == runs_found["first"]["val_loss"]
     assert runs_found["linked"]["link"] == str(runs / "first") and not runs_found["linked"]["bytes"]
@@ -147,21 +147,9 @@ def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
 def test_a_ladder_and_a_run_that_is_trained_are_told(project: Path) -> None:
     runs = project / "checkpoints"
     (runs / "ladder-001").mkdir()
-    numbers: dict[str, Any] = {
-        "seed": 1,
-        "steps": 4,
-        "eval_every": 4,
-        "block_size": 8,
-        "batch_size": 4,
-    }
-    facts: dict[str, Any] = {
-        "dataset": "fruits-char",
-        "dataset_path": "data",
-        "prompt": "",
-        "tokens": 9,
-    }
-    hashes: dict[str, Any] = dict.fromkeys(("train_sha256", "val_sha256"), "0")
-    Plan(rungs=("bigram", "average"), **numbers, **facts, **hashes).write(runs / "ladder-001")
+    sizes: dict[str, Any] = {"seed": 1, "steps": 4, "eval_every": 4, "block_size": 8}
+    about = ("fruits-char", "data", "0", "0", ("bigram", "average"))
+    Plan(*about, **sizes, batch_size=4, prompt="", tokens=9).write(runs / "ladder-001")
     for rung in ("bigram", "average"):
         shutil.copytree(runs / "first", runs / f"ladder-001-{rung}")
     with trained_alone(project / "checkpoints" / "second", "wait"):
@@ -175,9 +163,8 @@ def test_a_ladder_and_a_run_that_is_trained_are_told(project: Path) -> None:
     assert "belongs to ladder-001" in told
     told = command("rm", "ladder-001-average", "ladder-001", "--yes", cwd=project).stderr
     assert "its runs stay: ladder-001-bigram" in told
-    assert {e["name"] for e in listed(project, "runs")["runs"]} == {
-        *("first", "second", "ladder-001-bigram"),
-    }
+    left = {entry["name"] for entry in listed(project, "runs")["runs"]}
+    assert left == {"first", "second", "ladder-001-bigram"}
 
 
 def test_two_runs_are_compared(project: Path) -> None:
@@ -345,15 +332,12 @@ def test_a_table_fits_its_terminal() -> None:
 
 
 def test_ages_are_whole_units() -> None:
-    ages: dict[float, str] = {
-        -5: "just now",
-        59: "just now",
-        60: "1 min ago",
-        7199: "119 min ago",
-        7200: "2 h ago",
-    }
-    ages |= {100_000.0: "27 h ago", 2 * 86_400: "2 days ago", 4e8: "4,629 days ago"}
-    assert {seconds: age(seconds) for seconds in ages} == ages
+    for seconds, expected in (
+        *((-5, "just now"), (59, "just now"), (60, "1 min ago"), (7199, "119 min ago")),
+        *((7200, "2 h ago"), (1e5, "27 h ago"), (2 * 86_400, "2 days ago")),
+        (4e8, "4,629 days ago"),
+    ):
+        assert age(seconds) == expected
 
 
 def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:

@@ -16,7 +16,7 @@ import torch
 
 import attnlm
 from attnlm.data.dataset import Dataset
-from attnlm.runs.gguf.vocabulary import vocabulary
+from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.tokens import byte_characters
 from attnlm.tokens.specs import CL100K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer

@@ -254,17 +254,8 @@ def test_what_does_not_go_with_adapters_is_refused(
 
 def test_the_options_are_named_as_they_are_written(folder: Path) -> None:
     fails("train", "--lora", "4", cwd=folder, code=2, says="--lora needs", hints="--from")
-    fails(
-        "train",
-        "--model",
-        "bigram",
-        "--lora",
-        "4",
-        cwd=folder,
-        code=2,
-        says="has none",
-        hints="leave --lora",
-    )
+    arguments = ("train", "--model", "bigram", "--lora", "4")
+    fails(*arguments, cwd=folder, code=2, says="has none", hints="leave --lora")
 
 
 def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:

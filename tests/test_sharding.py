@@ -25,7 +25,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import load_checkpoint, named_tensors
 from attnlm.runs.run import Run
-from attnlm.runs.sharded_checkpoint import ShardedCheckpoints, _Parts
+from attnlm.runs.sharded_checkpoint import ShardedCheckpoints, _joined, _Part
 from tests.command import ATTNLM
 from tests.test_processes import ended, ranks, started, timeless, until_evaluated
 
@@ -201,14 +201,12 @@ def test_the_last_checkpoint_takes_its_place_after_the_best(
     assert found == [True] and last.exists()
 
 
-@pytest.mark.parametrize("found", [[(0, 2), (3, 5)], [(0, 3), (2, 5)], [(0, 4)], [(1, 5)]])
+@pytest.mark.parametrize("found", [[(0, 2), (3, 5)], [(0, 3), (2, 5)], [(0, 4)], [(1, 5)], []])
 def test_rows_that_are_missing_or_there_twice_are_noticed(found: list[tuple[int, int]]) -> None:
-    parts = _Parts({"model.table.weight": (5, 2)}, 0, 1, numbers=False)
-    parts._found["model.table.weight"] = found
+    unread: Any = None
     with pytest.raises(ValueError, match="are missing"):
-        parts.check_complete()
-    parts._found["model.table.weight"] = [(2, 5), (0, 2)]
-    parts.check_complete()
+        _joined("x", (5, 2), [_Part(*rows, unread) for rows in found], slice(0, 0))
+    assert not _joined("x", (5, 2), [_Part(0, 2, unread), _Part(2, 5, unread)], slice(0, 0)).numel()
 
 
 def sealed(path: Path) -> None:

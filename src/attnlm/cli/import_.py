@@ -43,7 +43,7 @@ def import_(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Import a GPT-2, Llama or Qwen3 model, or a peft adapter, as a run."""
+    """Import a GPT-2, Llama, Mistral, Qwen2 or Qwen3 model, or a peft adapter, as a run."""
     if base is None:
         check_source(source)
 

@@ -1,19 +1,42 @@
-"""Exports a run to a format of other tools, or runs to a page."""
+"""Export runs: folders for `transformers`, GGUF files for llama.cpp, and pages."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import attnlm
+from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import OnEvent, ignore
-from attnlm.runs.forms import Exported, check_format
-from attnlm.runs.gguf.export import export_to_gguf
-from attnlm.runs.hugging_face.export import export_to_hf
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.workspaces import workspace
+from attnlm.model.architecture import Architecture
+from attnlm.runs.forms import (
+    Exported,
+    Form,
+    StockClass,
+    Stored,
+    check_format,
+    gguf_architecture_for,
+    stock_class_for,
+)
+from attnlm.runs.gguf_vocabulary import encodes_alike, vocabulary
+from attnlm.runs.load_model import load_weights
 from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.play import export_to_html
+from attnlm.text.text_files import optional
+from attnlm.tokens.tokenizer_json import library_tokenizer
 
 
 def export(
@@ -32,20 +55,21 @@ def export(
     which the model runs, its numbers of `type` f32 (default up to 2 million parameters) or f16.
 
         attnlm.export("transformer-001", "exported")
-        attnlm.export(["bigram-001", "multi-head-001"], "page.html", to="html")
+        attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
 
     A page holds one run or several. `force` replaces a page, and allows more than 60 million
     parameters.
 
-    What is written is whole or absent. Raises UsageError for an unknown format or type and for a
-    model that the format can't express, AttnlmError when there is something at `path` already, when
-    files are missing or damaged, and where the tokenizer can't be expressed.
+    What is written is whole or absent. Notes say what llama.cpp does differently. Raises UsageError
+    for an unknown format or type and for a model that the format can't express, AttnlmError when
+    there is something at `path` already, when files are missing or damaged, and where the tokenizer
+    can't be expressed.
     """
     check_format(to, type)
     if not str(path):
         raise UsageError("the name of what to write can't be empty", "name a new folder or file")
     runs = [run] if run is None or isinstance(run, str | Path | Run) else run
-    opened = [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
+    path, opened = Path(path), [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
     if to != "html" and (len(opened) > 1 or force):
         what = "several runs" if len(opened) > 1 else "`force`"
         raise UsageError(f"`to` {to} can't take {what}", "give one run, or `to` html")
@@ -55,10 +79,295 @@ def export(
                 f"{path} lies in the run's own folder", "name a folder or file outside of it"
             )
     if to == "html":
-        return export_to_html(opened, Path(path), type=type, checkpoint=checkpoint, force=force)
+        return export_to_html(opened, path, type=type, checkpoint=checkpoint, force=force)
     (only,) = opened
     if to == "hf":
-        return export_to_hf(only, Path(path), checkpoint=checkpoint)
-    return export_to_gguf(
-        only, Path(path), checkpoint=checkpoint, type=type or "f32", on_event=on_event or ignore
+        return _export_hf(only, path, checkpoint)
+    return _export_gguf(only, path, type or "f32", checkpoint, on_event or ignore)
+
+
+class _Tensors:
+    """The tensors of a form: `shapes` by their names there, and `tensor`, made when asked for."""
+
+    def __init__(self, form: Form, a: Architecture, weights: Mapping[str, Tensor]) -> None:
+        self._architecture, self._weights = a, weights
+        self._stored = {stored.name: stored for stored in form.stored(a)}
+        self.shapes = {name: self._shape(stored) for name, stored in self._stored.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor in float32; not always contiguous."""
+        stored = self._stored[name]
+        parts = [
+            self._weights[part] if part in self._weights else torch.zeros(self._part_shape(part))
+            for part in stored.parts
+        ]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if stored.interleaved:
+            heads = joined.unflatten(0, (stored.interleaved, 2, -1))
+            joined = heads.transpose(1, 2).flatten(0, 2)
+        return joined.T if stored.transposed else joined
+
+    def _shape(self, stored: Stored) -> Shape:
+        rows = sum(self._part_shape(part)[0] for part in stored.parts)
+        columns = self._part_shape(stored.parts[0])[1:]
+        return (*columns, rows) if stored.transposed else (rows, *columns)
+
+    def _part_shape(self, name: str) -> Shape:
+        """Return the shape of a parameter that the model has or could have."""
+        if name in self._weights:
+            return tuple(self._weights[name].shape)
+        if name == "position_embedding.weight":
+            return self._architecture.block_size, self._architecture.embed_dim or 0
+        stem = name.removesuffix(".bias")
+        weight = f"{stem}.weight" if f"{stem}.weight" in self._weights else f"{stem}.gain"
+        return (len(self._weights[weight]),)
+
+
+# --- Folders for transformers ---------------------------------------------------------------------
+
+
+def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
+    stock = stock_class_for(run.config.model, run.name)
+    _check_folder_free(folder)
+    chosen = run.checkpoint(checkpoint)
+    content = {
+        **_tokenizer_files(run),
+        "config.json": _json(_config(stock, run)),
+        # As `attnlm sample` does by default: from all tokens, at temperature 1.
+        "generation_config.json": _json(
+            _special_ids(run) | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        ),
+        "README.md": "".join(f"{line}\n" for line in _model_card(run, chosen, stock)).encode(),
+    }
+    tensors = _Tensors(stock, run.config.model, load_weights(run, chosen))
+    with (
+        files.explaining(folder, ", or name another folder"),
+        workspace(folder.absolute().parent) as work,
+    ):
+        new = work / "new"
+        new.mkdir()
+        for name, written in content.items():
+            files.write_bytes(new / name, written)
+        write_tensors(new / "model.safetensors", tensors.shapes, tensors.tensor)
+        _check_folder_free(folder)
+        if folder.is_dir():
+            folder.rmdir()
+        new.rename(folder)
+    return Exported(folder, stock.name, chosen.which)
+
+
+def _check_folder_free(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise AttnlmError(f"{folder} is not a folder", "name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
+
+
+def _config(stock: StockClass, run: Run) -> dict[str, Any]:
+    a = run.config.model
+    about = {"architectures": [stock.name], "model_type": stock.model_type}
+    sizes = {"vocab_size": run.vocab_size, **stock.size_values(a), **stock.options(a)}
+    return {**about, **sizes, **_special_ids(run), "use_cache": True, "dtype": "float32"}
+
+
+def _special_ids(run: Run) -> dict[str, Any]:
+    """Return special ids, None too: by default the classes have ids of other vocabularies."""
+    end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
+    first = end if beginning is None else beginning
+    return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
+
+
+def _tokenizer_files(run: Run) -> dict[str, bytes]:
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": run.config.model.block_size,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    for key, token in _special_ids(run).items():
+        if token is not None:
+            config[key.removesuffix("_id")] = run.tokenizer.decode([token])
+    tokenizer = library_tokenizer(run.tokenizer).to_str(pretty=False)
+    return {"tokenizer.json": tokenizer.encode(), "tokenizer_config.json": _json(config)}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:
+    """Yield the lines of README.md, with the header of fields that the Hugging Face Hub reads."""
+    a = run.config.model
+    yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
+    yield from (f"# {_plain(run.name)}", "")
+    yield (
+        f"{_description(run)} and exported as {stock.name}. It sees {a.block_size:,} tokens at a "
+        "time: longer texts are out of its range."
     )
+    yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
+    yield 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
+    yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")'
+    yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
+    yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
+    yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
+    yield from (f"- {label}: {_plain(value)}" for label, value in _facts(run, checkpoint))
+    if not run.imported_from:
+        yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
+        for name, setting in run.config.settings().items():
+            yield f"{name} = {json.dumps(setting)}"
+        yield "```"
+
+
+def _plain(text: str) -> str:
+    """Return a name in one line of Markdown, with nothing that is read as markup."""
+    return "".join(f"\\{c}" if c in r"\`*_[]<>#|" else c if c.isprintable() else "?" for c in text)
+
+
+def _description(run: Run) -> str:
+    made = "imported into" if run.imported_from else "trained with"
+    model = f"A {run.config.model.model} of {run.parameters:,} parameters"
+    return f"{model}, {made} attnlm {attnlm.__version__}"
+
+
+def _facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Yield how a checkpoint was trained: labels and values."""
+    about, training = run.dataset, run.config.training
+    if run.imported_from:
+        yield "origin", f"imported from {run.imported_from}"
+        return
+    yield (
+        "data",
+        f"{about['name']}, {about['train_tokens']:,} tokens to train on, "
+        f"{about['val_tokens']:,} to validate",
+    )
+    yield "SHA-256 of the training tokens", about["train_sha256"]
+    yield "tokenizer", f"{run.tokenizer.name}, {run.vocab_size:,} ids"
+    tokens = checkpoint.step * run.config.tokens_per_step
+    yield "steps", f"{checkpoint.step:,} of {training.length}, {tokens:,} tokens"
+    whole = run.whole().get(checkpoint.which, {})
+    loss, part = whole.get("val_loss", checkpoint.val_loss), "" if whole else run.evaluated_part
+    if loss is not None:
+        over = part or "the whole validation split"
+        yield "validation loss", f"{loss:.4f} nats per token, over {over}"
+    if about["bigram_loss"] is not None:
+        yield "for comparison", f"the counted bigram has {about['bigram_loss']:.4f}"
+    yield "optimizer", f"{training.optimizer}, learning rate {training.learning_rate:g}"
+    yield "seed", str(training.seed)
+
+
+# --- GGUF files for llama.cpp ---------------------------------------------------------------------
+
+_CONTEXT_STEP = 256  # tokens: llama.cpp rounds contexts up to a multiple
+_FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # as llama.cpp numbers them
+_LARGEST = {"F16": 65_504.0, "Q8_0": 127 * 65_504.0}  # the scale of Q8_0 is a float16
+_BLOCK = 32  # numbers with one scale
+
+
+def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
+    form = gguf_architecture_for(run.config.model, run.name)
+    if path.suffix != ".gguf":
+        raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
+    _check_file_free(path)
+    optional("gguf", "writing GGUF")
+    chosen = run.checkpoint(checkpoint)
+    metadata = _metadata(form, run, chosen, type)
+    tensors = _Tensors(form, run.config.model, load_weights(run, chosen))
+    with files.explaining(path, ", or name another file"):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        _write_gguf(path, form.name, metadata, tensors, type)
+    if form.name == "gpt2" and (context := run.config.model.block_size) % _CONTEXT_STEP:
+        on_event(
+            Note(
+                f"llama.cpp aborts beyond the {context:,} tokens of this model's context: it stops "
+                f"at multiples of {_CONTEXT_STEP} only"
+            )
+        )
+    if not encodes_alike(run.tokenizer):
+        on_event(
+            Note(
+                "llama.cpp may encode the end of a text differently where it is a line's end and "
+                "spaces"
+            )
+        )
+    return Exported(path, form.name, chosen.which)
+
+
+def _check_file_free(path: Path) -> None:
+    if path.is_symlink() or path.exists():
+        raise AttnlmError(f"{path} exists already", "name a new file, or delete that one first")
+
+
+def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
+    a = run.config.model
+    about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint))
+    keys_of: dict[str, dict[str, Any]] = {
+        "general": {
+            "type": "model",
+            "name": run.name,
+            "description": f"{_description(run)}. {about}",
+            "file_type": _FILE_TYPES[type],
+            "quantization_version": 2,
+        },
+        form.name: {**form.size_values(a), "vocab_size": run.vocab_size},
+        "attnlm": {"version": attnlm.__version__},
+        "tokenizer.ggml": vocabulary(run.tokenizer),
+    }
+    if not run.imported_from:
+        keys_of["attnlm"]["settings"] = json.dumps(run.config.settings())
+    return {f"{group}.{key}": keys[key] for group, keys in keys_of.items() for key in keys}
+
+
+def _write_gguf(
+    path: Path, form: str, metadata: dict[str, Any], tensors: _Tensors, type: str
+) -> None:
+    """Write the file, with one tensor at a time in memory."""
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
+
+    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
+    types = {name: _type_of(name, shape, type) for name, shape in tensors.shapes.items()}
+    with files.replacing(path) as file:
+        writer = GGUFWriter(file.name, form)
+        try:
+            for key, value in metadata.items():
+                if isinstance(value, str):  # names of folders need not be Unicode
+                    value = value.encode(errors="backslashreplace").decode()
+                writer.add_key_value(key, value, GGUFValueType[kinds[value.__class__]])
+            for name, shape in tensors.shapes.items():
+                kind = GGMLQuantizationType[types[name]]
+                count = math.prod(quant_shape_to_byte_shape(shape, kind))
+                writer.add_tensor_info(name, shape, np.dtype(np.float32), count, kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for name in tensors.shapes:
+                numbers = tensors.tensor(name).contiguous().numpy()
+                writer.write_tensor_data(converted(name, numbers, types[name]))
+        finally:
+            writer.close()
+        _check_file_free(path)
+
+
+def _type_of(name: str, shape: Shape, asked: str) -> str:
+    """Return the type of a tensor in a file of type `asked`, as llama.cpp's converter chooses it.
+
+    Vectors and positions stay float32. A matrix whose rows don't fill blocks of 32 is float16
+    instead of Q8_0.
+    """
+    if asked == "f32" or len(shape) == 1 or name == "position_embd.weight":
+        return "F32"
+    return "F16" if asked == "f16" or shape[-1] % _BLOCK else "Q8_0"
+
+
+def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
+    """Return the numbers in a GGUF type, as their bytes lie in the file.
+
+    Raises AttnlmError for numbers that the type can't hold.
+    """
+    from gguf import GGMLQuantizationType, quantize
+
+    if to in _LARGEST and (largest := float(np.abs(numbers).max())) > _LARGEST[to]:
+        raise AttnlmError(
+            f"the tensor {name} has {largest:g}, more than {to} can hold", "give `type` f32"
+        )
+    result: NDArray[Any] = quantize(numbers, GGMLQuantizationType[to])
+    return result

@@ -1,6 +1,6 @@
-"""Tensors and what they belong to: complete or absent, checked on load.
+"""Checkpoints: weights, the optimizer's state and facts, complete or absent, checked when loaded.
 
-One safetensors file; a sharded run's are a folder of them (sharded_checkpoint.py).
+Each is one safetensors file; a sharded run has folders (sharded_checkpoint.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BYTES_PER_NUMBER = 12  # in float32, with mean and square
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """What a checkpoint says of itself: `facts`, and for a file its tensors and their digest.
+    """The facts in a checkpoint, and a file's tensors and digest.
 
     Names, shapes and types of all tensors were compared with the model's; no number was read.
     """
@@ -52,7 +52,7 @@ class CheckpointHeader:
 
     @property
     def digest(self) -> str:
-        """The digest of all that a file holds, as it says; loading the file checks it."""
+        """The digest in the file, which is checked when the file is loaded."""
         return "" if self.file is None else self.file.metadata.get("digest", "")
 
 
@@ -64,9 +64,8 @@ def save_checkpoint(
 ) -> None:
     """Write weights by their names, `facts` (JSON values) and, if given, the optimizer's state.
 
-    Of a model with adapters the weights are theirs: what is frozen lies elsewhere (weights.py).
-    The file replaces an older one in one step, and the same content is the same bytes. A digest of
-    all that it holds is part of it.
+    For a model with adapters the weights are the adapters'. The file replaces an older one in one
+    step, and the same content gives the same bytes. It contains a digest of its content.
     """
     tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -116,10 +115,10 @@ def load_checkpoint(
 ) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a checkpoint's facts, weights and optimizer's state.
 
-    Where `count` processes share the rows of all tensors, only those of one (`rows_of`). With
-    `lora` the weights are those of adapters. `header` saves reading it again. Raises AttnlmError
-    when the file is missing, damaged, or holds another model, and NotFiniteError for weights that
-    are NaN or infinite, which training never saves.
+    If `count` processes share the rows of all tensors, return the rows of process `rank`
+    (`rows_of`). With `lora` the weights are the adapters'. A `header` is not read again. Raises
+    AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError for
+    weights that are NaN or infinite, which training never saves.
     """
     found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
@@ -141,7 +140,7 @@ def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
 def load_header(
     path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
 ) -> CheckpointHeader:
-    """Return the header alone, at once: the numbers are not read, and the digest is not checked.
+    """Return the header. The numbers are not read, and the digest is not checked.
 
     Raises AttnlmError as `load_checkpoint` does.
     """
@@ -191,7 +190,7 @@ def _read(
 def _read_file(
     path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]] | None:
-    """None where it is another model's."""
+    """Return the header and the tensors, or None if the file holds another model."""
     with files.open_regular(path) as opened:
         if header is None or header.file is None:
             most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
@@ -233,7 +232,7 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_of_model(header: Header, expected: Mapping[str, Shape]) -> bool:
-    """Whether these are all of the model's tensors and nothing else but what an optimizer keeps."""
+    """Return True for all of the model's tensors, and no others but the optimizer's state."""
     for name, found in header.tensors.items():
         if found.dtype != "F32" or found.shape != whole_shape(name, expected):
             return False

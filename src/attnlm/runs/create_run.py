@@ -1,4 +1,4 @@
-"""Begins new runs."""
+"""Make the folders of new runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, folder_names, resume_command, write_latest
+from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.runs.parent import keep_base
-from attnlm.runs.run import Run
+from attnlm.runs.run import DatasetFacts, Run
 from attnlm.tokens import tokenizer
 
 
@@ -31,35 +32,25 @@ def create_run(
     checkpoint_dir: Path,
     parent: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Makes the folder of a new run, `<model>-001` and so on unless named: whole from the first.
+    """Make the folder of a new run in one step; by default its name is `<model>-001` and so on.
 
-    A run that trains adapters gets its parent's weights too.
-
-    Raises AttnlmError when the name is taken, UsageError when it can't be a folder's name.
+    A run that trains adapters gets its parent's weights too. Raises AttnlmError if the name is
+    taken, UsageError if it can't be a folder's name.
     """
-    about = {
-        "name": dataset.name,
-        "path": str(dataset.path),
-        "train_sha256": dataset.train_sha256,
-        "val_sha256": dataset.val_sha256,
-        "train_tokens": dataset.train_tokens,
-        "val_tokens": dataset.val_tokens,
-        "val_bytes": dataset.val_bytes,
-        "bigram_loss": dataset.bigram_loss,
-        "floor": dataset.floor,
-    }
+    about = {name: getattr(dataset, name) for name in fields_of(DatasetFacts)}
+    about["path"] = str(dataset.path)
     run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, about, parent=parent)
     fill = nothing if config.training.adapters is None else keep_base
     return put_new(run, dataset.tokenizer, name, checkpoint_dir, fill)
 
 
 def nothing(run: Run) -> Run:
-    """A run's folder needs no more."""
+    """Return the run of a folder that needs no more files."""
     return run
 
 
 def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
-    """Raises as `create_run` does: to be told before what may take long."""
+    """Raise the errors of `create_run`, before anything that takes time."""
     check_name(name)
     if os.path.lexists(checkpoint_dir / name):
         raise _taken(checkpoint_dir / name, is_trained)
@@ -72,11 +63,9 @@ def put_new(
     checkpoint_dir: Path,
     fill: Callable[[Run], Run] = nothing,
 ) -> Run:
-    """Makes the folder of a run, with what `fill` writes into it, and puts it in place.
+    """Make the folder of a run, with the files that `fill` writes, and put it in place.
 
-    `fill` returns the run, which may record what was written.
-
-    Raises as `create_run` does.
+    `fill` returns the run, which may record what was written. Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -93,9 +82,9 @@ def put_new(
 
 
 def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
-    """Moves a run's folder to its name, unless that is taken.
+    """Move a run's folder to its name, unless the name is taken.
 
-    The number of a removed run is not used again while others say that they started from it.
+    The number of a removed run is not used again while other runs name it as their parent.
     """
     gone = _parents(checkpoint_dir) if name is None else set()
     for number in itertools.count(1):
@@ -116,7 +105,7 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
 
 
 def _parents(checkpoint_dir: Path) -> set[str]:
-    """The names of the runs that others in this folder started from."""
+    """Return the names of the parents of the runs in this folder."""
     names = set()
     for name in folder_names(checkpoint_dir, "run"):
         with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or without parents

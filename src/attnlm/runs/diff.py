@@ -1,4 +1,4 @@
-"""What differs between two runs: settings, data, result. Nothing here needs torch."""
+"""Compare two runs: settings, data, results. Torch is not needed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Pairs = Mapping[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Two runs, and by name what both have differently: of A and of B; None where one lacks it."""
+    """Two runs, and the values of A and B that differ, by name; None for a missing value."""
 
     a: Run
     b: Run
     settings: Pairs
     data: Pairs
     result: Pairs
-    """All of it, whether it differs or not."""
+    """all results, equal ones too"""
     warnings: tuple[str, ...]
-    """Why the results can't be compared like for like."""
+    """reasons why the results can't be compared like for like"""
 
 
 def diff_runs(
     a: str | Path | Run, b: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints"
 ) -> RunDiff:
-    """What two runs have differently, in settings and data, and their results side by side.
+    """Return the differences of two runs in settings and data, and their results side by side.
 
         attnlm.diff_runs("multi-head-001", "transformer-001").settings
 

@@ -1,34 +1,35 @@
-"""What a model of ours is in another tool, and what each family of models there can express.
+"""Models of other tools: which of ours they can express, and the names of sizes and tensors there.
 
-A form fits by the parts of a model, whatever its name. Where it has a bias, or positions, that the
-model lacks, zeros stand for them, which changes no logit.
+A form fits a model by its parts, whatever the model's name. Where a form has biases or positions
+that the model lacks, zeros stand for them, which changes no logit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from attnlm.base.errors import UsageError
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import Architecture
+from attnlm.model.sizes import MAP_NAMES, map_name
 
 FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
-"""The formats that runs are exported to, and the types of number that each offers."""
+"""The formats that runs are exported to, and the number types of each."""
 
 Expressible = Mapping[str, Container[object] | None]
 """The values that a form can express, for each field of Architecture; None stands for all values.
-Of a field that is missing here, only the default can be expressed."""
+Only the default can be expressed of a field that is missing here."""
 
 
 class Stored(NamedTuple):
-    """A tensor of another tool: its name, and the parameters of ours that it holds, one after
-    another along their outputs.
+    """A tensor of another tool, and the parameters of ours that it holds, joined along their
+    outputs.
 
-    Matrices may lie transposed. Of heads that are turned by their position, the two halves may lie
-    interleaved: outputs 0, D/2, 1, D/2 + 1, … of each of `interleaved` heads.
+    Matrices may be transposed. The two halves of rotated heads may be interleaved: outputs 0, D/2,
+    1, D/2 + 1, … of each of `interleaved` heads.
     """
 
     name: str
@@ -39,22 +40,64 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of model of another tool, and what it takes for one of ours to fit."""
+    """A kind of model of another tool."""
 
     name: str
     expressible: Callable[[Architecture], Expressible]
-    stored: Callable[[Architecture], Iterator[Stored]]
-    """all tensors, in order; the LM head only where it is not the token embedding"""
+    sizes: Mapping[str, str]
+    """the names of sizes there, and the attributes of Architecture that they are"""
+    modules: Mapping[str, str]
+    """our modules, and their names there with {} for the block's number; several of ours, separated
+    by spaces, if one tensor there holds them all"""
+    has_bias: Callable[[Architecture, str], bool]
+    """whether the module there has a bias, by the last part of our name"""
+    transposes: bool = field(default=False, kw_only=True)
+    """whether the matrices of linear maps are transposed"""
+    interleaves: bool = field(default=False, kw_only=True)
+    """whether rotary positions rotate pairs of neighbours; ours rotate pairs from two halves"""
 
     def reasons(self, a: Architecture) -> list[str]:
         """Return the parts of the model that this form can't express."""
         expressible = self.expressible(a)
         return [
-            _in_words(field.name, value)
-            for field in fields(a)
-            if (allowed := expressible.get(field.name, (field.default,))) is not None
-            and (value := getattr(a, field.name)) not in allowed
+            _in_words(part.name, value)
+            for part in fields(a)
+            if (allowed := expressible.get(part.name, (part.default,))) is not None
+            and (value := getattr(a, part.name)) not in allowed
         ]
+
+    def size_values(self, a: Architecture) -> dict[str, Any]:
+        """Return the model's sizes by their names there."""
+        return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
+
+    def stored(self, a: Architecture) -> Iterator[Stored]:
+        """Return all tensors of the model; the LM head only if it is not the token embedding."""
+        for layer in range(-1, a.layers):  # -1: the modules outside of blocks
+            for ours, theirs in self.modules.items():
+                if ("{}" in theirs) == (layer >= 0) and _has_module(a, ours):
+                    block = f"blocks.{layer}." if layer >= 0 else ""
+                    parts = [block + part for part in ours.split()]
+                    yield from self._tensors(a, theirs.format(layer), parts)
+
+    def _tensors(self, a: Architecture, theirs: str, ours: Sequence[str]) -> Iterator[Stored]:
+        kind = map_name(ours[0])
+        heads = {"query": a.heads, "key": a.num_kv_heads}.get(kind, 0) if self.interleaves else 0
+        weight = "gain" if kind.endswith("norm") else "weight"
+        transposed = self.transposes and kind in MAP_NAMES
+        parts = tuple(f"{part}.{weight}" for part in ours)
+        yield Stored(f"{theirs}.weight", parts, transposed, heads)
+        if self.has_bias(a, kind):
+            parts = tuple(f"{part}.bias" for part in ours)
+            yield Stored(f"{theirs}.bias", parts, interleaved=heads)
+
+
+@dataclass(frozen=True)
+class StockClass(Form):
+    """A class of `transformers` for language models."""
+
+    model_type: str
+    options: Callable[[Architecture], dict[str, Any]]
+    """what config.json tells besides sizes"""
 
 
 def _in_words(name: str, value: object) -> str:
@@ -63,7 +106,10 @@ def _in_words(name: str, value: object) -> str:
     return f"`{name}`" if value is True else f"`{name}` {value}"
 
 
-AnyForm = TypeVar("AnyForm", bound=Form)
+def _has_module(a: Architecture, ours: str) -> bool:
+    if ours == "head":
+        return not a.tie_embeddings
+    return a.query_key_norm or not ours.endswith(("query_norm", "key_norm"))
 
 
 @dataclass(frozen=True)
@@ -72,31 +118,46 @@ class Exported:
 
     path: Path
     form: str
-    """the stock class of `transformers`, the architecture of llama.cpp, or what a page holds"""
+    """the stock class of `transformers`, the architecture of llama.cpp, or the content of a page"""
     checkpoint: str
     """best or last; for a page with several runs, of each"""
 
 
 def check_format(to: str, type: str | None) -> None:
-    """Raises UsageError for an unknown format, or a type of number that it does not have."""
-    _check_one_of(FORMATS, "to", to)
-    if type is not None and not FORMATS[to]:
-        raise UsageError("`type` is for `to` gguf and html", "leave `type` out: hf has float32")
-    if type is not None:
-        _check_one_of(FORMATS[to], "type", type)
+    """Raise UsageError for an unknown format, or a number type that it does not have."""
+    for name, value, words in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
+        if value is not None and name == "type" and not words:
+            hint = f"leave `type` out: {to} has float32"
+            raise UsageError("`type` is for `to` gguf and html", hint)
+        if value is not None and value not in words:
+            hint = suggestion(value, words, f"choose from {', '.join(words)}")
+            raise UsageError(f"`{name}` can't be {value!r}", hint)
 
 
-def _check_one_of(words: Iterable[str], name: str, value: str) -> None:
-    if value not in words:
-        hint = suggestion(value, words, f"choose from {', '.join(words)}")
-        raise UsageError(f"`{name}` can't be {value!r}", hint)
+AnyForm = TypeVar("AnyForm", bound=Form)
 
 
-def form_for(a: Architecture, forms: Sequence[AnyForm], run: str, kind: str) -> AnyForm:
-    """The form that expresses a model exactly. Raises UsageError, with reasons, if none does.
+def fitting_class(a: Architecture) -> StockClass | None:
+    """Return the class of transformers that expresses a model exactly, or None."""
+    if a.embed_dim is None:
+        return None
+    return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
 
-    `kind` is what the forms are, as in "architecture of llama.cpp".
+
+def stock_class_for(a: Architecture, run: str) -> StockClass:
+    """Return the class of transformers for a model. Raises UsageError, with reasons, without one.
+
+    `run` is the name that the error gives.
     """
+    return _form_for(a, STOCK_CLASSES, run, "stock class of transformers")
+
+
+def gguf_architecture_for(a: Architecture, run: str) -> Form:
+    """Return the architecture of llama.cpp for a model. Raises UsageError as above."""
+    return _form_for(a, GGUF_ARCHITECTURES, run, "architecture of llama.cpp")
+
+
+def _form_for(a: Architecture, forms: Sequence[AnyForm], run: str, kind: str) -> AnyForm:
     hint = "train a model of the published shapes: `model` transformer, gpt2, llama or qwen3"
     if a.embed_dim is None:
         raise UsageError(
@@ -112,35 +173,7 @@ def form_for(a: Architecture, forms: Sequence[AnyForm], run: str, kind: str) -> 
     return closest
 
 
-def gpt2_expressible(a: Architecture) -> Expressible:
-    """Return what the family of GPT-2 can express."""
-    return {
-        **_COMMON,
-        "kv_heads": (None, a.heads),
-        "head_size": (None, (a.embed_dim or 0) / a.heads),
-        "wide_heads": (False,),
-        "query_key_norm": (False,),
-        "positions": ("learned", "none"),
-        "norm": ("layer",),
-        "mlp": ("gelu", "relu2"),
-    }
-
-
-def llama_expressible(a: Architecture) -> Expressible:
-    """Return what the family of Llama can express."""
-    return {
-        **_COMMON,
-        "query_key_norm": (False,),
-        "positions": ("rotary",),
-        "norm": ("rms",),
-        "mlp": ("swiglu",),
-    }
-
-
-def qwen3_expressible(a: Architecture) -> Expressible:
-    """Return what the family of Qwen3 can express."""
-    return {**llama_expressible(a), "query_key_norm": (True,), "bias": (False,)}
-
+# --- What families of models can express ----------------------------------------------------------
 
 _ALL_VALUES = (
     *("model", "embed_dim", "layers", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
@@ -154,3 +187,188 @@ _COMMON: Expressible = {
     "residual": (True,),
     "head_bias": (False,),
 }
+
+
+def _gpt2(a: Architecture) -> Expressible:
+    return {
+        **_COMMON,
+        "kv_heads": (None, a.heads),
+        "head_size": (None, (a.embed_dim or 0) / a.heads),
+        "wide_heads": (False,),
+        "positions": ("learned", "none"),
+        "norm": ("layer",),
+        "mlp": ("gelu", "relu2"),
+    }
+
+
+def _llama(a: Architecture) -> Expressible:
+    return {**_COMMON, "positions": ("rotary",), "norm": ("rms",), "mlp": ("swiglu",)}
+
+
+def _qwen2(a: Architecture) -> Expressible:
+    width = (None, (a.embed_dim or 0) / a.heads)
+    return {**_llama(a), "head_size": width, "qkv_bias": (True,), "bias": (False,)}
+
+
+def _qwen3(a: Architecture) -> Expressible:
+    return {**_llama(a), "query_key_norm": (True,), "bias": (False,)}
+
+
+def _gguf_gpt2(a: Architecture) -> Expressible:
+    return {**_gpt2(a), "mlp": ("gelu",)}
+
+
+def _unscaled(family: Callable[[Architecture], Expressible]) -> Callable[..., Expressible]:
+    """Return what llama.cpp can express of a family: all but scaled rotary positions."""
+    return lambda a: {**family(a), "rotary_factor": (None,)}
+
+
+# --- Which modules have a bias --------------------------------------------------------------------
+
+
+def _own_biases(a: Architecture, kind: str) -> bool:
+    """Return True for the modules that have a bias in our models with RMS norm."""
+    return a.qkv_bias if kind in ("query", "key", "value") else a.bias and kind in MAP_NAMES
+
+
+def _llama_biases(a: Architecture, kind: str) -> bool:
+    """Return the same, but with one switch for the query, key, value and output maps."""
+    if kind in ("query", "key", "value", "projection"):
+        return a.qkv_bias or a.bias
+    return _own_biases(a, kind)
+
+
+def _gpt2_biases(a: Architecture, kind: str) -> bool:
+    return kind in MAP_NAMES or kind.endswith("norm")
+
+
+# --- Names: of ours, in transformers, in llama.cpp ------------------------------------------------
+
+_GPT2_MODULES = {
+    "token_embedding": ("transformer.wte", "token_embd"),
+    "position_embedding": ("transformer.wpe", "position_embd"),
+    "attention_norm": ("transformer.h.{}.ln_1", "blk.{}.attn_norm"),
+    "attention.query attention.key attention.value": (
+        "transformer.h.{}.attn.c_attn",
+        "blk.{}.attn_qkv",
+    ),
+    "attention.projection": ("transformer.h.{}.attn.c_proj", "blk.{}.attn_output"),
+    "mlp_norm": ("transformer.h.{}.ln_2", "blk.{}.ffn_norm"),
+    "mlp.up": ("transformer.h.{}.mlp.c_fc", "blk.{}.ffn_up"),
+    "mlp.down": ("transformer.h.{}.mlp.c_proj", "blk.{}.ffn_down"),
+    "norm": ("transformer.ln_f", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+_LLAMA_MODULES = {
+    "token_embedding": ("model.embed_tokens", "token_embd"),
+    "attention_norm": ("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    "attention.query": ("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    "attention.key": ("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    "attention.value": ("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    "attention.projection": ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    "attention.query_norm": ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+    "attention.key_norm": ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+    "mlp_norm": ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    "mlp.gate": ("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+    "mlp.up": ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+    "mlp.down": ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+    "norm": ("model.norm", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+_GPT2_SIZES = {
+    "n_positions": "block_size",
+    "n_embd": "embed_dim",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_inner": "mlp_dim",
+    "layer_norm_epsilon": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+}
+_LLAMA_SIZES = {
+    "max_position_embeddings": "block_size",
+    "hidden_size": "embed_dim",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_dim",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+}
+_GGUF_SIZES = {
+    "context_length": "block_size",
+    "embedding_length": "embed_dim",
+    "block_count": "layers",
+    "feed_forward_length": "mlp_dim",
+    "attention.head_count": "heads",
+}
+_GGUF_GPT2_SIZES = {**_GGUF_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"}
+_GGUF_LLAMA_SIZES = {
+    **_GGUF_SIZES,
+    "attention.head_count_kv": "num_kv_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "norm_epsilon",
+    "rope.dimension_count": "head_dim",
+    "rope.freq_base": "rotary_base",
+}
+
+# --- What config.json tells besides sizes ---------------------------------------------------------
+
+LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""turns within the original context: frequencies below the first are divided by the factor, those
+above the second are not"""
+
+
+def _gpt2_options(a: Architecture) -> dict[str, Any]:
+    function = "gelu_new" if a.mlp == "gelu" else a.mlp
+    dropout = {"embd_pdrop": a.dropout, "resid_pdrop": a.dropout, "attn_pdrop": 0.0}
+    return {"activation_function": function, **dropout}
+
+
+def _rotary_options(a: Architecture) -> dict[str, Any]:
+    rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
+    if a.rotary_factor is not None:
+        rotary |= {"rope_type": "linear", "factor": a.rotary_factor}
+    if a.rotary_context is not None:
+        context = {"original_max_position_embeddings": a.rotary_context}
+        rotary |= {"rope_type": "llama3", **LLAMA3_TURNS, **context}
+    theta = {"rope_theta": a.rotary_base}  # which older versions of transformers read
+    return {"hidden_act": "silu", **theta, "rope_parameters": rotary, "attention_dropout": 0.0}
+
+
+def _llama_options(a: Architecture) -> dict[str, Any]:
+    return _rotary_options(a) | {"attention_bias": a.qkv_bias or a.bias, "mlp_bias": a.bias}
+
+
+def _qwen2_options(a: Architecture) -> dict[str, Any]:
+    return _rotary_options(a) | {"use_sliding_window": False, "sliding_window": None}
+
+
+def _qwen3_options(a: Architecture) -> dict[str, Any]:
+    return _qwen2_options(a) | {"attention_bias": a.qkv_bias}
+
+
+def _names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
+    return {ours: theirs[tool] for ours, theirs in modules.items()}
+
+
+_HF_LLAMA = (_LLAMA_SIZES, _names(_LLAMA_MODULES, 0))
+_HF_GPT2 = (_GPT2_SIZES, _names(_GPT2_MODULES, 0))
+_GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _names(_LLAMA_MODULES, 1), _own_biases)
+_GGUF_GPT2 = (_GGUF_GPT2_SIZES, _names(_GPT2_MODULES, 1), _gpt2_biases)
+
+STOCK_CLASSES = (
+    StockClass("Qwen3ForCausalLM", _qwen3, *_HF_LLAMA, _llama_biases, "qwen3", _qwen3_options),
+    StockClass("Qwen2ForCausalLM", _qwen2, *_HF_LLAMA, _own_biases, "qwen2", _qwen2_options),
+    StockClass("LlamaForCausalLM", _llama, *_HF_LLAMA, _llama_biases, "llama", _llama_options),
+    StockClass(
+        *("GPT2LMHeadModel", _gpt2, *_HF_GPT2, _gpt2_biases, "gpt2", _gpt2_options), transposes=True
+    ),
+)
+GGUF_ARCHITECTURES = (
+    Form("qwen3", _unscaled(_qwen3), *_GGUF_LLAMA),
+    Form("qwen2", _unscaled(_qwen2), *_GGUF_LLAMA),
+    Form("llama", _unscaled(_llama), *_GGUF_LLAMA, interleaves=True),
+    Form("gpt2", _gguf_gpt2, *_GGUF_GPT2),
+)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
@@ -19,66 +20,51 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Journal:
-    """Records one to a line, each with a `step` above that of the one before."""
+    """A file of records, one per line, in ascending order of their `step`."""
 
     path: Path
     record: type
     """the dataclass that each line is checked by"""
     hint: str
-    """What to do about a damaged file."""
-    longest_line: int
-    """In bytes."""
+    """what to do about a damaged file"""
     largest: int
-    """The whole file, in bytes."""
+    """the whole file, in bytes"""
 
     def records(self) -> list[Record]:
-        """All of them, oldest first. A line cut short by a crash is left out.
+        """Return all records, oldest first. A line cut short by a crash is left out.
 
-        Raises AttnlmError where the file is damaged or can't be read.
+        Raises AttnlmError if the file is damaged or can't be read.
         """
         if not self.path.exists():
             return []
-        try:
-            with files.open_regular(self.path) as file:
-                return self._read(file)
-        except OSError as error:
-            raise AttnlmError(f"can't read {self.path}: {error.strerror}", self.hint) from None
-
-    def _read(self, file: IO[bytes]) -> list[Record]:
-        if os.fstat(file.fileno()).st_size > self.largest:
-            raise self.damaged()
-        records: list[Record] = []
-        while (line := file.readline(self.longest_line)).endswith(b"\n"):
-            record = self._record(line)
-            if records and record["step"] <= records[-1]["step"]:
+        *lines, _ = files.read_bytes(self.path, self.largest).split(b"\n")
+        records = [self._record(line) for line in lines]
+        for earlier, later in itertools.pairwise(records):
+            if later["step"] <= earlier["step"]:
                 raise self.damaged()
-            records.append(record)
-        if len(line) == self.longest_line:
-            raise self.damaged()
         return records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a record; afterwards it is on disk."""
+        """Add a record; afterwards it is on disk."""
         with files.naming(self.path), files.open_regular(self.path, "ab") as file:
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
 
     def has_room(self, record: Mapping[str, Any]) -> bool:
-        """Whether the file can be read back with that record."""
-        size, more = self.size(), len(_line(record))
-        return more < self.longest_line and size + more <= self.largest
+        """Return True if the file can be read back with that record."""
+        return self.size() + len(_line(record)) <= self.largest
 
     def size(self) -> int:
-        """In bytes, 0 where there is no file."""
+        """Return the file's bytes, 0 without a file."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def replace(self, records: list[Record]) -> None:
-        """Puts these in the place of all that were there."""
+        """Replace all records by these."""
         files.write_bytes(self.path, b"".join(map(_line, records)))
 
     def damaged(self) -> AttnlmError:
-        """What is raised where the file is not what was written."""
+        """Return the error for a file that is not what was written."""
         return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
 
     def _record(self, line: bytes) -> Record:

@@ -1,4 +1,4 @@
-"""What a ladder was asked for, as its folder records it."""
+"""The settings of a ladder, as its folder records them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "thr
 
 @dataclass(frozen=True)
 class Plan:
-    """What a ladder was asked for, settled: its record, from which it is resumed."""
+    """The resolved settings of a ladder, from which it is resumed."""
 
     dataset: str
     dataset_path: str
@@ -35,18 +35,18 @@ class Plan:
     prompt: str
     tokens: int
     steps: int | None = None
-    """None until the first run of a ladder with a budget has ended: the others make as many."""
+    """steps of each run; None until the first run of a ladder with a budget has ended"""
     eval_every: int | None = None
     budget: float | None = None
-    """Seconds for all runs, if they were given in place of steps."""
+    """seconds for all runs, if given in place of steps"""
     eval_tokens: int | None = None
-    """Tokens of the validation split that evaluations take; None for all."""
+    """tokens of the validation split per evaluation; None for all"""
     threads: int | None = None
     seeds: int = 1
-    """How many runs each rung has, with the seeds from `seed` on."""
+    """number of runs of each rung, with the seeds from `seed` on"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
-        """Return what is given to the training of a rung with a seed."""
+        """Return the training settings of a rung with a seed."""
         alike = {key: value for key in _ALIKE if (value := getattr(self, key)) is not None}
         return {**alike, "seed": seed, **variant(rung)}
 

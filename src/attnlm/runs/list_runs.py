@@ -1,4 +1,4 @@
-"""What lies in the folder of the runs. Nothing here needs torch."""
+"""List the runs and ladders of a folder. Torch is not needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attnlm.base.workspaces import is_locked
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.open_run import open_run
 
-# A folder with one of these is, or was, a run.
+# A folder with one of these files is, or was, a run.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """A run in a list, or a ladder, or what is left of one. What is not known is None."""
+    """A run or a ladder in a list, damaged ones too. Unknown values are None."""
 
     name: str
     path: Path
@@ -29,45 +29,44 @@ class RunEntry:
     dataset: str | None = None
     parameters: int | None = None
     step: int | None = None
-    """The last that was evaluated."""
+    """the last evaluated step"""
     steps: int | None = None
-    """How many it is to make, or made."""
+    """the number of steps of the whole training run"""
     val_loss: float | None = None
-    """The lowest, in nats per token: on the whole split, where that was measured."""
+    """the lowest, in nats per token; on the whole split if that was measured"""
     evaluated_part: str | None = None
-    """The part of the split that this loss is of; None for all of it."""
+    """the part of the split that the loss is measured on; None for all"""
     bits_per_byte: float | None = None
-    """Of the same evaluation."""
+    """of the same evaluation"""
     seconds: float | None = None
-    """Of training."""
+    """of training"""
     bytes: int = 0
-    """Of all files in its folder; 0 for a link."""
+    """of all files in its folder; 0 for a link"""
     modified: float = 0.0
-    """When it was last trained, in seconds since 1970."""
+    """when it was last trained, in seconds since 1970"""
     parent: str | None = None
-    """The run whose weights it started from."""
+    """the run whose weights it started from"""
     imported_from: str | None = None
     rungs: tuple[str, ...] = ()
-    """Of a ladder: the names of its runs."""
+    """the names of a ladder's runs"""
     link: str | None = None
-    """Where the folder really lies, if `path` is a link."""
+    """the target, if `path` is a link"""
     is_latest: bool = False
-    """Whether commands take it when no run is named."""
+    """whether commands use it when no run is named"""
     is_training: bool = False
-    """Whether a process trains it now."""
+    """whether a process trains it now"""
     problem: str | None = None
-    """Why it can't be read."""
+    """why it can't be read"""
 
 
 def list_runs(
     checkpoint_dir: str | Path = "checkpoints", *, on_event: OnEvent | None = None
 ) -> list[RunEntry]:
-    """The runs and ladders in a folder, the newest first; the damaged ones too, with the reason.
+    """Return the runs and ladders in a folder, newest first; damaged ones too, with the reason.
 
         best = min(attnlm.list_runs(), key=lambda entry: entry.val_loss or 99.0)
 
-    A Note names the folders that are left out since they are neither. Raises AttnlmError where
-    `checkpoint_dir` can't be read.
+    A Note names the folders that are neither. Raises AttnlmError if `checkpoint_dir` can't be read.
     """
     entries, others = newest_first(Path(checkpoint_dir), run_entry)
     if others and on_event is not None:
@@ -76,7 +75,7 @@ def list_runs(
 
 
 def run_entry(path: Path) -> RunEntry | None:
-    """The run or ladder in the folder `path`, or damaged; None where it is neither."""
+    """Return the run or ladder in the folder `path`, perhaps damaged, or None for neither."""
     link = link_target(path)
     if problem := problem_of(path):
         return RunEntry(name=path.name, path=path, link=link, problem=problem)
@@ -111,7 +110,7 @@ def _ladder(found: RunEntry) -> RunEntry:
 
 
 def _run(found: RunEntry) -> RunEntry:
-    # By its whole path: a name alone is looked for elsewhere.
+    # By its absolute path, since a name could be found elsewhere.
     run = open_run(found.path.absolute())
     result = run.result()
     return replace(

@@ -1,7 +1,7 @@
-"""The weights of a run, with its adapters folded in, and its model.
+"""Load the weights of a run, with its adapters folded in, and its model.
 
-The checkpoints of a run that trains adapters hold these alone. The weights that they are for lie in
-its folder: a link to its parent's file, which takes no room and stays when that is replaced.
+The checkpoints of a run that trains adapters hold the adapters only. Its folder has the weights
+that they adapt: a link to its parent's file, which takes no room and stays when that is replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load_model(
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
 ) -> tuple[LanguageModel, Device]:
-    """The model of a run (by default the one trained last), ready to be used, and its device.
+    """Return the model of a run (default: the newest one), ready for use, and its device.
 
     The model is a torch.nn.Module in evaluation mode, on `device.torch`: ids (B, T) of at most
     block_size tokens → logits (B, T, V).
@@ -54,7 +54,8 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Return the weights of a run's model, adapters folded in.
 
-    Of `count` processes that share the rows, those of one. Raises as `load_checkpoint` does.
+    If `count` processes share the rows, return the rows of process `rank`. Raises as
+    `load_checkpoint` does.
     """
     about, lora = (run.config.model, run.vocab_size), run.config.training.adapters
     path, header = checkpoint.path, checkpoint.header
@@ -69,7 +70,7 @@ def load_weights(
 
 
 def base_weights(run: Run) -> dict[str, Tensor]:
-    """Return the weights that a run's adapters are for. Raises as `load_checkpoint` does."""
+    """Return the weights that a run's adapters adapt. Raises as `load_checkpoint` does."""
     hint = "copy the run's folder again, with all of its files"
     if not run.base.exists():
         raise AttnlmError(

@@ -1,4 +1,4 @@
-"""Opens runs and their data sets. Nothing here needs torch, which takes a second to load."""
+"""Open runs and their data sets, without torch, which takes a second to load."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attnlm.runs.run import COPY_THE_RUN, FORMAT, Run, StoredRun, damaged
 def open_run(
     name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
 ) -> Run:
-    """The run of that name in `checkpoint_dir`, or at that path, or the one trained last.
+    """Return the run with a name in `checkpoint_dir` or at a path; default: the newest run.
 
         run = attnlm.open_run("multi-head-001")
         run.config.training.steps, run.metrics()[-1]["val_loss"]
 
-    An opened run is returned unchanged. Raises AttnlmError when there is none, or when
-    its configuration is damaged.
+    An opened run is returned unchanged. Raises AttnlmError if it does not exist or its
+    configuration is damaged.
     """
     if isinstance(name, Run):
         return name
@@ -47,26 +47,17 @@ def open_run(
         config = resolve({}, stored.config)
     except AttnlmError as error:
         raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
-    about = asdict(stored.dataset)
-    trained_on = all(about[key] for key in ("train_tokens", "val_tokens", "val_bytes"))
-    if config.training.length == "?" or not (trained_on or stored.imported_from):
+    about = stored.dataset
+    is_trained = about.train_tokens and about.val_tokens and about.val_bytes
+    if config.training.length == "?" or not (is_trained or stored.imported_from):
         raise damaged(path / "config.json")
-    return Run(
-        path,
-        config,
-        stored.vocab_size,
-        stored.parameters,
-        about,
-        stored.stopped_after,
-        None if stored.parent is None else asdict(stored.parent),
-        stored.imported_from,
-    )
+    return Run(path, **{**asdict(stored), "config": config})
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
-    """The data set that a run is trained on: where it was, or by its name below `data_dir`.
+    """Return the data set that a run is trained on, at its old path or by its name in `data_dir`.
 
-    Raises AttnlmError when it is gone, or is another one by now, and for an imported run.
+    Raises AttnlmError if it is gone or has changed, and for an imported run.
     """
     if run.imported_from:
         raise AttnlmError(

@@ -47,9 +47,9 @@ def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
 
 
 def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
-    """Return the weights that a run starts from: the rows that process `rank` of `count` has.
+    """Return the weights that a run starts from: the rows of process `rank` of `count`.
 
-    Raises AttnlmError as `load_checkpoint` does, and where the parent was trained further since.
+    Raises AttnlmError as `load_checkpoint` does, and if the parent was trained further since.
     """
     parent, start = _start(run)
     weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
@@ -60,8 +60,8 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 def keep_base(run: Run) -> Run:
     """Put the parent's weights into the folder of a run of adapters; return it with their digest.
 
-    As a link to the parent's file where that holds these weights alone, and links can be made.
-    Raises as `parent_rows` does, and OSError.
+    They are a link to the parent's file if that holds these weights only and the file system has
+    links. Raises as `parent_rows` does, and OSError.
     """
     parent, start = _start(run)
     assert run.parent is not None
@@ -97,7 +97,7 @@ def _check_unchanged(path: Path, run: Run) -> None:
 
 
 def _hash(checkpoint: Path) -> str:
-    """The hash of a file; of a sharded run's folder that of its facts.json, which has the rest."""
+    """Return the hash of a file, or of a sharded run's facts.json, which has the other hashes."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
     with explaining_reads(path, "", COPY_THE_RUN):
         return files.file_hash(path)

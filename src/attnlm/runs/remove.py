@@ -1,4 +1,4 @@
-"""Takes runs away: whole or not at all, and nothing that lies elsewhere."""
+"""Remove runs, whole or not at all; files outside of their folder stay."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _WAIT = "wait until that ends, or stop it"
 
 
 def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
-    """What `remove_run` would remove.
+    """Return the run or ladder that `remove_run` would remove.
 
-    Raises AttnlmError where there is no such run or ladder, it lies elsewhere, or it is trained.
+    Raises AttnlmError if it does not exist, is in another folder, or is being trained.
     """
     parent = Path(checkpoint_dir)
     named = run.path if isinstance(run, Run) else run
@@ -43,12 +43,12 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
 
 
 def _directly_in(parent: Path, named: str | Path) -> Path:
-    """The folder, or the link, that is meant. A link itself is not followed."""
+    """Return the path of a folder or link in `parent`. Links are not followed."""
     if is_safe_name(str(named)) and _is_entry(parent / named):
         return parent / named
     path = Path(named)
     if not _is_entry(path):
-        find_folder(named, parent, kind="run")  # says what is there instead
+        find_folder(named, parent, kind="run")  # its error names the runs that exist
         raise UsageError(f"{str(named)!r} can't be a run", "give a name or a path")
     is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
     if path.name in ("", "..") or not is_there:
@@ -70,12 +70,12 @@ def _is_entry(path: Path) -> bool:
 
 
 def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
-    """Removes a run that lies in `checkpoint_dir`, or a ladder's own folder, at once.
+    """Remove a run in `checkpoint_dir`, or a ladder's own folder, in one step.
 
         attnlm.remove_run("transformer-001")
 
-    Where a link stands for the folder, the link is removed, and what it leads to stays. `latest`
-    names the newest run that is left. Raises AttnlmError as `removable` does.
+    If a link stands for the folder, the link is removed and its target stays. `latest` then names
+    the newest run that is left. Raises AttnlmError as `removable` does.
     """
     entry = removable(run, checkpoint_dir)
     parent = entry.path.parent
@@ -84,7 +84,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
             entry.path.unlink()
             _rename_latest(parent, entry.name)
             return
-        # One rename takes it away; what a killed process leaves of it, the next command clears.
+        # One rename removes it. The next command deletes what a killed process left.
         with trained_alone(entry.path, _WAIT), workspace(parent) as work:
             entry.path.rename(work / "removed")
             _rename_latest(parent, entry.name)
@@ -96,7 +96,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
 
 
 def _rename_latest(parent: Path, removed: str) -> None:
-    """Lets `latest` name the newest run that can be opened, or nothing where there is none."""
+    """Let `latest` name the newest run that can be opened; delete it if there is none."""
     with contextlib.suppress(AttnlmError):
         if latest_name(parent) != removed:
             return
@@ -109,7 +109,7 @@ def _rename_latest(parent: Path, removed: str) -> None:
 
 
 def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
-    """What a person should know before it is removed; `others` are all runs beside it."""
+    """Return warnings to show before a run is removed; `others` are all runs beside it."""
     name, warnings = entry.name, []
     if entry.link is not None:
         warnings.append(f"{name} is a link: {link_target(entry.path)} stays")

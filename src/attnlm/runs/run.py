@@ -14,6 +14,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.records import decoded, limited
+from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.config.settings import Config
 from attnlm.runs.json_lines import Journal
@@ -90,7 +91,7 @@ class _Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class _CheckpointFacts:
-    """What a checkpoint says of itself, and every one says."""
+    """The facts that every checkpoint has."""
 
     step: int = limited(at_least=0)
     val_loss: float | None = None
@@ -117,7 +118,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class Result:
-    """What the evaluations of a run found."""
+    """The results of a run's evaluations."""
 
     records: Sequence[Mapping[str, Any]]
     """one per evaluation while it trained, oldest first"""
@@ -157,18 +158,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One of a run's two checkpoints, by what it says of itself."""
+    """One of a run's two checkpoints."""
 
     which: str
     """best or last"""
     path: Path
     step: int
     val_loss: float | None
-    """nats per token; None where no evaluation of this step is recorded"""
+    """nats per token; None if no evaluation of this step is recorded"""
     part: str = ""
-    """the part of the validation split that this was measured on; "" for all"""
+    """the part of the validation split that the loss was measured on; "" for all"""
     header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
-    """what was read of it, so that loading it need not read that again"""
+    """its header, so that loading it need not read that again"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -178,26 +179,26 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: `path` holds all that is needed to sample from it or to resume it."""
+    """A run. The folder `path` has all that sampling and resuming need."""
 
     path: Path
     config: Config
     vocab_size: int
     parameters: int
     dataset: Mapping[str, Any]
-    """Of the data set: name, path, hashes of its files, tokens, and the losses to compare with."""
+    """of the data set: name, path, hashes of its files, tokens, and the losses to compare with"""
     stopped_after: float = 0.0
-    """Seconds of training when it was stopped between evaluations; 0 where it never was."""
+    """seconds of training when it was stopped between evaluations; 0 if it never was"""
     parent: Mapping[str, Any] | None = None
-    """The run whose weights it started from: name, path, checkpoint, its step and its hash."""
+    """the run whose weights it started from: name, path, checkpoint, its step and its hash"""
     imported_from: str = ""
-    """Where its weights were imported from; "" where it was trained here."""
+    """where its weights were imported from; "" if it was trained here"""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None, for the plain line, where a file is missing or damaged."""
+        """Return what a notebook shows; None, for the plain line, if a file is damaged."""
         from attnlm.runs.run_html import run_html
 
         try:
@@ -218,12 +219,12 @@ class Run:
         return self._path_of("last")
 
     def _path_of(self, which: str) -> Path:
-        """A file, or a folder that several processes write."""
+        """Return the path of a file, or of a folder that several processes write."""
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
     def base(self) -> Path:
-        """The weights that the run's adapters are for, where it trains adapters."""
+        """The weights that the run's adapters adapt, if it trains adapters."""
         return self.path / "base.safetensors"
 
     @property
@@ -248,9 +249,9 @@ class Run:
         return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
 
     def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
-        """Its `best` or `last` checkpoint; `auto`: best, or last while only step 0 was evaluated.
+        """Return the `best` or `last` checkpoint; `auto`: last if only step 0 was evaluated.
 
-        Raises UsageError for any other word, AttnlmError where the file is missing or damaged.
+        Raises UsageError for any other word, AttnlmError if the file is missing or damaged.
         """
         if isinstance(which, Checkpoint):
             return which
@@ -267,7 +268,7 @@ class Run:
         return best
 
     def _checkpoint(self, which: str) -> tuple[Checkpoint, int | None]:
-        """A checkpoint, and the step of the newest evaluation when it was saved, if recorded."""
+        """Return a checkpoint, and the step of the newest evaluation before it, if recorded."""
         from attnlm.runs.checkpoint import load_header  # loads torch
 
         path = self.best if which == "best" else self.last
@@ -283,18 +284,17 @@ class Run:
         return found, facts.evaluated_step
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
-        """Its model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
+        """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
 
             ids = torch.tensor([run.tokenizer.encode("Once ")])
             logits = run.model()(ids)
 
-        It is on the CPU unless another `device` is asked for: auto, cuda or mps. Raises AttnlmError
-        as `load_model` does.
+        `device` is cpu (default), auto, cuda or mps. Raises AttnlmError as `load_model` does.
         """
         return attnlm.load_model(self, checkpoint=checkpoint, device=device)[0]
 
     def attention(self, text: str, *, checkpoint: str = "auto") -> attnlm.Attention:
-        """What each head attends to in `text`: arrays, with the tokens as labels.
+        """Return what each head attends to in `text`: arrays, with the tokens as labels.
 
             attention = run.attention("Once upon")
             weights_TT = attention.weights[0, 0]  # of the first layer's first head
@@ -314,19 +314,19 @@ class Run:
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per evaluation, oldest first. A line cut short by a crash is left out.
+        """Return one record per evaluation, oldest first. A line cut short by a crash is left out.
 
             losses = [(record["step"], record["val_loss"]) for record in run.metrics()]
 
-        `pandas.DataFrame(run.metrics())` is a table of them. Raises AttnlmError where the file is
+        `pandas.DataFrame(run.metrics())` is a table of them. Raises AttnlmError if the file is
         damaged.
         """
         return self._metrics.records()
 
     def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
-        """The records up to an evaluation, −1 for none.
+        """Return the records up to the evaluation of a step; −1 for none.
 
-        Raises AttnlmError where that of this evaluation is missing.
+        Raises AttnlmError if the record of this step is missing.
         """
         kept = [record for record in self.metrics() if record["step"] <= evaluated_step]
         if (kept[-1]["step"] if kept else -1) != evaluated_step:
@@ -334,9 +334,9 @@ class Run:
         return kept
 
     def ticker(self) -> list[Snapshot]:
-        """The snapshots of the model at its evaluations, oldest first; none in an older run.
+        """Return the snapshots of the model at its evaluations, oldest first; older runs have none.
 
-        Raises AttnlmError where the file is damaged. A line that is missing is not missed.
+        Raises AttnlmError if the file is damaged. Missing lines are not noticed.
         """
         try:
             return [snapshot_of(record, self.config.model) for record in self._ticker.records()]
@@ -344,14 +344,14 @@ class Run:
             raise self._ticker.damaged() from None
 
     def ticker_passage(self) -> list[str]:
-        """The tokens that the ticker's maps are of; none in an older run."""
+        """Return the tokens that the ticker's maps show; older runs have none."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
     def whole(self) -> dict[str, dict[str, Any]]:
-        """The `best` and the `last` checkpoint measured on the whole validation split in the end.
+        """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
-        Each is like a record of the metrics; empty where evaluations took all of the split anyway,
-        or where this would have cost too much. Raises AttnlmError where the file is damaged.
+        Each is like a record of the metrics. Empty if evaluations covered the whole split anyway,
+        or if that would have taken too long. Raises AttnlmError if the file is damaged.
         """
         path = self.path / _WHOLE
         if not path.exists():
@@ -359,15 +359,15 @@ class Run:
         return asdict(decoded(_Whole, files.read_json(path), path, COPY_THE_RUN))
 
     def result(self) -> Result | None:
-        """What its evaluations found; None without any.
+        """Return the results of its evaluations, or None without any.
 
-        Raises AttnlmError where a file is damaged.
+        Raises AttnlmError if a file is damaged.
         """
         records = self.metrics()
         return Result(records, self.whole(), self.evaluated_part) if records else None
 
     def references(self) -> dict[str, float]:
-        """Losses to compare the run's with, in nats per token, by their labels, where known."""
+        """Return known losses to compare with the run's, in nats per token, by their labels."""
         known = {
             "guessing, ln V": math.log(self.vocab_size),
             "counted bigram": self.dataset["bigram_loss"],
@@ -376,15 +376,15 @@ class Run:
         return {label: loss for label, loss in known.items() if loss is not None}
 
     def save_whole(self, measured: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes what `whole` reads."""
+        """Write the file that `whole` reads."""
         files.write_json(self.path / _WHOLE, dict(measured))
 
     def append_evaluation(
         self, record: Mapping[str, Any], snapshot: Snapshot, passage: list[str]
     ) -> None:
-        """Adds a record to the metrics, and a snapshot to the ticker while that has room.
+        """Add a record to the metrics, and a snapshot to the ticker while that has room.
 
-        The ticker's first line holds the passage that its maps are of.
+        The ticker's first line holds the passage that its maps show.
         """
         self._metrics.append(record)
         about = {} if self._ticker.size() else {"passage": passage}
@@ -393,7 +393,7 @@ class Run:
             self._ticker.append(line)
 
     def keep_until(self, evaluated_step: int) -> None:
-        """Drops what was recorded after an evaluation. Raises AttnlmError as reading does."""
+        """Drop the records after an evaluation. Raises AttnlmError as reading does."""
         metrics = self.metrics_until(evaluated_step)
         self.ticker()  # which is checked
         steps = {record["step"] for record in metrics}
@@ -404,8 +404,7 @@ class Run:
 
     @property
     def _metrics(self) -> Journal:
-        path = self.path / "metrics.jsonl"
-        return Journal(path, _Evaluation, COPY_THE_RUN, longest_line=2**12, largest=2**28)
+        return Journal(self.path / "metrics.jsonl", _Evaluation, COPY_THE_RUN, largest=2**28)
 
     @property
     def _ticker(self) -> Journal:
@@ -413,9 +412,9 @@ class Run:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else trains this run meanwhile; what a killed process left in it is removed.
+        """Hold the run's training lock, and remove the leftovers of killed processes.
 
-        Raises AttnlmError when somebody does.
+        Raises AttnlmError if another process trains it.
         """
         with trained_alone(self.path, "wait until that ends, or stop it; or train another run"):
             files.remove_leftovers(self.path)
@@ -424,19 +423,11 @@ class Run:
             yield
 
     def save_config(self) -> None:
-        """Writes config.json."""
-        content = {
-            "format": FORMAT,
-            "attnlm": attnlm.__version__,
-            "config": self.config.settings(),
-            "vocab_size": self.vocab_size,
-            "parameters": self.parameters,
-            "dataset": dict(self.dataset),
-            "stopped_after": self.stopped_after,
-            "parent": None if self.parent is None else dict(self.parent),
-            "imported_from": self.imported_from,
-        }
-        files.write_json(self.path / "config.json", content)
+        """Write config.json."""
+        stored = {name: getattr(self, name) for name in fields_of(StoredRun)}
+        content = {**stored, "config": self.config.settings()}
+        about = {"format": FORMAT, "attnlm": attnlm.__version__}
+        files.write_json(self.path / "config.json", {**about, **content})
 
 
 def damaged(path: Path) -> AttnlmError:

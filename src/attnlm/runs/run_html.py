@@ -1,4 +1,4 @@
-"""A run as a notebook shows it: facts, its curve and links, in plain HTML."""
+"""Show a run in a notebook: facts, its curve and links, in plain HTML."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LINKED = ("report.html", "curve.png", "config.json", "metrics.jsonl")
 
 
 def run_html(run: Run) -> str:
-    """The run's table, its picture if there is one, and links to its files.
+    """Return the run's table, its picture if it has one, and links to its files.
 
-    Raises AttnlmError where its metrics are damaged, OSError where a file can't be read.
+    Raises AttnlmError if its metrics are damaged, OSError if a file can't be read.
     """
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(label)}</th>'
@@ -28,9 +28,9 @@ def run_html(run: Run) -> str:
 
 
 def run_facts(run: Run) -> dict[str, str]:
-    """Return what a run is, what it was trained on and how well it predicts, without times.
+    """Return facts about a run's model, data and losses, without times.
 
-    Raises AttnlmError where its metrics are damaged.
+    Raises AttnlmError if its metrics are damaged.
     """
     training, about = run.config.training, run.dataset
     facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
@@ -67,7 +67,7 @@ def _picture(path: Path) -> str:
 
 
 def _links(folder: Path) -> str:
-    """To the folder and to what is in it: from the notebook's own folder, where it is below that,
+    """Return links to the folder and its files, relative to the notebook's folder if possible,
     since a page can't open other files of its machine."""
     there = folder.absolute()
     if there.is_relative_to(Path.cwd()):

@@ -34,7 +34,7 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of its tensors, before any of them is read."""
+    """The header of a safetensors file: its tensors, none of them read, and metadata."""
 
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
@@ -45,7 +45,7 @@ class Header(NamedTuple):
 def read_header(file: IO[bytes], largest: int = LARGEST_HEADER) -> Header:
     """Return the header of an open file.
 
-    Raises ValueError or RecursionError where it is no safetensors file, or has a larger header.
+    Raises ValueError or RecursionError if it is not a safetensors file or has a larger header.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -77,7 +77,7 @@ class TensorFile(NamedTuple):
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Return a tensor, or some of its rows, in new memory.
 
-        Raises OSError, and ValueError where the file became shorter.
+        Raises OSError, and ValueError if the file became shorter.
         """
         stored = self.header.tensors[name]
         shape, begin = stored.shape, stored.begin
@@ -94,7 +94,7 @@ class TensorFile(NamedTuple):
 
 @contextlib.contextmanager
 def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
-    """Turn what goes wrong while a file is read into AttnlmError; `damaged` says what it is not."""
+    """Turn errors of reading a file into AttnlmError; `damaged` follows "is damaged"."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Checkpoints in a folder, of which each process writes its part, beside the training.
+"""Checkpoints in a folder, which all processes write while the training continues.
 
-The files are safetensors, as PyTorch's distributed checkpoints (DCP) lay them out: `shard-K` holds
-rows of every tensor, and where they begin. facts.json has what belongs to them, and their hashes.
+The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP): `shard-K` holds
+rows of every tensor, and where they begin. facts.json has the checkpoint's facts and the files'
+hashes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 import warnings
@@ -17,14 +17,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.workspaces import exchange, workspace
 from attnlm.compute.processes import Processes, noticing_lost, rows_of
-from attnlm.runs.safetensors_file import LARGEST_HEADER, Shape, TensorFile, read_header
+from attnlm.runs.safetensors_file import Shape, TensorFile, read_header
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,7 +36,7 @@ _LARGEST_FACTS = 2**24  # bytes
 
 
 class ShardedCheckpoints:
-    """Writes checkpoints while the training goes on. All processes have to call it alike."""
+    """Write checkpoints while the training continues. All processes make the same calls."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -51,11 +52,11 @@ class ShardedCheckpoints:
         *,
         after: Path | None = None,
     ) -> None:
-        """Begins to write the tensors, which nobody changes any more; weights are `model.…`.
+        """Begin to write the tensors, which must not change any more; weights are `model.…`.
 
-        A checkpoint of that path that is under way is waited for first. The new one takes its place
-        when the one of the path `after`, if it is under way, has taken its own. Raises OSError
-        where the older one could not be written, and LostProcessError.
+        An unfinished checkpoint of the same path is finished first. The new checkpoint takes its
+        place after an unfinished checkpoint of the path `after`. Raises OSError if the older one
+        could not be written, and LostProcessError.
         """
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -95,7 +96,7 @@ class ShardedCheckpoints:
         under_way.add_done_callback(done)
 
     def finish(self) -> None:
-        """Waits until all is written. Raises as `save` does."""
+        """Wait until all checkpoints are written. Raises as `save` does."""
         for path in list(self._under_way):
             self._wait(path)
 
@@ -120,8 +121,8 @@ def _writer(
     facts: Mapping[str, Any],
     earlier: Future[Any] | None,
 ) -> StorageWriter:
-    """Writes to `new`, which it puts in the place of `path` when all have written, and what is
-    `earlier` is in its own place."""
+    """Return a writer to `new`, which replaces `path` when all processes have written and
+    `earlier` is done."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.futures import Future as Written
 
@@ -161,13 +162,13 @@ def _writer(
 
 
 def whole_shape(name: str, weights: Mapping[str, Shape]) -> Shape | None:
-    """The shape that a checkpoint's tensor must have: one of the weights, or what an optimizer
-    remembers of it, `optimizer.<parameter>/<what>`. None where it is neither."""
+    """Return the shape that a tensor must have: a weight, or the optimizer's state of one,
+    `optimizer.<parameter>/<what>`. None if it is neither."""
     return weights.get(f"model.{parameter_of(name)}")
 
 
 def parameter_of(name: str) -> str:
-    """The parameter that a checkpoint's tensor is, or is remembered of."""
+    """Return the name of a tensor's parameter; `optimizer.…` is state of one."""
     if name.startswith("optimizer."):
         return name.removeprefix("optimizer.").rpartition("/")[0]
     return name.removeprefix("model.")
@@ -176,11 +177,11 @@ def parameter_of(name: str) -> str:
 def read_folder(
     path: Path, weights: Mapping[str, Shape], rank: int, count: int, numbers: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The facts, and the rows of all tensors that process `rank` of `count` has: all for 0 of 1.
+    """Return the facts, and process `rank`'s rows of all tensors, of `count` processes.
 
-    None where they are not of a model of these weights. Each of the processes checks the hashes of
-    some of the files. Without `numbers` they have no rows, and no hash is checked. Raises
-    ValueError where a file is damaged, OSError, and AttnlmError for facts that can't be read.
+    None if the tensors are not of a model of these weights. Each process checks the hashes of some
+    of the files. Without `numbers` no rows are read and no hash is checked. Raises ValueError for a
+    damaged file, OSError, and AttnlmError for facts that can't be read.
     """
     content = files.read_json(path / FACTS, _LARGEST_FACTS)
     facts, hashes = content.get("facts"), content.get("files")
@@ -188,84 +189,59 @@ def read_folder(
         raise ValueError("no facts")
     if not all(map(_NAME.fullmatch, hashes)):
         raise ValueError("not a name of ours")
-    if sum(_checked_size(path / name) for name in hashes) < 4 * sum(
-        map(math.prod, weights.values())
-    ):
-        raise ValueError("too small for such a model")
-    parts = _Parts(weights, rank, count, numbers)
-    for i, (name, digest) in enumerate(hashes.items()):
-        if numbers and i % count == rank and files.file_hash(path / name) != digest:
-            raise ValueError("wrong hash")
-        if not parts.take(path / name):
-            return None
-    parts.check_complete()
-    return (facts, parts.tensors) if weights.keys() <= parts.tensors.keys() else None
-
-
-def _checked_size(path: Path) -> int:
-    """Bytes of a file, the header of which is no larger than a checkpoint's."""
-    with files.open_regular(path) as file:
-        header, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-    if header > min(size, LARGEST_HEADER):
-        raise ValueError("too large a header")
-    return size
-
-
-def _place(places: Any, name: str) -> list[int]:
-    """Where rows of a tensor begin, in each direction."""
-    try:
-        place = list(places[name]["saved_offsets"])
-    except (KeyError, TypeError):
-        raise ValueError("no place") from None
-    if not place or not all(type(offset) is int for offset in place):
-        raise ValueError("no place")
-    return place
-
-
-class _Parts:
-    """Rows of tensors, gathered from files."""
-
-    def __init__(self, weights: Mapping[str, Shape], rank: int, count: int, numbers: bool) -> None:
-        self._weights, self._rank, self._count = weights, rank, count
-        self._numbers = numbers
-        self._found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.tensors: dict[str, Tensor] = {}
-
-    def take(self, path: Path) -> bool:
-        """The rows of a file that are wanted; False where it is another model's."""
-        with files.open_regular(path) as opened:
+    parts: dict[str, list[_Part]] = defaultdict(list)
+    with contextlib.ExitStack() as opening:
+        for i, (name, digest) in enumerate(hashes.items()):
+            if numbers and i % count == rank and files.file_hash(path / name) != digest:
+                raise ValueError("wrong hash")
+            opened = opening.enter_context(files.open_regular(path / name))
             file = TensorFile(opened, read_header(opened))
             places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))
-            for name, part in file.header.tensors.items():
-                whole = whole_shape(name, self._weights)
-                rows, *rest = part.shape
-                first, *others = _place(places, name)
-                if whole is None or part.dtype != "F32" or tuple(rest) != whole[1:]:
-                    return False
-                if any(others) or not 0 <= first <= first + rows <= whole[0]:
-                    raise ValueError("not rows of this tensor")
-                self._found[name].append((first, first + rows))
-                self._copy(name, whole, file, first, rows)
-        return True
+            for tensor, stored in file.header.tensors.items():
+                whole = whole_shape(tensor, weights)
+                rows, *rest = stored.shape
+                if whole is None or stored.dtype != "F32" or tuple(rest) != whole[1:]:
+                    return None
+                first = _first_row(places, tensor)
+                parts[tensor].append(_Part(first, first + rows, file))
+        if not weights.keys() <= parts.keys():
+            return None
+        tensors = {}
+        for tensor, found in parts.items():
+            whole = whole_shape(tensor, weights)
+            assert whole is not None
+            ours = rows_of(whole[0], rank, count) if numbers else slice(0, 0)
+            tensors[tensor] = _joined(tensor, whole, sorted(found, key=lambda p: p[:2]), ours)
+    return facts, tensors
 
-    def _copy(self, name: str, whole: Shape, file: TensorFile, first: int, rows: int) -> None:
-        ours = rows_of(whole[0], self._rank, self._count) if self._numbers else slice(0, 0)
-        if name not in self.tensors:
-            import torch
 
-            self.tensors[name] = torch.empty(ours.stop - ours.start, *whole[1:])
-        begin, end = max(first, ours.start), min(first + rows, ours.stop)
+class _Part(NamedTuple):
+    """Consecutive rows of a tensor, in a file."""
+
+    first: int
+    end: int
+    file: TensorFile
+
+
+def _first_row(places: Any, name: str) -> int:
+    """Return where the rows of a tensor begin; all begin at its first column."""
+    try:
+        first, *others = places[name]["saved_offsets"]
+    except (KeyError, TypeError):
+        raise ValueError("no place") from None
+    if type(first) is not int or any(others):
+        raise ValueError("no place")
+    return first
+
+
+def _joined(name: str, whole: Shape, parts: list[_Part], ours: slice) -> Tensor:
+    """Return some rows of a tensor. Raises ValueError if any of its rows is missing or doubled."""
+    if [part.first for part in parts] + [whole[0]] != [0] + [part.end for part in parts]:
+        raise ValueError(f"rows of {name} are missing")
+    tensor = torch.empty(ours.stop - ours.start, *whole[1:])
+    for first, end, file in parts:
+        begin, end = max(first, ours.start), min(end, ours.stop)
         if begin < end:
             values = file.read(name, slice(begin - first, end - first))
-            self.tensors[name][begin - ours.start : end - ours.start] = values
-
-    def check_complete(self) -> None:
-        """Raises ValueError where rows of a tensor are missing, or there twice."""
-        for name, found in self._found.items():
-            whole, end = whole_shape(name, self._weights), 0
-            for first, last in sorted(found):
-                if first != end:
-                    raise ValueError(f"rows of {name} are missing")
-                end = last
-            if whole is None or end != whole[0]:
-                raise ValueError(f"rows of {name} are missing")
+            tensor[begin - ours.start : end - ours.start] = values
+    return tensor

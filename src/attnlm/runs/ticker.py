@@ -1,4 +1,4 @@
-"""The lines of ticker.jsonl: snapshots of a run's model, one for each evaluation.
+"""The lines of ticker.jsonl: a snapshot of the model at each evaluation.
 
 Axes: L layers, H heads, T tokens of a short passage.
 """
@@ -18,7 +18,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.runs.json_lines import Journal, Record
 
 PASSAGE = 24
-"""The most tokens that the maps are of."""
+"""the most tokens of the passage that the maps show"""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class _Line:
 def ticker_journal(folder: Path) -> Journal:
     """Return the ticker of the run in `folder`."""
     hint = "remove it: the run does not need it, and writes a new one"
-    return Journal(folder / "ticker.jsonl", _Line, hint, longest_line=2**22, largest=2**25)
+    return Journal(folder / "ticker.jsonl", _Line, hint, largest=2**25)
 
 
 def snapshot_record(snapshot: Snapshot) -> Record:
-    """A snapshot as JSON values."""
+    """Return a snapshot as JSON values."""
     maps = None if snapshot.maps is None else _packed(snapshot.maps)
     return {"step": snapshot.step, "text": snapshot.text, "maps": maps}
 
 
 def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
-    """The inverse. Raises ValueError where that is no snapshot of such a model."""
+    """Return the snapshot of a record. Raises ValueError if it is of another model."""
     maps = record["maps"]
     if (maps is None) != (architecture.maps_per_layer == 0):
         raise ValueError("maps where there are no heads, or none where there are")

@@ -1,7 +1,8 @@
-"""Adapters in the format of `peft`: adapter_config.json and adapter_model.safetensors.
+"""Adapters in the format of `peft`, written and read: adapter_config.json and
+adapter_model.safetensors.
 
-Their modules are those of the stock class that the model is exported as. Where one holds several of
-our maps, as GPT-2's c_attn holds query, key and value, the ranks of its parts are added up.
+Their modules are those of the stock class that the model is exported as. If one holds several of
+our maps, as GPT-2's c_attn holds query, key and value, it has the sum of their ranks.
 """
 
 from __future__ import annotations
@@ -9,88 +10,106 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import Settings, quoted
+from attnlm.config.settings import resolve
 from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import LoRA, map_name, map_shapes
-from attnlm.runs.hugging_face.stock_classes import StockClass, fitting_class
-from attnlm.runs.run import Run
-from attnlm.runs.safetensors_file import write_tensors
+from attnlm.runs.checkpoint import save_weights_in_turn
+from attnlm.runs.create_run import put_new
+from attnlm.runs.forms import StockClass, fitting_class, stock_class_for
+from attnlm.runs.hugging_face.read_config import read_object
+from attnlm.runs.hugging_face.read_weights import check_type, open_tensors, read_tensor
+from attnlm.runs.open_run import open_run
+from attnlm.runs.parent import keep_base, parent_record
+from attnlm.runs.run import DatasetFacts, Run
+from attnlm.runs.safetensors_file import TensorFile, write_tensors
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-_LAYER = re.compile(r".*\.\d+\.(.+)")
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
+_COPY = "copy the folder again from where it came"
+_MOST_RANK, _LARGEST_NUMBER = 2**12, 1e9
+# Keys about the training, or about how an adapter is loaded.
+_NO_EFFECT = frozenset(
+    (
+        *("task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
+        *("target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core"),
+        *("loftq_config", "eva_config", "corda_config", "runtime_config", "qalora_group_size"),
+        *("layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying"),
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),  # used below
+    )
+)
+_REQUIRED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    # Others have changed the weights that the adapter is for.
+    "init_lora_weights": (True, False, "gaussian", None),
+}
 
 
-class Module(NamedTuple):
-    """A linear map of a stock class, and the maps of ours that it holds, by outputs."""
+class _Module(NamedTuple):
+    """A linear map of a stock class, and the paths of our maps that it holds, by outputs."""
 
     name: str
     maps: tuple[str, ...]
 
     @property
-    def kind(self) -> str:
-        """Its name in every layer: `self_attn.q_proj`."""
-        found = _LAYER.fullmatch(self.name)
-        assert found is not None
-        return found[1]
+    def tensors(self) -> tuple[str, str]:
+        """The names of A and B in a file."""
+        down, up = (f"{_PREFIX}{self.name}.lora_{x}.weight" for x in "AB")
+        return down, up
 
 
-def modules(stock: StockClass, a: Architecture) -> Iterator[Module]:
-    """The maps of all blocks of a stock class."""
+def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
+    """Yield the linear maps of all blocks."""
     for stored in stock.stored(a):
         if stored.parts[0].startswith("blocks.") and stored.parts[0].endswith(".weight"):
             maps = tuple(part.removesuffix(".weight") for part in stored.parts)
-            yield Module(stored.name.removesuffix(".weight"), maps)
+            yield _Module(stored.name.removesuffix(".weight"), maps)
+
+
+# --- Written --------------------------------------------------------------------------------------
 
 
 def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
-    """Writes a run's adapters, by the names of their parameters, into run.adapter.
+    """Write a run's adapters, by the names of their parameters, into run.adapter.
 
-    Nothing is written of a run without them, and for a model without a stock class. Raises OSError.
+    Nothing is written for a run without adapters or a model without a stock class. Raises OSError.
     """
     a, lora = run.config.model, run.config.training.adapters
     stock = fitting_class(a)
     if lora is None or stock is None:
         return
+    shapes = map_shapes(a)
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
-    for module in modules(stock, a):
-        on = [path for path in module.maps if map_name(path) in lora.on]
-        if on:
-            down, up = (f"{PREFIX}{module.name}.lora_{x}.weight" for x in "AB")
-            tensors[down] = torch.cat([adapters[f"{path}.lora_down"].cpu() for path in on])
-            tensors[up] = _stacked_ups(module, adapters, a, lora)
-            ranks[module.kind] = len(on) * lora.rank
-    if run.adapter.is_symlink():
-        run.adapter.unlink()  # nothing is written through a link
-    run.adapter.mkdir(exist_ok=True)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    config = json.dumps(_config(run, lora, stock, ranks), indent=2) + "\n"
-    files.write_bytes(run.adapter / CONFIG, config.encode())
-    write_tensors(run.adapter / TENSORS, shapes, tensors.__getitem__)
-
-
-def _stacked_ups(
-    module: Module, adapters: Mapping[str, Tensor], a: Architecture, lora: LoRA
-) -> Tensor:
-    """Each B in the rows of its map, and in columns of its own."""
-    shapes, blocks = map_shapes(a), []
-    for path in module.maps:
-        is_on = map_name(path) in lora.on
-        outputs = shapes[map_name(path)][0]
-        blocks.append(adapters[f"{path}.lora_up"].cpu() if is_on else torch.zeros(outputs, 0))
-    stacked: Tensor = torch.block_diag(*blocks)
-    return stacked
-
-
-def _config(run: Run, lora: LoRA, stock: StockClass, ranks: Mapping[str, int]) -> dict[str, Any]:
+    for module in _modules(stock, a):
+        adapted = [path for path in module.maps if map_name(path) in lora.on]
+        if adapted:
+            down, up = module.tensors
+            tensors[down] = torch.cat([adapters[f"{path}.lora_down"].cpu() for path in adapted])
+            # Each B has the rows of its map, and columns of its own.
+            tensors[up] = torch.block_diag(
+                *(
+                    adapters[f"{path}.lora_up"].cpu()
+                    if path in adapted
+                    else torch.zeros(shapes[map_name(path)][0], 0)
+                    for path in module.maps
+                )
+            )
+            kind = re.sub(r".*\.\d+\.", "", module.name)  # in every block: self_attn.q_proj
+            ranks[kind] = len(adapted) * lora.rank
     others = {kind: rank for kind, rank in ranks.items() if rank != lora.rank}
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": run.parent["name"] if run.parent is not None else None,
@@ -102,5 +121,158 @@ def _config(run: Run, lora: LoRA, stock: StockClass, ranks: Mapping[str, int]) -
         "alpha_pattern": {kind: lora.scale * rank for kind, rank in others.items()},
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": stock.model_type == "gpt2",
+        "fan_in_fan_out": stock.transposes,
     }
+    if run.adapter.is_symlink():
+        run.adapter.unlink()  # nothing is written through a link
+    run.adapter.mkdir(exist_ok=True)
+    files.write_bytes(run.adapter / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    write_tensors(run.adapter / _TENSORS, sizes, tensors.__getitem__)
+
+
+# --- Read -----------------------------------------------------------------------------------------
+
+
+def is_adapter(source: Path) -> bool:
+    """Return True for a folder with an adapter of peft."""
+    return (source / _CONFIG).is_file()
+
+
+def import_adapter(
+    folder: Path, base: str | Path | Run, *, name: str | None, checkpoint_dir: Path
+) -> Run:
+    """Make a run of an adapter for the weights of the run `base`.
+
+    Raises as `import_run` does, and UsageError if no stock class can express the model.
+    """
+    parent = open_run(base, checkpoint_dir=checkpoint_dir)
+    a = parent.config.model
+    lora, tensors = _read_adapter(folder, a, stock_class_for(a, parent.name))
+    given: Settings = {"lora": lora.rank, "lora_alpha": lora.alpha, "lora_on": ",".join(lora.on)}
+    try:
+        config = resolve({**a.settings(), "steps": 1, **given})
+    except UsageError as error:
+        raise AttnlmError(f"{folder}: {error.message}", error.hint) from None
+    run = Run(
+        Path(),
+        config,
+        parent.vocab_size,
+        parent.parameters,
+        asdict(DatasetFacts(name=folder.absolute().name)),
+        parent=parent_record(parent, "auto"),
+        imported_from=str(folder.absolute()),
+    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def fill(run: Run) -> Run:
+        run = keep_base(run)
+        save_weights_in_turn(run.best, shapes, tensors.__getitem__, {"step": 0})
+        write_adapter(run, tensors)
+        return run
+
+    return put_new(run, parent.tokenizer, name, checkpoint_dir, fill)
+
+
+def _read_adapter(
+    folder: Path, a: Architecture, stock: StockClass
+) -> tuple[LoRA, dict[str, Tensor]]:
+    """Return the adapters in a folder of `peft` by the names of our parameters.
+
+    Lower ranks of some modules are filled up with zeros, and B is scaled where alpha / rank
+    differs. Raises AttnlmError for files that are missing or damaged, and for what our adapters
+    can't express.
+    """
+    path = folder / _CONFIG
+    config = read_object(path)
+    _check_options(config, path)
+    modules = list(_modules(stock, a))
+    with open_tensors(folder / _TENSORS) as file:
+        found = [(m, pair) for m in modules if (pair := _pair(file, m, a)) is not None]
+        read = {name for module, _ in found for name in module.tensors}
+        for name in sorted(file.header.tensors.keys() - read):
+            raise AttnlmError(f"the tensor {quoted(name)} is none of {stock.name}'s maps", _HINT)
+    if not found:
+        raise AttnlmError(f"{folder / _TENSORS} has no adapters of {stock.name}", _COPY)
+    scales = {module: _scale(config, module, len(down), path) for module, (down, _) in found}
+    on = {map_name(ours) for module, _ in found for ours in module.maps}
+    shapes = map_shapes(a)
+    rank, scale = max(len(down) for _, (down, _) in found), scales[found[0][0]]
+    lora = LoRA(rank, scale * rank, tuple(name for name in shapes if name in on))
+    tensors: dict[str, Tensor] = {}
+    for module in modules:
+        for ours in module.maps:
+            if map_name(ours) in lora.on:
+                outputs, inputs = shapes[map_name(ours)]
+                tensors[f"{ours}.lora_down"] = torch.zeros(rank, inputs)
+                tensors[f"{ours}.lora_up"] = torch.zeros(outputs, rank)
+    for module, (down, up) in found:
+        outputs_of = [shapes[map_name(ours)][0] for ours in module.maps]
+        for ours, rows in zip(module.maps, up.split(outputs_of), strict=True):
+            tensors[f"{ours}.lora_down"][: len(down)] = down
+            tensors[f"{ours}.lora_up"][:, : len(down)] = rows * (scales[module] / scale)
+    return lora, tensors
+
+
+def _check_options(config: Mapping[str, Any], path: Path) -> None:
+    for key, value in config.items():
+        is_off = value is None or value is False or value in ([], {}, 0)
+        if key in _REQUIRED:
+            refused = value not in _REQUIRED[key]
+        else:
+            refused = key not in _NO_EFFECT and not is_off
+        if refused:
+            raise AttnlmError(
+                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
+            )
+
+
+def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor] | None:
+    """Return A (rank, inputs) and B (outputs, rank) of a module, or None if it has no adapter."""
+    there = [name for name in module.tensors if name in file.header.tensors]
+    if not there:
+        return None
+    if len(there) < 2:
+        raise AttnlmError(f"of {module.name} only {there[0]} is there", _COPY)
+    for name in there:
+        check_type(name, file.header.tensors[name].dtype, _HINT)
+    down, up = (read_tensor(file, name).to(torch.float32) for name in there)
+    shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
+    rank = len(down) if down.ndim else 0
+    outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
+    if not 0 < rank <= _MOST_RANK or (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):
+        raise AttnlmError(
+            f"the adapters of {module.name} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
+            f"and the map is ({outputs}, {inputs})",
+            "give the run that the adapter was trained for as `base`",
+        )
+    if not (down.isfinite().all() and up.isfinite().all()):
+        raise AttnlmError(f"the adapters of {module.name} have NaN or infinite numbers", _COPY)
+    return down, up
+
+
+def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) -> float:
+    """Return the factor of a module's B A."""
+    alpha = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8), path)
+    stated = _of_module(config, "rank_pattern", module, config.get("r", 8), path)
+    if stated != rank or not alpha > 0:
+        raise AttnlmError(f"{path} does not fit the adapters of {module.name}", _COPY)
+    return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
+
+
+def _of_module(
+    config: Mapping[str, Any], key: str, module: _Module, default: Any, path: Path
+) -> float:
+    """Return a module's value as peft does: the keys are patterns for the end of its name."""
+    patterns = config.get(key) or {}
+    value = default
+    if isinstance(patterns, dict):
+        for end, given in patterns.items():
+            if not re.fullmatch(r"[\w.]+", end):
+                raise AttnlmError(f"{path} has {quoted(key)} {quoted(end)}, no plain name", _HINT)
+            if f".{module.name}".endswith(f".{end}"):
+                value = given
+                break
+    if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
+        raise AttnlmError(f"{path} has {quoted(key)} {quoted(value)}, which is no number", _COPY)
+    return float(value)

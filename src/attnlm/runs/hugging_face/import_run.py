@@ -1,9 +1,9 @@
-"""A Hugging Face folder as a run."""
+"""Make a run of a Hugging Face folder."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from attnlm.base import files
@@ -15,8 +15,8 @@ from attnlm.compute.device import machine_memory
 from attnlm.model.inspection import parameter_shapes
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
+from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.hub import check_source, downloaded
-from attnlm.runs.hugging_face.import_adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
 from attnlm.runs.hugging_face.read_weights import Weights
 from attnlm.runs.run import DatasetFacts, Run
@@ -37,7 +37,7 @@ def import_run(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Run:
-    """Makes a run of a Hugging Face folder, of one of its safetensors files, or of a model's name.
+    """Make a run of a Hugging Face folder, of one of its safetensors files, or of a model's name.
 
     A folder of `peft` has an adapter: it becomes a run of adapters for the weights of the run
     `base`.
@@ -45,58 +45,56 @@ def import_run(
         run = attnlm.import_run("exported", name="imported")
 
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
-    merges.txt. Its model is of the GPT-2, Llama or Qwen3 family. A name, as in Qwen/Qwen3-0.6B, is
-    looked for on the Hugging Face Hub where no folder is called so; `revision` is a branch, tag or
-    commit of it. The run sees `block_size` tokens at a time, by default as many as the model. One
-    tensor at a time is in memory.
+    merges.txt. Its model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. A name, as in
+    Qwen/Qwen3-0.6B, is looked for on the Hugging Face Hub where no folder is called so; `revision`
+    is a branch, tag or commit of it. The run sees `block_size` tokens at a time, by default as many
+    as the model. One tensor at a time is in memory.
 
     Raises AttnlmError where anything in it is missing, damaged, or can't be expressed exactly, and
     for weights that this machine's memory can't hold; UsageError for invalid arguments.
     """
     if name is not None:
         check_name(name)
-    if is_adapter(Path(source)) or base is not None:
-        if base is None:
-            raise UsageError(f"{source} is an adapter", "name the run that it is for as `base`")
-        if (revision, block_size) != (None, None):
-            raise UsageError(
-                "an adapter has the context of the run that it is for",
-                "leave out `revision` and `block_size`",
-            )
-        return import_adapter(Path(source), base, name=name, checkpoint_dir=Path(checkpoint_dir))
-    origin, folder, file = _found(source, revision, block_size, on_event or ignore)
-    described = read_config(folder / "config.json", block_size)
-    _check_memory(described)
-    weights = Weights(folder, described, file)
-    with weights:
-        tokenizer = _tokenizer(folder, described.vocab_size)
-        about = asdict(DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]))
-        run = Run(Path(), described.config, described.vocab_size, weights.parameters, about)
-        run = replace(run, imported_from=origin)
+    checkpoint_dir = Path(checkpoint_dir)
+    with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
+        if is_adapter(Path(source)) or base is not None:
+            if base is None:
+                raise UsageError(f"{source} is an adapter", "name the run that it is for as `base`")
+            if (revision, block_size) != (None, None):
+                raise UsageError(
+                    "an adapter has the context of the run that it is for",
+                    "leave out `revision` and `block_size`",
+                )
+            return import_adapter(Path(source), base, name=name, checkpoint_dir=checkpoint_dir)
+        origin, folder, file = _found(source, revision, block_size, on_event or ignore)
+        described = read_config(folder / "config.json", block_size)
+        _check_memory(described)
+        with Weights(folder, described, file) as weights:
+            tokenizer = _tokenizer(folder, described.vocab_size)
 
-        def fill(run: Run) -> Run:
-            save_weights_in_turn(run.best, weights.shapes, weights.__getitem__, {"step": 0})
-            return run
+            def fill(run: Run) -> Run:
+                save_weights_in_turn(run.best, weights.shapes, weights.__getitem__, {"step": 0})
+                return run
 
-        checkpoint_dir = Path(checkpoint_dir)
-        with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
+            about = asdict(DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]))
+            size, parameters = described.vocab_size, weights.parameters
+            run = Run(Path(), described.config, size, parameters, about, imported_from=origin)
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
 
 
 def _found(
     source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
 ) -> tuple[str, Path, Path | None]:
-    """What is recorded as the origin, the folder, and the file in it if one was named."""
+    """Return what is recorded as the origin, the folder, and the file in it if one was named."""
     check_source(source)
     path = Path(source)
-    if is_folder(path) or path.exists():
+    if path.exists() or is_folder(path):
         if revision is not None:
             raise UsageError(
                 "`revision` is for models of the Hub", f"{source} is on this machine: leave it out"
             )
-        if is_folder(path):
-            return str(path.absolute()), path, None
-        return str(path.absolute()), path.parent, path
+        is_file = not is_folder(path)
+        return str(path.absolute()), path.parent if is_file else path, path if is_file else None
 
     def check(folder: Path) -> None:
         _check_memory(read_config(folder / "config.json", block_size))

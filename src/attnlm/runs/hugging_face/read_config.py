@@ -1,13 +1,13 @@
-"""From a config.json of the GPT-2, Llama and Qwen3 families to an Architecture.
+"""Read config.json of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families as an Architecture.
 
-Every key is known to have no effect here, is taken, or must have the value that our parts mean.
-Any other is refused by name: a model that is almost the same is another one.
+Each key is a size, must have a value that our parts can express, or is known to have no effect
+here. Any other key is refused by name: a model that is almost the same is another one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,12 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
-from attnlm.runs.hugging_face.stock_classes import LLAMA3_TURNS
+from attnlm.runs.forms import LLAMA3_TURNS, STOCK_CLASSES, Stored
 
 Content = dict[str, Any]
 _LARGEST = 2**20  # bytes
 _MOST_IDS = 2**21
-_HINT = "import a model of the GPT-2, Llama or Qwen3 family without such options"
-
-_FACTOR = {"factor": "rotary_factor"}
-_ROTARY = {
-    "default": dict[str, str](),
-    "linear": _FACTOR,
-    "llama3": {**_FACTOR, "original_max_position_embeddings": "rotary_context"},
-}
-"""Kinds of scaling, and which setting of ours each key is."""
+_HINT = "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model without such options"
 
 _NO_EFFECT = frozenset(
     (
@@ -41,28 +33,87 @@ _NO_EFFECT = frozenset(
         *("summary_type", "summary_use_proj", "task_specific_params", "n_ctx", "pretraining_tp"),
         *("reorder_and_upcast_attn", "max_window_layers", "_attn_implementation"),
         *("output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"),
-        *("rope_theta", "rope_parameters", "rope_scaling"),
+        *("is_llama_config", "transformers.js_config"),
     )
 )
 
 
 @dataclass(frozen=True)
+class _Family:
+    """A model_type: which of our models it is, and what a config of it may say."""
+
+    model: str
+    """our preset"""
+    stock: str
+    """the model_type of the stock class with the same names of sizes and tensors"""
+    defaults: Mapping[str, Any]
+    """of sizes that a config may lack; None stands for the default of our setting"""
+    allowed: Mapping[str, tuple[Any, ...]]
+    """of keys that change the model: the values that ours can express; none: checked elsewhere"""
+
+
+_GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
+_GPT2_DEFAULTS = {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
+_GPT2_ALLOWED = {
+    "activation_function": tuple(_GELU),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False, None),
+    "add_cross_attention": (False, None),
+}
+_LLAMA_DEFAULTS = {
+    **dict.fromkeys(("num_key_value_heads", "head_dim")),
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+_OFF, _SWITCH = (None, False), (None, False, True)
+_ELSEWHERE: tuple[Any, ...] = ()
+_ROTARY_ALLOWED = {
+    "hidden_act": ("silu", "swish"),
+    "partial_rotary_factor": (None, 1.0),
+    **dict.fromkeys(("rope_interleaved", "use_mrope"), _OFF),
+    **dict.fromkeys(("rope_theta", "rope_parameters", "rope_scaling"), _ELSEWHERE),
+}
+_LLAMA_ALLOWED = {**_ROTARY_ALLOWED, "attention_bias": _SWITCH, "mlp_bias": _SWITCH}
+_MISTRAL_ALLOWED = {**_ROTARY_ALLOWED, "sliding_window": _ELSEWHERE}
+_QWEN2_ALLOWED = {**_MISTRAL_ALLOWED, "use_sliding_window": _SWITCH, "layer_types": _ELSEWHERE}
+_QWEN3_ALLOWED = {**_QWEN2_ALLOWED, "attention_bias": _SWITCH, "mlp_bias": _OFF}
+_FAMILIES = {
+    "gpt2": _Family("gpt2", "gpt2", _GPT2_DEFAULTS, _GPT2_ALLOWED),
+    "llama": _Family("llama", "llama", _LLAMA_DEFAULTS, _LLAMA_ALLOWED),
+    "mistral": _Family("llama", "llama", _LLAMA_DEFAULTS, _MISTRAL_ALLOWED),
+    "qwen2": _Family("llama", "qwen2", _LLAMA_DEFAULTS, _QWEN2_ALLOWED),
+    "qwen3": _Family("qwen3", "qwen3", {**_LLAMA_DEFAULTS, "head_dim": 128}, _QWEN3_ALLOWED),
+}
+_SETTINGS = {"num_kv_heads": "kv_heads", "head_dim": "head_size", "mlp_dim": "mlp_width"}
+"""settings of the sizes that Architecture derives"""
+_DEFAULT_WINDOW = 4096  # tokens, for a Mistral or Qwen config that lacks the key
+_FACTOR = {"factor": "rotary_factor"}
+_ROTARY = {
+    "default": dict[str, str](),
+    "linear": _FACTOR,
+    "llama3": {**_FACTOR, "original_max_position_embeddings": "rotary_context"},
+}
+"""Kinds of scaled rotary positions, and our setting for each key."""
+
+
+@dataclass(frozen=True)
 class Described:
-    """What a config.json describes."""
+    """The model that a config.json describes."""
 
     config: Config
     """of a run with this architecture"""
     vocab_size: int
     positions: int
-    """tokens that it sees, of which a run may take less"""
-    absent: Callable[[str], bool]
-    """whether the config says that there is no such bias: zeros stand for it here"""
+    """tokens that the model sees; a run may take fewer"""
+    stored: tuple[Stored, ...]
+    """the model's tensors; zeros stand for biases of the architecture that are in none"""
 
 
 def read_config(path: Path, block_size: int | None = None) -> Described:
-    """The model that a config.json describes, with a context of `block_size` tokens if given.
+    """Return the model that a config.json describes, with a context of `block_size` tokens if
+    given.
 
-    Raises AttnlmError where ours can't be that, UsageError for a longer context than it has.
+    Raises AttnlmError if our models can't express it, UsageError for a context longer than its own.
     """
     content = read_object(path)
     kind = content.get("model_type")
@@ -72,17 +123,29 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
             f"{path} is of model_type {quoted(kind)}, which attnlm does not have",
             f"import one of {', '.join(_FAMILIES)}",
         )
-    settings, required, absent = family(_Reader(path, content))
-    known = {*_NO_EFFECT, *required, *_USED[str(kind)]}
-    for key, value in content.items():
-        if (key not in known and value is not None) or (
-            key in required and value not in required[key]
-        ):
-            raise AttnlmError(
-                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
-            )
-    size = _Reader(path, content).whole("vocab_size", at_most=_MOST_IDS)
-    positions = int(settings["block_size"])
+    stock = next(stock for stock in STOCK_CLASSES if stock.model_type == family.stock)
+    settings = {
+        _SETTINGS.get(attribute, attribute): value
+        for key, attribute in stock.sizes.items()
+        if (value := _size(path, content, key, family.defaults)) is not None
+    }
+    if kind == "gpt2":
+        function = content.get("activation_function")
+        settings["mlp"] = _GELU.get(function, "gelu") if isinstance(function, str) else "gelu"
+        without_bias = list[str]()
+    else:
+        has_bias = {
+            ".self_attn.": kind == "qwen2" or bool(content.get("attention_bias")),
+            ".mlp.": bool(content.get("mlp_bias")),
+        }
+        without_bias = [part for part, has in has_bias.items() if not has]
+        settings |= _rotary(path, content)
+        settings["qkv_bias"] = has_bias[".self_attn."]
+        settings["bias"] = kind != "qwen2" and any(has_bias.values())
+    sizes = dict.fromkeys((*stock.sizes, "vocab_size"), _ELSEWHERE)
+    _check_options(path, content, {**sizes, **family.allowed})
+    size = _whole(path, content, "vocab_size", at_most=_MOST_IDS)
+    positions = settings["block_size"]
     if block_size is not None:
         check_value(Architecture, "block_size", block_size)
         if block_size > positions:
@@ -91,15 +154,22 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
                 f"give {positions:,} or less",
             )
         settings["block_size"] = block_size
+    if "sliding_window" in family.allowed:
+        _check_window(path, content, settings)
     try:
-        config = resolve({"model": str(kind), **settings, "steps": 1})
+        config = resolve({"model": family.model, **settings, "steps": 1})
     except UsageError as error:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
-    return Described(config, size, positions, absent)
+    stored = (
+        tensor
+        for tensor in stock.stored(config.model)
+        if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
+    )
+    return Described(config, size, positions, tuple(stored))
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
-    """A JSON file's object. Raises AttnlmError for anything else."""
+    """Return a JSON file's object. Raises AttnlmError for anything else."""
     try:
         content = json.loads(files.read_bytes(path, at_most).decode())
     except (ValueError, RecursionError):
@@ -109,134 +179,83 @@ def read_object(path: Path, at_most: int = _LARGEST) -> Content:
     return content
 
 
-@dataclass(frozen=True)
-class _Reader:
-    path: Path
-    content: Mapping[str, Any]
-
-    def whole(self, key: str, default: int | None = None, at_most: int = 2**31) -> int:
-        """A size: a number of things, at least one."""
-        value = self.content.get(key)
-        value = default if value is None else value
-        if type(value) is not int or not 0 < value <= at_most:
+def _check_options(path: Path, content: Content, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise AttnlmError for a key that is not known, or a value that ours can't express."""
+    for key, value in content.items():
+        if key in allowed:
+            refused = bool(allowed[key]) and value not in allowed[key]
+        else:
+            refused = key not in _NO_EFFECT and value is not None
+        if refused:
             raise AttnlmError(
-                f"{self.path} lacks {key}"
-                if value is None
-                else f"{self.path} has {key} {quoted(value)}, which is no size",
-                "copy it again from where it came",
+                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
             )
-        return value
-
-    def value(self, key: str, default: Any) -> Any:
-        """Checked as a setting afterwards."""
-        value = self.content.get(key)
-        return default if value is None else value
-
-    def rotary(self) -> dict[str, Any]:
-        """Settings of rotary positions. Raises AttnlmError for those that are scaled otherwise."""
-        settings = {"rotary_base": self.value("rope_theta", 10_000.0)}
-        for key in ("rope_scaling", "rope_parameters"):
-            scaling = self.value(key, {})
-            if not isinstance(scaling, dict):
-                raise AttnlmError(f"{self.path} has {key} {quoted(scaling)}", _HINT)
-            parts = {k: v for k, v in scaling.items() if v is not None}
-            kinds = [parts.pop(k) for k in ("type", "rope_type") if k in parts] or ["default"]
-            if "rope_theta" in parts:
-                settings["rotary_base"] = parts.pop("rope_theta")
-            turns = {k: parts.pop(k) for k in LLAMA3_TURNS if k in parts and kinds[-1] == "llama3"}
-            known = _ROTARY.get(kinds[-1] if isinstance(kinds[-1], str) else "")
-            if known is None or parts.keys() != known.keys() or turns not in ({}, LLAMA3_TURNS):
-                others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
-                raise AttnlmError(
-                    f"{self.path} has rotary positions that are scaled ({key} {quoted(kinds[-1])}"
-                    f"{others}), which attnlm can't compute",
-                    _HINT,
-                )
-            settings |= {known[k]: value for k, value in parts.items()}
-        return settings
 
 
-_Family = tuple[dict[str, Any], dict[str, tuple[Any, ...]], Callable[[str], bool]]
+def _size(path: Path, content: Content, key: str, defaults: Mapping[str, Any]) -> Any:
+    """Return a size, or its default. What is no number of things is checked as a setting."""
+    value = content.get(key)
+    if value is None and key in defaults:
+        return defaults[key]
+    return value if type(defaults.get(key)) in (bool, float) else _whole(path, content, key)
 
 
-def _gpt2(read: _Reader) -> _Family:
-    width = read.whole("n_embd")
-    mlp = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
-    function = read.value("activation_function", "gelu_new")
-    settings = {
-        "embed_dim": width,
-        "layers": read.whole("n_layer"),
-        "heads": read.whole("n_head"),
-        "block_size": read.whole("n_positions"),
-        "mlp": mlp.get(function if isinstance(function, str) else "", "gelu"),
-        "mlp_width": read.whole("n_inner", 4 * width),
-        "norm_epsilon": read.value("layer_norm_epsilon", 1e-5),
-        "tie_embeddings": read.value("tie_word_embeddings", True),
-    }
-    required = {
-        "activation_function": tuple(mlp),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False, None),
-        "add_cross_attention": (False, None),
-    }
-    return settings, required, lambda name: False
+def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
+    """Return a number of things, at least one."""
+    value = content.get(key)
+    if type(value) is not int or not 0 < value <= at_most:
+        raise AttnlmError(
+            f"{path} lacks {key}"
+            if value is None
+            else f"{path} has {key} {quoted(value)}, which is no size",
+            "copy it again from where it came",
+        )
+    return value
 
 
-def _llama(read: _Reader) -> _Family:
-    attention, mlp = (read.value(key, False) for key in ("attention_bias", "mlp_bias"))
-    width, heads = read.whole("hidden_size"), read.whole("num_attention_heads")
-    settings = {
-        "embed_dim": width,
-        "layers": read.whole("num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": read.whole("num_key_value_heads", heads),
-        "head_size": read.whole("head_dim", max(1, width // heads)),
-        "block_size": read.whole("max_position_embeddings"),
-        "mlp_width": read.whole("intermediate_size"),
-        "norm_epsilon": read.value("rms_norm_eps", 1e-6),
-        **read.rotary(),
-        "qkv_bias": attention,
-        "bias": attention is True or mlp is True,
-        "tie_embeddings": read.value("tie_word_embeddings", False),
-    }
-    required: dict[str, tuple[Any, ...]] = {
-        "hidden_act": ("silu", "swish"),
-        "partial_rotary_factor": (None, 1.0),
-        "attention_bias": (None, False, True),
-        "mlp_bias": (None, False, True),
-    }
-
-    def absent(name: str) -> bool:
-        return name.endswith(".bias") and not (mlp if ".mlp." in name else attention)
-
-    return settings, required, absent
+def _rotary(path: Path, content: Content) -> dict[str, Any]:
+    """Return settings of rotary positions. Raises AttnlmError for other ways to scale them."""
+    theta = content.get("rope_theta")
+    settings = {"rotary_base": 10_000.0 if theta is None else theta}
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = content.get(key)
+        if not isinstance(scaling, dict | None):
+            raise AttnlmError(f"{path} has {key} {quoted(scaling)}", _HINT)
+        parts = {k: v for k, v in (scaling or {}).items() if v is not None}
+        kinds = [parts.pop(k) for k in ("type", "rope_type") if k in parts] or ["default"]
+        if parts.get("partial_rotary_factor") == 1:
+            del parts["partial_rotary_factor"]
+        if "rope_theta" in parts:
+            settings["rotary_base"] = parts.pop("rope_theta")
+        turns = {k: parts.pop(k) for k in LLAMA3_TURNS if k in parts and kinds[-1] == "llama3"}
+        known = _ROTARY.get(kinds[-1] if isinstance(kinds[-1], str) else "")
+        if known is None or parts.keys() != known.keys() or turns not in ({}, LLAMA3_TURNS):
+            others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
+            raise AttnlmError(
+                f"{path} has rotary positions that are scaled ({key} {quoted(kinds[-1])}"
+                f"{others}), which attnlm can't compute",
+                _HINT,
+            )
+        settings |= {known[k]: value for k, value in parts.items()}
+    return settings
 
 
-def _qwen3(read: _Reader) -> _Family:
-    settings, required, absent = _llama(read)
-    settings["head_size"] = read.whole("head_dim", 128)
-    required["mlp_bias"] = (None, False)
-    required["use_sliding_window"] = (None, False)
-    full = ["full_attention"] * int(settings["layers"]) if settings["layers"] < 2**12 else None
-    required["layer_types"] = (None, full)
-    return settings, required, absent
-
-
-_FAMILIES: dict[str, Callable[[_Reader], _Family]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "qwen3": _qwen3,
-}
-_LLAMA_USED = (
-    *("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
-    *("head_dim", "max_position_embeddings", "intermediate_size", "rms_norm_eps"),
-    *("tie_word_embeddings", "vocab_size"),
-)
-_USED = {
-    "gpt2": (
-        *("n_embd", "n_layer", "n_head", "n_positions", "n_inner", "layer_norm_epsilon"),
-        *("tie_word_embeddings", "vocab_size"),
-    ),
-    "llama": _LLAMA_USED,
-    "qwen3": (*_LLAMA_USED, "sliding_window"),  # of use only with use_sliding_window
-}
+def _check_window(path: Path, content: Content, settings: Mapping[str, Any]) -> None:
+    """Raise AttnlmError if some layer has a sliding window that is shorter than the context."""
+    content = {"sliding_window": _DEFAULT_WINDOW, **content}
+    slides = content["model_type"] == "mistral" or bool(content.get("use_sliding_window"))
+    slides = slides and content["sliding_window"] is not None
+    kinds = ["full_attention", "sliding_attention"] if slides else ["full_attention"]
+    types, layers = content.get("layer_types"), settings["layers"]
+    if types is not None and not (
+        isinstance(types, list) and len(types) == layers and all(kind in kinds for kind in types)
+    ):
+        raise AttnlmError(
+            f"{path} has 'layer_types' {quoted(types)}, which attnlm can't compute", _HINT
+        )
+    if slides and (window := _whole(path, content, "sliding_window")) < settings["block_size"]:
+        raise AttnlmError(
+            f"{path} has a sliding window of {window:,} tokens, shorter than the context of "
+            f"{settings['block_size']:,}, and attnlm has no sliding windows",
+            f"import it with a context that the window covers: `block_size` {window}",
+        )

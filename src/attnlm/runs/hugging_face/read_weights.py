@@ -21,7 +21,6 @@ from attnlm.base.settings import quoted
 from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.runs.forms import Stored
 from attnlm.runs.hugging_face.read_config import Described, read_object
-from attnlm.runs.hugging_face.stock_classes import STOCK_CLASSES
 from attnlm.runs.safetensors_file import FLOATS, TensorFile, explaining_reads, read_header
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -30,7 +29,8 @@ _MOST_FILES = 2**10
 _COPY = "copy the folder again from where it came"
 # Masks and angles, which are computed: older versions stored them.
 _COMPUTED = re.compile(
-    r"transformer\.h\.\d+\.attn\.(masked_)?bias|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
+    r"|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 )
 
 
@@ -42,38 +42,30 @@ class Weights:
     """
 
     def __init__(self, folder: Path, described: Described, file: Path | None = None) -> None:
-        a, size = described.config.model, described.vocab_size
-        self.shapes = parameter_shapes(a, size)
+        self.shapes = parameter_shapes(described.config.model, described.vocab_size)
         self.parameters = sum(map(math.prod, self.shapes.values()))
-        self._files = [file] if file is not None else _files(folder)
         self._described = described
-        stock = next(s for s in STOCK_CLASSES if s.model_type == a.model)
-        self._stored = [
-            stored
-            for stored in stock.stored(a)
-            if not described.absent(stored.name) and stored.parts[0] in self.shapes
-        ]
-        self._place_of = {
-            part: (stored, stored.parts.index(part))
-            for stored in self._stored
-            for part in stored.parts
-        }
+        self._paths = [file] if file is not None else _files(folder)
         self._open = contextlib.ExitStack()
-        self._tensors: dict[str, tuple[TensorFile, str]] = {}  # and its name there
+        self._files: dict[str, TensorFile] = {}  # by the names of their tensors
+        self._places: dict[str, tuple[Stored, int]] = {}  # of our parameters: a tensor, which part
 
     def __enter__(self) -> Weights:
         with contextlib.ExitStack() as opening:
-            found: dict[str, tuple[TensorFile, str]] = {}
-            for path in self._files:
-                tensors = _tensors(path, opening)
-                for name in found.keys() & tensors.keys():
-                    raise AttnlmError(f"the tensor {name} is in two files", _COPY)
-                found |= tensors
-            prefix = "transformer." if self._described.config.model.model == "gpt2" else ""
-            if prefix and not any(name.startswith(prefix) for name in found):
-                # The published files of GPT-2 are of the model without its head.
-                found = {n if n == "lm_head.weight" else prefix + n: t for n, t in found.items()}
-            self._tensors = {n: t for n, t in found.items() if not _COMPUTED.fullmatch(n)}
+            for path in self._paths:
+                file = opening.enter_context(open_tensors(path))
+                for name in file.header.tensors:
+                    if name in self._files:
+                        raise AttnlmError(f"the tensor {name} is in two files", _COPY)
+                    if not _COMPUTED.fullmatch(name):
+                        self._files[name] = file
+            # The published files of GPT-2 are of the model without its head.
+            prefix = "transformer."
+            has_prefix = any(name.startswith(prefix) for name in self._files)
+            for stored in self._described.stored:
+                if not has_prefix:
+                    stored = stored._replace(name=stored.name.removeprefix(prefix))
+                self._places |= {part: (stored, i) for i, part in enumerate(stored.parts)}
             self._check()
             self._open = opening.pop_all()
         return self
@@ -82,17 +74,18 @@ class Weights:
         self._open.close()
 
     def __getitem__(self, name: str) -> Tensor:
-        """One of our parameters in float32. Raises AttnlmError for numbers that are not finite."""
+        """Return a parameter in float32. Raises AttnlmError for numbers that are not finite."""
         shape = self.shapes[name]
-        if name not in self._place_of:
+        if name not in self._places:
             return torch.zeros(shape)
-        stored, place = self._place_of[name]
+        stored, place = self._places[name]
         begin = sum(self.shapes[part][0] for part in stored.parts[:place])
         rows = slice(begin, begin + shape[0])
+        file = self._files[stored.name]
         if stored.transposed:
-            part = self._read(stored.name)[:, rows].T
+            part = read_tensor(file, stored.name)[:, rows].T
         else:
-            part = self._read(stored.name, rows)
+            part = read_tensor(file, stored.name, rows)
         try:
             check_finite(part)
         except NotFiniteError:
@@ -101,43 +94,30 @@ class Weights:
             ) from None
         return part.to(torch.float32)
 
-    def _read(self, name: str, rows: slice | None = None) -> Tensor:
-        file, its_name = self._tensors[name]
-        try:
-            return file.read(its_name, rows)
-        except (OSError, ValueError):
-            raise AttnlmError(f"the tensor {name} can't be read", _COPY) from None
-
     def _check(self) -> None:
-        wanted = {stored.name: self._shape(stored) for stored in self._stored}
-        if self._described.config.model.tie_embeddings and "lm_head.weight" in self._tensors:
-            wanted["lm_head.weight"] = self.shapes["token_embedding.weight"]
-        for name in sorted(wanted.keys() - self._tensors.keys()):
+        wanted = {stored.name: self._shape(stored) for stored, _ in self._places.values()}
+        head = "lm_head.weight"  # beside a token embedding that is the same
+        is_tied = head not in wanted and head in self._files
+        if is_tied and self._described.config.model.tie_embeddings:
+            wanted[head] = self.shapes["token_embedding.weight"]
+        for name in sorted(wanted.keys() - self._files.keys()):
             raise AttnlmError(f"the tensor {name} is missing", _COPY)
-        for name in sorted(self._tensors.keys() - wanted.keys()):
+        for name in sorted(self._files.keys() - wanted.keys()):
             raise AttnlmError(
                 f"the tensor {quoted(name)} is none of the model that config.json describes",
-                "import a model of the GPT-2, Llama or Qwen3 family that was not changed",
+                "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model that was not changed",
             )
         for name, shape in wanted.items():
-            file, its_name = self._tensors[name]
-            kind, found, *_ = file.header.tensors[its_name]
+            kind, found, *_ = self._files[name].header.tensors[name]
             if found != shape:
                 raise AttnlmError(
-                    f"the tensor {name} has shape {found}, and config.json means {shape}",
-                    _COPY,
+                    f"the tensor {name} has shape {found}, and config.json means {shape}", _COPY
                 )
-            if kind not in FLOATS:
-                raise AttnlmError(
-                    f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}",
-                    "import a folder that is not quantised",
-                )
-        if "lm_head.weight" in wanted and "lm_head.weight" not in {s.name for s in self._stored}:
-            self._check_tied()
-
-    def _check_tied(self) -> None:
-        embedding = next(s.name for s in self._stored if s.parts == ("token_embedding.weight",))
-        if not torch.equal(self._read("lm_head.weight"), self._read(embedding)):
+            check_type(name, kind, "import a folder that is not quantised")
+        embedding = self._places["token_embedding.weight"][0].name
+        if is_tied and not torch.equal(
+            *(read_tensor(self._files[name], name) for name in (head, embedding))
+        ):
             raise AttnlmError(
                 "config.json ties the LM head to the token embedding, and lm_head.weight differs",
                 _COPY,
@@ -176,17 +156,25 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def _tensors(path: Path, opening: contextlib.ExitStack) -> dict[str, tuple[TensorFile, str]]:
-    """The tensors of a file, none of them read yet."""
-    file = opening.enter_context(open_tensors(path))
-    return {name: (file, name) for name in file.header.tensors}
-
-
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """A safetensors file, of which no tensor is read yet. Raises AttnlmError."""
+    """Open a safetensors file; no tensor is read yet. Raises AttnlmError."""
     with contextlib.ExitStack() as opening:
         with explaining_reads(path, ", or is no safetensors file", _COPY):
             file = opening.enter_context(files.open_regular(path))
             opened = TensorFile(file, read_header(file))
         yield opened
+
+
+def check_type(name: str, kind: str, hint: str) -> None:
+    """Raise AttnlmError for a tensor whose numbers are no floats."""
+    if kind not in FLOATS:
+        raise AttnlmError(f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}", hint)
+
+
+def read_tensor(file: TensorFile, name: str, rows: slice | None = None) -> Tensor:
+    """Return a tensor, or some of its rows. Raises AttnlmError if the file became shorter."""
+    try:
+        return file.read(name, rows)
+    except (OSError, ValueError):
+        raise AttnlmError(f"the tensor {name} can't be read", _COPY) from None

@@ -1,8 +1,8 @@
-"""A tokenizer in the terms of llama.cpp: its vocabulary, and what splits a text.
+"""Tokenizers as llama.cpp reads them: a vocabulary and the name of a pre-tokenizer.
 
-Byte pairs: llama.cpp splits by patterns of its own, which a file can only name. Characters and
-bytes: its tokenizer for RWKV takes the longest token of bytes that comes next, and alone of all has
-no id by default that ends a text.
+For byte pairs llama.cpp splits texts by patterns of its own, which a file can only name. Characters
+and bytes use its tokenizer for RWKV, which takes the longest token that comes next; it is the only
+one without a default id that ends a text.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SPLITTERS = {
     LLAMA3_PATTERN: "llama-bpe",
     SMOLLM_PATTERN: "smollm",
 }
-_TAKE_WORDS_WHOLE = ("llama-bpe",)  # those with which a word that is a token is taken at once
+_TAKE_WORDS_WHOLE = ("llama-bpe",)  # pre-tokenizers that do not merge a word that is a token
 _OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
-# What llama.cpp takes for a mark by its text, whatever its type: some of them end a text.
+# Texts that llama.cpp reads as special tokens, whatever their type; some of them end a text.
 _MARKS = (
     "<|endoftext|> <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_text|> <EOT> _<EOT> [EOT] "
     "[EOS] <eos> </s> <end_of_utterance> <|eom_id|> <|return|> <|call|> <|calls|> <|flush|> "
@@ -43,7 +43,7 @@ _MARKS = (
 
 
 def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The keys of a file below `tokenizer.ggml`.
+    """Return the keys of a file below `tokenizer.ggml`.
 
     Raises AttnlmError for a vocabulary that llama.cpp would read differently.
     """
@@ -57,18 +57,18 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def encodes_alike(tokenizer: Tokenizer) -> bool:
-    """Whether llama.cpp gives every text the same ids.
+    """Return True if llama.cpp gives every text the same ids.
 
-    If not, those of a text that ends with a line's end and spaces after it may differ: the pattern
-    of cl100k_base takes them for one word there, and llama.cpp's for two.
+    With cl100k_base, ids may differ for a text that ends with a newline followed by spaces: its
+    pattern makes one word of them, llama.cpp's makes two.
     """
     return not (isinstance(tokenizer, BpeTokenizer) and tokenizer.pattern == CL100K_PATTERN)
 
 
 def _check_characters(tokenizer: CharTokenizer) -> None:
-    """Raises AttnlmError for a vocabulary with which llama.cpp could run on for ever.
+    """Raise AttnlmError for a vocabulary with which llama.cpp could hang.
 
-    It does where a text has a character that begins with the same bytes as one in the vocabulary.
+    It hangs at a character that begins with the same bytes as one in the vocabulary.
     """
     if not tokenizer.characters.isascii():
         known = next(c for c in tokenizer.characters if not c.isascii())
@@ -80,7 +80,7 @@ def _check_characters(tokenizer: CharTokenizer) -> None:
 
 
 def _escaped(token: bytes) -> str:
-    """As the tokenizer for RWKV reads it: other bytes than visible ASCII in hexadecimal."""
+    """Return a token as the tokenizer for RWKV reads it: not visible bytes in hexadecimal."""
     return "".join(
         chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}" for byte in token
     )
