@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -84,6 +85,17 @@ def test_every_flag_that_they_name_exists() -> None:
 def test_the_generated_pages_are_those_of_the_program() -> None:
     for name, content in pages().items():
         assert PAGES[name] == content, f"run `python docs/generate.py`: {name} is out of date"
+
+
+def test_the_page_of_the_library_has_all_fields_and_no_internal_members() -> None:
+    _, *sections = re.split(r"^### (\w+)$", PAGES["library.md"], flags=re.MULTILINE)
+    shown = dict(zip(sections[::2], sections[1::2], strict=True))
+    classes = [getattr(attnlm, name) for name in attnlm.__all__]
+    for value in classes:
+        if isinstance(value, type) and dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+            assert [name for name in names if f"\n{name}: " not in shown[value.__name__]] == []
+    assert "append_evaluation" not in shown["Run"]
 
 
 def test_nobody_is_advised_to_install_a_name_that_is_not_ours() -> None:
