@@ -1,16 +1,25 @@
-"""The pages of a large model: their size, the time to write them, and to draw them in Chromium."""
+"""Pages in Chromium: those of a large model, and those in which a model computes.
+
+For the first: their size, and the time to write and to draw them. For the second, on one core:
+tokens per second past the context, the time from a keystroke until everything follows it, and the
+longest time for which the page does not answer.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
@@ -19,6 +28,8 @@ from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.run import Run
+from attnlm.see.play import PlayModel, play_page
+from attnlm.tokens.tokenizer import CharTokenizer
 from benchmarks.table import Row, attnlm, seconds_of
 
 SHAPE = {"layers": 12, "heads": 12, "embed_dim": 768, "block_size": 1024}
@@ -27,9 +38,63 @@ _DRAWN = """new Promise(done => requestAnimationFrame(() =>
     setTimeout(() => done(performance.now()))))"""
 
 
+PLAYED: dict[str, Settings] = {
+    "multi-head": {"model": "multi-head"},
+    "transformer": {"model": "transformer"},
+    "transformer 4 × 128, context 64": {
+        "model": "transformer",
+        "layers": 4,
+        "embed_dim": 128,
+        "heads": 4,
+        "block_size": 64,
+    },
+}
+_GENERATED = """async () => {
+  const began = performance.now();
+  await attnlm.models[0].generate({ids: [0], tokens: 1000, seed: 1});
+  return 1e6 / (performance.now() - began);
+}"""
+_TYPED = """async () => {
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const times = [], long = [];
+  new PerformanceObserver((list) => long.push(...list.getEntries().map((task) => task.duration)))
+    .observe({type: "longtask"});
+  for (const sign of "abcdefghijklmnopqrstuvwxyzabcdefghijklmn") {
+    const began = performance.now();
+    page.prompt.value += sign;
+    page.prompt.dispatchEvent(new Event("input"));
+    while (isBusy) await answered();
+    await frame();
+    times.push(performance.now() - began);
+  }
+  page.run.click();
+  while (generating || isBusy) await new Promise((done) => setTimeout(done, 20));
+  return [times, Math.max(0, ...long)];
+}"""
+
+
 def pages(dataset: Dataset, text: Path) -> list[Row]:
-    """A row for `attend` and for `report`, each over 1,024 tokens."""
+    """A row for `attend` and `report`, each over 1,024 tokens, and for each of PLAYED."""
     folder = dataset.path.parent
+    return [*_recorded(text, folder), *(_played(name, folder) for name in PLAYED)]
+
+
+def _played(name: str, folder: Path) -> Row:
+    torch.manual_seed(1)
+    model = build_model(resolve(PLAYED[name]).model, 65)
+    tokenizer = CharTokenizer("".join(map(chr, range(58, 123))))
+    shown = PlayModel(name, model.architecture, dict(model.state_dict()), tokenizer, "")
+    page = folder / "play.html"
+    page.write_bytes(play_page([shown]))
+    with _opened(page, cores=1) as view:
+        speed = max(float(view.evaluate(_GENERATED)) for _ in range(_ROUNDS))
+        times, longest = view.evaluate(_TYPED)
+    typed = f"keystroke {statistics.median(times):.0f} ms (at most {max(times):.0f})"
+    task = f"longest task {longest:.0f} ms" if longest else "no task of 50 ms"
+    return Row(f"{name} in its page, one core", f"{speed:,.0f} tokens/s, {typed}, {task}", "", "")
+
+
+def _recorded(text: Path, folder: Path) -> list[Row]:
     byte_pairs = prepare(text, tokenizer="gpt2", data_dir=folder)
     run = _untrained(byte_pairs, folder)
     passage = run.tokenizer.decode(byte_pairs.val[: SHAPE["block_size"]].tolist())
@@ -64,15 +129,27 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
 
 
 def _milliseconds_until_drawn(page: Path) -> float:
-    """From the start of the navigation until after the first frame with all maps."""
+    """From the start of the navigation until after the first frame."""
+    with _opened(page) as view:
+        drawn = float(view.evaluate(_DRAWN))
+        time.sleep(0.2)
+    return drawn
+
+
+@contextlib.contextmanager
+def _opened(page: Path, cores: int | None = None) -> Iterator[Any]:
+    """Open a page in a new Chromium, which has so many cores."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium") or shutil.which("chromium-browser")
-    with sync_playwright() as playwright:
-        browser: Any = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1280, "height": 900})
-        view.goto(page.as_uri())
-        drawn = float(view.evaluate(_DRAWN))
-        time.sleep(0.2)
-        browser.close()
-    return drawn
+    usual = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, sorted(usual)[:cores])  # for the processes that start now
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+            view = browser.new_page(viewport={"width": 1280, "height": 900})
+            view.goto(page.as_uri())
+            yield view
+            browser.close()
+    finally:
+        os.sched_setaffinity(0, usual)

@@ -45,6 +45,16 @@ def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
     context.close()
 
 
+def until(view: Any, condition: str) -> None:
+    """Wait until a condition in JavaScript holds. Playwright's own way needs `eval` in the page,
+    which the page's security policy forbids."""
+    for _ in range(600):
+        if view.evaluate(condition):
+            return
+        view.wait_for_timeout(50)
+    raise AssertionError(condition)
+
+
 def check_fits(browser: Any, page: Path, name: str, scheme: str) -> None:
     """On a phone nothing but marked regions scrolls sideways; light is light, paper is white."""
     for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):

@@ -23,7 +23,7 @@ from attnlm.experiments.ladder import LadderStarted, climb
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import Plan, read_plan
 from attnlm.runs.open_run import open_run
-from attnlm.see.ladder import Ladder, explained, write_ladder
+from attnlm.see.ladder import Ladder, _lines, explained, write_ladder
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, check_fits, opened
@@ -336,6 +336,48 @@ def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
     assert facts(again) == facts(ladder)
 
 
+def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) -> None:
+    def of(losses: tuple[float, float, float], *others: tuple[float, ...]) -> Ladder:
+        rungs = [
+            replace(
+                climbed.rungs[0],
+                model=model,
+                records=[{**climbed.rungs[0].records[0], "val_loss": seeds[1]}],
+                losses=seeds,
+                every_seed=[[{**climbed.rungs[0].records[0], "val_loss": x}] for x in seeds],
+            )
+            for model, seeds in zip(
+                ("bigram", "average", "multi-head"), (losses, *others), strict=True
+            )
+        ]
+        return replace(climbed, plan=replace(climbed.plan, seeds=3), rungs=tuple(rungs))
+
+    ladder = of((2.4, 2.5, 2.6), (2.3, 2.45, 2.5), (2.0, 2.1, 2.2))
+    assert ladder.beyond_seeds == [None, False, True] and climbed.beyond_seeds == [None, None]
+    said = dict(explained(ladder))
+    assert "Not clearly different from bigram: the losses of their seeds overlap" in said["average"]
+    assert "better than average, more than the seeds differ: they look" in said["multi-head"]
+    assert _lines(ladder, "tokens")[0].band == [(2.4, 2.6)]
+    assert _lines(ladder, "seconds")[0].band == ()
+    page = write_ladder(ladder).read_text(encoding="utf-8")
+    assert "the band is from the lowest to the highest of 3 seeds" in " ".join(page.split())
+
+
+def test_rungs_can_be_tried_in_the_page(
+    climbed: Ladder, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_bytes(write_ladder(climbed).read_bytes())
+    with opened(browser, tmp_path / "index.html") as view:
+        assert view.evaluate("attnlm.models.map((model) => model.name)") == [
+            "bigram",
+            "single-head",
+        ]
+        assert view.input_value("#prompt") == "1 "
+        view.locator("#models li").first.wait_for()
+    monkeypatch.setattr("attnlm.see.ladder._MOST_TO_TRY", 1000)
+    assert 'id="try"' not in write_ladder(climbed).read_text(encoding="utf-8")
+
+
 def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:
     usual = replace(climbed.plan, dataset_path="data/fruits-char")
     assert ladder_command(usual) == (
@@ -351,11 +393,12 @@ class Page(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.fetched: list[str] = []
-        self.shown = ""
+        self.shown, self.in_script = "", False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("script", "img", "iframe"):
+        self.in_script = tag == "script"
+        if tag in ("img", "iframe"):
             self.fetched.append(tag)
         self.fetched += [
             value or ""
@@ -365,7 +408,8 @@ class Page(HTMLParser):
         ]
 
     def handle_data(self, data: str) -> None:
-        self.shown += data
+        if not self.in_script:
+            self.shown += data
 
 
 def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> None:
@@ -397,6 +441,8 @@ def test_the_page_in_a_real_browser(
     assert page.stat().st_size < 3_000_000
     with opened(browser, page, viewport=PHONE) as view:
         view.keyboard.press("Tab")
+        assert view.evaluate("document.activeElement.hash") == "#try"
+        view.keyboard.press("Tab")
         assert view.evaluate("document.activeElement.ariaLabel") == "Table of losses"
         view.keyboard.press("ArrowRight")  # a region wider than the screen scrolls by keys
         # Not wait_for_function, whose script the page's security policy forbids.
@@ -406,7 +452,7 @@ def test_the_page_in_a_real_browser(
                 break
             view.wait_for_timeout(50)
         assert view.evaluate(moved)
-        for picture in view.locator("svg").all():
+        for picture in view.locator(".pictures svg").all():
             end = picture.bounding_box()["x"] + picture.bounding_box()["width"]
             assert end <= PHONE["width"]
             for text in picture.locator("text").all():
@@ -418,7 +464,8 @@ def test_a_text_is_no_markup(climbed: Ladder) -> None:
     tagged = replace(climbed.rungs[0], text="<script>alert(1)</script>")
     prompt = replace(climbed.plan, prompt="<b>&")
     page = write_ladder(Ladder(climbed.path, prompt, (tagged, climbed.rungs[1]))).read_text()
-    assert "<script" not in page and "&lt;script&gt;" in page and "<b>&lt;b&gt;&amp;" in page
+    assert "<script>alert" not in page and "&lt;script&gt;" in page
+    assert "<b>&lt;b&gt;&amp;" in page
 
 
 def test_a_plan_is_what_was_written(climbed: Ladder) -> None:

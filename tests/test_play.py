@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from attnlm.model.textbook import forward
 from attnlm.see.play import PlayModel, play_page
 from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
-from tests.browser import check_fits, opened
+from tests.browser import check_fits, opened, until
 from tests.command import attnlm as attnlm_command
 from tests.command import fails
 from tests.models import FRUITS, VARIANTS, V, small_model, some_ids
@@ -216,21 +217,98 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
         assert view.evaluate(asked, ids) == before
 
 
-def test_it_is_used_by_the_keyboard(browser: Any, tmp_path: Path) -> None:
-    model = small_model("multi-head").float()
-    with opened(browser, page_of(tmp_path, [shown("multi-head", model)])) as view:
+WIDTHS = pytest.mark.parametrize("width", [1300, 400])
+
+
+@WIDTHS
+def test_it_is_used_by_the_keyboard(width: int, browser: Any, tmp_path: Path) -> None:
+    page = page_of(tmp_path, [shown("multi-head", small_model("multi-head").float())])
+    with opened(browser, page, viewport={"width": width, "height": 900}) as view:
         view.focus("#prompt")
         view.keyboard.type("abcab")
         view.locator("#text button").nth(4).wait_for()
         view.focus("#text button[tabindex='0']")
         view.keyboard.press("ArrowLeft")
         assert view.locator("#text button[aria-pressed='true']").all_inner_texts() == ["a"]
+        view.focus("#thumbnails [tabindex='0']")
+        view.keyboard.press("ArrowRight")
+        assert "Layer 1, head 2: “a” attends to" in view.inner_text("#head-caption")
+        view.focus("#large .picture")
+        view.keyboard.press("ArrowLeft")
+        assert re.match("“a” gives [0-9.]+% to “c”", view.inner_text("#head-caption"))
+        view.focus("#way .matrix >> nth=0")
+        view.keyboard.press("ArrowRight")
+        assert view.inner_text("#made-of").startswith("embedding[“b”, 1] = ")
         view.focus("#tokens")
         view.keyboard.press("ControlOrMeta+a")
         view.keyboard.type("12")
         view.keyboard.press("Enter")
-        view.wait_for_function("document.querySelectorAll('.made').length === 12")
-        assert view.locator("#run").inner_text() == "Generate"
+        until(view, "document.querySelectorAll('.made').length === 12")
+        until(view, "page.run.textContent === 'Generate' && !isBusy")
+        view.focus("#one")
+        view.keyboard.press("Enter")
+        until(view, "document.querySelectorAll('.made').length === 13")
+        assert re.search("which had [0-9.]+%", view.inner_text(".last"))
+
+
+@WIDTHS
+def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> None:
+    """A number of the scores is the product of a query and a key, which are framed."""
+    model = small_model("multi-head").float()
+    ids_BT = torch.tensor([LETTERS.encode("abcab")])
+    heads = record(model, ids_BT).layers[0].heads
+    assert heads is not None
+    with opened(
+        browser,
+        page_of(tmp_path, [shown("multi-head", model)]),
+        viewport={"width": width, "height": 900},
+    ) as view:
+        view.fill("#prompt", "abcab")
+        view.locator("#thumbnails button", has_text="head 3").click()
+        view.locator("#head-caption", has_text="Layer 1, head 3: “b”").wait_for()
+        box = view.locator("#large .picture").bounding_box()
+        view.hover("#large .picture", position={"x": 1, "y": box["height"] * 0.9})
+        assert view.inner_text(".tip").startswith("“b” gives ")
+        view.hover("#large .picture", position={"x": box["width"] * 0.9, "y": 2})
+        assert view.inner_text(".tip") == "“a” can't see “b”, which comes later"
+        scores = view.locator("#way figure", has_text="scores").locator(".matrix").first
+        box = scores.bounding_box()
+        scores.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.9})
+        score = float(heads.scores[0, 2, 4, 1])
+        assert view.inner_text("#made-of").startswith(f"scores[“b”, “b”] = {score:.2f}: the sum")
+        assert view.locator("#way .light").count() == 3
+        view.locator("#as-arcs").click()
+        assert view.locator("#large path").count() > 0
+        view.locator("#large svg text", has_text="c").click()
+        assert "“c” attends to" in view.inner_text("#head-caption")
+
+
+def test_models_side_by_side_are_chosen_in_turn(browser: Any, tmp_path: Path) -> None:
+    names = ("bigram", "multi-head", "transformer")
+    page = page_of(tmp_path, [shown(name, small_model(name).float()) for name in names])
+    with opened(browser, page) as view:
+        view.fill("#prompt", "abcab")
+        assert view.locator("#models h3").all_inner_texts() == list(names)
+        assert not view.is_visible("#thumbnails")
+        for name, heads in (("multi-head", 4), ("transformer", 8)):
+            view.locator("#tabs button", has_text=name).click()
+            until(view, f"page.thumbnails.children.length === {heads}")
+        view.fill("#tokens", "30")
+        view.click("#run")
+        until(view, "document.querySelectorAll('.made').length === 90")
+
+
+def test_typing_while_it_generates_begins_anew(browser: Any, tmp_path: Path) -> None:
+    with opened(
+        browser, page_of(tmp_path, [shown("x", small_model("transformer").float())])
+    ) as view:
+        view.fill("#tokens", "100000")
+        view.click("#run")
+        until(view, "document.querySelectorAll('.made').length > 20")
+        view.fill("#prompt", "abc")
+        until(view, "page.run.textContent === 'Generate' && !isBusy")
+        assert view.locator(".made").count() == 0
+        assert view.locator("#text button").all_inner_texts() == ["a", "b", "c"]
 
 
 def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path: Path) -> None:
@@ -252,7 +330,7 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
         view.locator("#text button").nth(8).wait_for()
         view.fill("#tokens", "50")
         view.click("#run")
-        view.wait_for_function("document.querySelectorAll('.made').length === 100")
+        until(view, "document.querySelectorAll('.made').length === 100")
         assert view.locator("img, b").count() == 0
         assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())
 
@@ -268,7 +346,7 @@ def test_a_character_that_the_vocabulary_lacks_is_named(browser: Any, tmp_path: 
         view.fill("#prompt", "abz")
         view.locator("#told", has_text="“z”").wait_for()
         view.fill("#prompt", "ab")
-        view.wait_for_function("document.getElementById('told').textContent === ''")
+        until(view, "document.getElementById('told').textContent === ''")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -55,7 +55,7 @@ def asks_for_nothing(page: bytes) -> None:
     for _, attributes in elements(page).found:
         assert "src" not in attributes
         assert (attributes.get("href") or "data:,").startswith(("data:,", "#"))
-    elsewhere = r"https?:(?!//www\.w3\.org/)|@import|url\((?!#|data:image/png;|\$\{strip)"
+    elsewhere = r"https?:(?!//www\.w3\.org/)|@import|url\((?!#)"
     assert not re.search(elsewhere, page.decode())
 
 
@@ -143,11 +143,10 @@ def test_gpt2_with_a_full_context_stays_below_5_mb(browser: Any, tmp_path: Path)
     assert len(page) < 5_000_000
     (tmp_path / "map.html").write_bytes(page)
     with opened(browser, tmp_path / "map.html") as view:
-        assert (opacities(view, "#map") > 0).sum() > 1000
-        for n in (2, 13):
-            assert (opacities(view, f"td:nth-child({n}) canvas") > 0).sum() > 100
-        view.get_by_label("layer 12 head 12", exact=True).click()
-        assert "layer 12 head 12: token 1024" in view.inner_text("#head-caption")
+        view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+        view.locator("#thumbnails button", has_text="layer 12 head 12").click()
+        assert view.inner_text("#head-caption").startswith("Layer 12, head 12")
+        assert np.nanmax(darkness(view, "#large canvas")) > 100
 
 
 @pytest.fixture(name="page")
@@ -173,16 +172,16 @@ def shares(view: Any) -> list[float]:
     return found
 
 
-def opacities(view: Any, canvas: str) -> np.ndarray[Any, Any]:
-    """Of a canvas, (rows, columns), from 0 to 255."""
+def darkness(view: Any, canvas: str) -> np.ndarray[Any, Any]:
+    """How far each pixel of a canvas is from the colour of no attention; NaN where it is masked."""
     script = """c => {
       const copy = new OffscreenCanvas(c.width, c.height).getContext("2d");
       copy.drawImage(c, 0, 0);
-      const pixels = copy.getImageData(0, 0, c.width, c.height).data;
-      return [c.width, ...pixels.filter((_, i) => i % 4 === 3)];
+      return [c.width, ...copy.getImageData(0, 0, c.width, c.height).data];
     }"""
     width, *found = view.locator(canvas).first.evaluate(script)
-    return np.array(found).reshape(-1, width)
+    pixels = np.array(found, float).reshape(-1, width, 4)
+    return np.where(pixels[..., 3] == 255, 765 - pixels[..., :3].sum(-1), np.nan)
 
 
 def test_pointing_and_keys_in_a_real_browser(
@@ -195,15 +194,18 @@ def test_pointing_and_keys_in_a_real_browser(
             token, _ = attention.next_tokens(place)[0]
             shown = {" ": "␣", "\n": "⏎"}.get(token, token)
             assert view.locator("#next .candidate").first.text_content() == shown
-            pressed = view.locator("#text [aria-pressed=true]")
-            assert pressed.get_attribute("data-place") == str(place)
-            assert f"token {place + 1}," in view.inner_text("#head-caption")
+            pressed = view.locator("#text button").evaluate_all(
+                "all => all.findIndex((button) => button.ariaPressed === 'true')"
+            )
+            assert pressed == place
+            assert f"token {place + 1} of {len(TEXT)}" in view.inner_text("#chosen")
             for head, most in enumerate(attention.weights.reshape(4, len(TEXT), -1)[:, place]):
-                caption = view.locator(".most").nth(head).text_content()
-                assert caption.split("%")[0] == f"{100 * round(255 * most.max()) / 255:.0f}"
+                caption = view.locator("#thumbnails small").nth(head).text_content()
+                assert abs(float(caption.split("%")[0]) - 100 * most.max()) < 0.75
 
+        view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
         shows(len(TEXT) - 1)
-        view.hover("[data-place='5']")
+        view.hover("#text button >> nth=5")
         shows(5)
         view.mouse.move(0, 0)
         view.focus("#text [aria-pressed=true]")
@@ -212,30 +214,40 @@ def test_pointing_and_keys_in_a_real_browser(
         view.keyboard.press("Home")
         view.keyboard.press("ArrowLeft")
         shows(0)
-        box = view.locator("#map").bounding_box()
-        view.locator("#map").click(position={"x": 5, "y": box["height"] * 9.5 / len(TEXT)})
+        box = view.locator("#large .picture").bounding_box()
+        at = {"x": box["width"] * 2.5 / len(TEXT), "y": box["height"] * 9.5 / len(TEXT)}
+        view.locator("#large .picture").click(position=at)
         shows(9)
+        view.keyboard.press("ArrowUp")
+        shows(8)
+        view.keyboard.press("ArrowLeft")
+        assert f"to “{TEXT[1]}”" in view.inner_text("#head-caption")
+        view.hover("#large .picture", position=at)
+        share = attention.weights[0, 0, 9, 2]
+        assert view.inner_text(".tip").startswith(f"“{TEXT[9]}” gives ")
+        assert abs(float(view.inner_text(".tip").split()[2][:-1]) - 100 * share) < 0.75
 
 
 def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, page: Path) -> None:
+    past = np.tril_indices(len(TEXT))
     with opened(browser, page) as view:
 
         def shows(layer: int, head: int) -> None:
             weights_TT = attention.weights[layer, head]
-            wanted = 255 * np.sqrt(weights_TT)
-            small = f"#overview tbody tr:nth-child({layer + 1}) td:nth-child({head + 2}) canvas"
-            for canvas in ("#map", small):
-                found = opacities(view, canvas)
-                np.testing.assert_allclose((found / 255) ** 2, weights_TT, atol=1.5 / 255)
-                assert found[wanted > 20].min() > 10
+            number = 2 * layer + head
+            for canvas in ("#large canvas", f"#thumbnails button >> nth={number} >> canvas"):
+                found = darkness(view, canvas)
+                assert np.isnan(found[np.triu_indices(len(TEXT), 1)]).all()
+                assert np.corrcoef(found[past], np.sqrt(weights_TT[past]))[0, 1] > 0.98
             np.testing.assert_allclose(shares(view), weights_TT[-1], atol=0.003)
-            name = f"layer {layer + 1} head {head + 1}"
-            assert view.inner_text("#head-caption").startswith(f"{name}: token {len(TEXT)}")
-            assert view.locator("#overview [aria-pressed=true]").get_attribute("aria-label") == name
+            name = f"Layer {layer + 1}, head {head + 1}: “⏎” attends to"
+            assert view.inner_text("#head-caption").startswith(name)
+            pressed = view.locator("#thumbnails [aria-pressed=true]")
+            assert f"layer {layer + 1} head {head + 1}" in pressed.inner_text()
 
+        view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
         shows(0, 0)
-        assert view.get_by_text("attended to →").is_visible()
-        view.get_by_label("layer 2 head 1", exact=True).click()
+        view.locator("#thumbnails button", has_text="layer 2 head 1").click()
         shows(1, 0)
         for key, place in (
             ("ArrowRight", (1, 1)), ("ArrowUp", (0, 1)), ("ArrowLeft", (0, 0)),
@@ -248,38 +260,38 @@ def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, page: 
 def test_cells_are_blocks_of_a_long_text(browser: Any, tmp_path: Path) -> None:
     attention = attention_like(1, 4, 300, 7)
     (tmp_path / "map.html").write_bytes(attention_page(attention))
+    cells = 96
+    member = np.eye(cells)[np.arange(300) * cells // 300]
+    blocks = member.T @ attention.weights[0, 3] @ member / member.sum(0)[:, None]
+    np.testing.assert_allclose(blocks.sum(-1), 1, atol=1e-4)
+    past = np.tril_indices(cells)
     with opened(browser, tmp_path / "map.html") as view:
-        view.get_by_label("layer 1 head 4", exact=True).click()
-        for canvas, cells in (("#map", 256), ("#overview td:nth-child(5) canvas", 48)):
-            cell_of = np.arange(300) * cells // 300
-            member = np.eye(cells)[cell_of]
-            blocks = member.T @ attention.weights[0, 3] @ member / member.sum(0)[:, None]
-            np.testing.assert_allclose(blocks.sum(-1), 1, atol=1e-4)
-            found = (opacities(view, canvas) / 255) ** 2
-            np.testing.assert_allclose(found, blocks, atol=0.03)
+        view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+        found = darkness(view, "#thumbnails button >> nth=3 >> canvas")
+        assert np.corrcoef(found[past], np.sqrt(blocks[past]))[0, 1] > 0.95
 
 
 def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
-    first_pixels = """["#map", "#overview td:nth-child(3) canvas"].map(canvas => {
+    first_pixel = """() => {
       const copy = new OffscreenCanvas(1, 1).getContext("2d");
-      copy.drawImage(document.querySelector(canvas), 0, 0);
+      copy.drawImage(document.querySelector("#large canvas"), 0, 0);
       return copy.getImageData(0, 0, 1, 1).data.join();
-    })"""
+    }"""
     with opened(browser, page, color_scheme="light") as view:
-        assert view.evaluate(first_pixels) == ["74,154,232,255"] * 2
+        assert view.evaluate(first_pixel) == "11,47,94,255"
         view.emulate_media(color_scheme="dark")
         # The page hears of it with one of its next frames, which a busy machine draws late.
         for _ in range(200):
-            if view.evaluate(first_pixels)[1] == "31,111,194,255":
+            if view.evaluate(first_pixel) == "207,230,255,255":
                 break
             view.wait_for_timeout(50)
-        assert view.evaluate(first_pixels) == ["31,111,194,255"] * 2
+        assert view.evaluate(first_pixel) == "207,230,255,255"
 
 
 def test_the_temperature_is_a_slider(browser: Any, attention: Attention, page: Path) -> None:
     logs_TV = np.log(attention.probabilities.astype(np.float64))
     with opened(browser, page) as view:
-        view.hover("[data-place='4']")
+        view.hover("#text button >> nth=4")
         view.focus("#temperature")
         for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
             for _ in range(abs(presses)):
@@ -288,8 +300,8 @@ def test_the_temperature_is_a_slider(browser: Any, attention: Attention, page: P
             weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
             wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
             shown = [float(x[:-1]) for x in view.locator("#next .percent").all_text_contents()]
-            np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.06)
-            assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.06)
+            np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.51)
+            assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

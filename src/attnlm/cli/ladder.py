@@ -165,11 +165,14 @@ def _facts(climbed: Ladder) -> dict[str, object]:
                 "val_loss": rung.best["val_loss"],
                 "val_losses": rung.losses,
                 "gain": gain,
+                "beyond_seeds": is_beyond,
                 "bits_per_byte": rung.best["bits_per_byte"],
                 "parameters": rung.run.parameters,
                 "seconds": rung.last["seconds"],
                 "text": climbed.plan.prompt + rung.text,
             }
-            for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)
+            for rung, gain, is_beyond in zip(
+                climbed.rungs, climbed.gains, climbed.beyond_seeds, strict=True
+            )
         ],
     }

@@ -303,4 +303,6 @@ def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
     sampler = load_sampler(run, device=run.config.training.device)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
-    return Rung(model, run, run.metrics(), text, run.whole()["best"] if is_whole else {}, losses)
+    whole = run.whole()["best"] if is_whole else {}
+    every_seed = [one.metrics() for one in runs]
+    return Rung(model, run, run.metrics(), text, whole, losses, every_seed)

@@ -12,32 +12,34 @@ from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
 from attnlm.see.page import render
 from attnlm.see.text import visible
 
-SCRIPTS = ("attend.js", "next.js")
+SCRIPTS = ("components.js", "attend.js")
 CANDIDATES = 8
 TEMPERATURES = [tenths / 10 for tenths in range(1, 21)]
 _MOST_SHARES = 700_000  # of attention that a page holds, of four characters each
 
 
 def attention_page(attention: Attention) -> bytes:
-    """Return the page, in UTF-8. It opens with what the last token attends to in the first head."""
+    """Return the page, in UTF-8."""
     data, content = attention_parts(attention)
     return render("attend.html", scripts=SCRIPTS, data=data, **content)
 
 
 def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what SCRIPTS read, and what the templates text.html, heads.html and next.html show."""
-    shown = [visible(token) for token in attention.tokens]
+    """Return what SCRIPTS read, and what the templates show."""
     layers, heads = attention.weights.shape[:2]
     maps = packed_maps(attention.weights) if layers else None
-    data = {"tokens": shown, "heads": heads, "maps": maps, "next": next_tokens_data(attention)}
+    data = {
+        "tokens": [visible(token) for token in attention.tokens],
+        "layers": layers,
+        "heads": heads,
+        "maps": maps,
+        "next": next_tokens_data(attention),
+    }
     content = {
         "attention": attention,
         "caution": CAUTION,
-        "shown": shown,
         "layers": layers,
-        "shares": attention.weights[0, 0, -1].tolist() if layers else [0.0] * len(shown),
         "least_share": maps["least"] / 255 if maps else 0.0,
-        "likeliest": attention.next_tokens(-1, CANDIDATES),
     }
     return data, content
 
@@ -75,7 +77,7 @@ def _base64(numbers: NDArray[Any]) -> str:
 
 
 def next_tokens_data(attention: Attention) -> dict[str, Any]:
-    """Return the likeliest next tokens at each place, exact at each of TEMPERATURES, for next.js.
+    """Return the likeliest next tokens at each place, exact at each of TEMPERATURES.
 
     With logits l and the largest of them m, a candidate is (token, l − m), and the sum at a
     temperature τ is Σ exp((l − m) / τ) over the whole vocabulary. So a candidate's probability,
@@ -93,4 +95,9 @@ def next_tokens_data(attention: Attention) -> dict[str, Any]:
         for logs_V in logs_TV
     ]
     sums = [[float(f"{total:.6g}") for total in sums_N] for sums_N in sums_NT.T]
-    return {"candidates": candidates, "sums": sums, "temperatures": TEMPERATURES}
+    return {
+        "candidates": candidates,
+        "sums": sums,
+        "temperatures": TEMPERATURES,
+        "vocabulary": len(attention.vocabulary),
+    }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 INK, QUIET = "#2b2f36", "#7d838d"
 # Apart for the colour-blind and in greyscale too; the training loss is dashed, with squares.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
+_MARKERS = "os^Dv*PX"  # curves differ by more than their colour
 _WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character of its legend
 # Names of page.css, which has one colour for a light page and one for a dark.
 _IN_A_PAGE = {
@@ -54,6 +55,8 @@ class Line:
     losses: Sequence[float]
     colour: str
     dashed: bool = False
+    band: Sequence[tuple[float, float]] = ()
+    """the lowest and the highest loss of several seeds at each x, if they are known"""
 
 
 def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
@@ -182,7 +185,10 @@ def _draw_losses(
     for label, loss in known.items():
         how: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **how)
-    for line in lines:
+    for number, line in enumerate(lines):
+        if line.band:
+            low, high = zip(*line.band, strict=True)
+            axes.fill_between(line.x, low, high, color=line.colour, alpha=0.2, linewidth=0)
         axes.plot(
             line.x,
             line.losses,
@@ -190,8 +196,8 @@ def _draw_losses(
             color=line.colour,
             linewidth=1.8,
             linestyle=(0, (2.5, 1)) if line.dashed else "-",
-            marker="s" if line.dashed else "o",
-            markersize=3,
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=4,
             clip_on=False,
         )
     by_last_loss = sorted(axes.lines, key=lambda drawn: -np.asarray(drawn.get_ydata())[-1])

@@ -16,6 +16,7 @@ from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run
 from attnlm.see.curves import Line, best_record, panel_svg, panels_png, verdict
 from attnlm.see.page import render
+from attnlm.see.play import first_text, play_model, play_parts
 from attnlm.see.reproduce import ladder_command
 
 # Legible on white and on black; a model keeps its colour in every picture, a variant takes one that
@@ -80,6 +81,7 @@ _IDEAS |= {
     ),
 }
 _NOTICEABLE = 0.01  # nats per token
+_MOST_TO_TRY = 2_000_000  # parameters of all rungs together, whose page has about 10 MB
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,17 @@ class Rung:
     """what was measured of the best checkpoint on the whole split, if it was of every rung"""
     losses: tuple[float, ...] = ()
     """the lowest loss of each of its runs, in order: with several seeds, `run` has the median"""
+    every_seed: Sequence[Sequence[Mapping[str, Any]]] = ()
+    """the lines of the metrics of each of its runs"""
 
     @property
     def best(self) -> Mapping[str, Any]:
         """The record of the best evaluation: that of the checkpoint which is sampled from."""
         return {**best_record(self.records), **self.whole}
+
+    @property
+    def loss(self) -> float:
+        return float(self.best["val_loss"])
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -134,11 +142,30 @@ class Ladder:
         return {m: f"…{m.removeprefix(shared)}" if m.startswith(shared) else m for m in models}
 
     @property
+    def rivals(self) -> list[Rung | None]:
+        """For each rung, the best of those before it; None for the first."""
+        rivals: list[Rung | None] = [None]
+        for rung in self.rungs[:-1]:
+            best = rivals[-1]
+            rivals.append(rung if best is None or rung.loss < best.loss else best)
+        return rivals
+
+    @property
     def gains(self) -> list[float | None]:
         """By how much each rung's loss is below the lowest of those before; None for the first."""
-        losses = [float(rung.best["val_loss"]) for rung in self.rungs]
-        lowest = itertools.accumulate(losses, min)
-        return [None, *(best - loss for best, loss in zip(lowest, losses[1:], strict=False))]
+        pairs = zip(self.rungs, self.rivals, strict=True)
+        return [None if rival is None else rival.loss - rung.loss for rung, rival in pairs]
+
+    @property
+    def beyond_seeds(self) -> list[bool | None]:
+        """Whether each gain is larger than the spread: the losses of the two rungs' seeds do not
+        overlap. None for the first rung, and with one seed."""
+        return [
+            None
+            if rival is None or self.plan.seeds == 1
+            else max(rung.losses) < min(rival.losses) or max(rival.losses) < min(rung.losses)
+            for rung, rival in zip(self.rungs, self.rivals, strict=True)
+        ]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the names of columns, and a row for each rung."""
@@ -212,19 +239,25 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
 
     A variant of a model says what was changed, and is compared in the same way.
     """
-    best, sentences = ladder.rungs[0], []
-    for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
+    sentences = []
+    compared = zip(ladder.rungs, ladder.rivals, ladder.gains, ladder.beyond_seeds, strict=True)
+    for rung, rival, gain, is_beyond in compared:
         idea, why, why_not = _idea(rung)
-        if gain is None:
+        if rival is None or gain is None:
             said = "The others are compared with it"
-        elif gain > _NOTICEABLE:
-            said = f"{gain:.3f} nats per token better than {best.model}{why}"
-        elif gain < -_NOTICEABLE:
-            said = f"{-gain:.3f} nats per token worse than {best.model}{why_not}"
+        elif is_beyond is False:
+            said = (
+                f"Not clearly different from {rival.model}: the losses of their seeds overlap "
+                f"(medians {abs(gain):.3f} apart)"
+            )
+        elif abs(gain) <= _NOTICEABLE:
+            said = f"As good as {rival.model} after these steps"
         else:
-            said = f"As good as {best.model} after these steps"
+            beyond = ", more than the seeds differ" if is_beyond else ""
+            better = f"better than {rival.model}{beyond}{why}"
+            worse = f"worse than {rival.model}{beyond}{why_not}"
+            said = f"{abs(gain):.3f} nats per token {better if gain > 0 else worse}"
         sentences.append((rung.model, f"{idea}. {said}."))
-        best = rung if gain is not None and gain > 0 else best
     return sentences
 
 
@@ -253,6 +286,14 @@ def write_ladder(ladder: Ladder) -> Path:
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
     header, rows = ladder.table()
     page = ladder.path / "index.html"
+    parts: dict[str, Any] = {}
+    if sum(rung.run.parameters for rung in ladder.rungs) <= _MOST_TO_TRY:
+        models = [
+            play_model(rung.run, rung.run.checkpoint())._replace(name=ladder.labels[rung.model])
+            for rung in ladder.rungs
+        ]
+        text = ladder.plan.prompt or first_text([rung.run for rung in ladder.rungs])
+        parts = play_parts(models, None, text)
     content = render(
         "ladder.html",
         ladder=ladder,
@@ -265,6 +306,8 @@ def write_ladder(ladder: Ladder) -> Path:
         again=ladder_command(ladder.plan),
         references=known,
         version=attnlm.__version__,
+        can_try=bool(parts),
+        **parts,
     )
     files.write_bytes(page, content)
     return page
@@ -278,6 +321,16 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
             [record[x] for record in rung.records],
             [record["val_loss"] for record in rung.records],
             colours[rung.model],
+            band=_band(rung) if x == "tokens" else (),
         )
         for rung in ladder.rungs
     ]
+
+
+def _band(rung: Rung) -> list[tuple[float, float]]:
+    """Return the lowest and the highest loss of all seeds at each evaluation, if all made it."""
+    seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
+    steps = [record["step"] for record in rung.records]
+    if len(seeds) < 2 or not all(step in seed for seed in seeds for step in steps):
+        return []
+    return [(min(s[step] for s in seeds), max(s[step] for s in seeds)) for step in steps]

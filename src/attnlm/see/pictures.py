@@ -27,7 +27,7 @@ Pixels = NDArray[np.uint8]
 _THE_USERS = ("backend", "font.family", "font.sans-serif")
 _MOST_LABELS = 48  # characters on an axis that can still be read
 _LARGEST_SIDE = 30  # inches
-_CELL = 6  # pixels of a weight, so that a browser that smooths what it enlarges hardly blurs it
+_CELL = 6  # pixels of a weight
 
 
 @contextlib.contextmanager
@@ -150,25 +150,10 @@ def _characters(path: str) -> frozenset[int]:
         return frozenset()
 
 
-def strip(maps_NTT: Numbers) -> bytes:
-    """Return a PNG of maps side by side: a mask, as opaque as the weights are large."""
-    from PIL import Image
-
-    alpha_HW = _enlarged(np.concatenate(maps_NTT, axis=1))
-    transparent = Image.new("L", alpha_HW.shape[::-1])
-    mask = Image.merge("LA", (transparent, Image.fromarray(alpha_HW)))
-    file = io.BytesIO()
-    mask.save(file, "png", optimize=True)
-    return file.getvalue()
-
-
 def sheet(maps_LHTT: Numbers) -> Pixels:
     """Return all maps in one image, a row for each layer, a column for each head; dark is much."""
     lined = np.pad(maps_LHTT, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.3)
     layers, heads, side, _ = lined.shape
     joined = lined.transpose(0, 2, 1, 3).reshape(layers * side, heads * side)
-    return np.repeat(255 - _enlarged(joined)[..., None], 3, axis=2)
-
-
-def _enlarged(weights_HW: Numbers) -> NDArray[np.uint8]:
-    return np.rint(255 * weights_HW).astype(np.uint8).repeat(_CELL, 0).repeat(_CELL, 1)
+    steps = np.rint(255 - 255 * joined).astype(np.uint8).repeat(_CELL, 0).repeat(_CELL, 1)
+    return np.repeat(steps[..., None], 3, axis=2)

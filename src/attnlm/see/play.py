@@ -39,7 +39,7 @@ class PlayModel(NamedTuple):
     """By the names of the model's parameters; adapters are folded in."""
     tokenizer: Tokenizer
     told: str
-    """One sentence: its kind, its size, its data."""
+    """Its kind, its size, its data, in words."""
 
 
 def export_to_html(
@@ -79,7 +79,7 @@ def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
     origin = f"imported from {run.imported_from}"
     if not run.imported_from:
         origin = f"trained on {run.dataset['name']}"
-    told = f"{run.name}: {run.config.model.model}, {run.parameters:,} parameters, {origin}."
+    told = f"{run.config.model.model}, {run.parameters:,} parameters, {origin}"
     return PlayModel(run.name, run.config.model, weights, run.tokenizer, told)
 
 
@@ -104,12 +104,22 @@ def play_page(
     """
     return render(
         "play.html",
-        scripts=("model.js", "tokenizers.js", "play.js"),
-        data=[_described(model, number_type) for model in models],
-        title=f"Play with {', '.join(model.name for model in models)}",
+        **play_parts(models, number_type, prompt),
+        title=" · ".join(model.name for model in models),
         models=models,
-        prompt=prompt,
     )
+
+
+def play_parts(models: Sequence[PlayModel], number_type: str | None, prompt: str) -> dict[str, Any]:
+    """Return what `render` takes for the template play_body.html."""
+    return {
+        "scripts": ("components.js", "model.js", "tokenizers.js", "play.js"),
+        "data": {
+            "models": [_described(model, number_type) for model in models],
+            "prompt": prompt,
+        },
+        "several": len(models) > 1,
+    }
 
 
 def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
@@ -126,6 +136,7 @@ def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
         )
     return {
         "name": model.name,
+        "told": model.told,
         "architecture": described_architecture(model.architecture),
         "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         "type": number_type,

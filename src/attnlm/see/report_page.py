@@ -17,7 +17,6 @@ from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.heads import PATTERNS
 from attnlm.see.page import render
-from attnlm.see.pictures import strip
 from attnlm.see.report import LensRow, Report
 from attnlm.see.reproduce import report_command
 from attnlm.see.text import visible
@@ -33,8 +32,8 @@ def report_page(report: Report) -> bytes:
     snapshots = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
     data["snapshots"], data["films"] = _said(records, snapshots), _films(report, snapshots)
+    data["passage"] = [visible(token) for token in report.passage]
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
-    scripts = [*SCRIPTS, *(["lens.js"] if report.lens else [])]
     last_scores = [film["scores"][-1] for film in data["films"]]
     lines, facts = run_lines(records), run_facts(run)
     if records:
@@ -43,7 +42,7 @@ def report_page(report: Report) -> bytes:
         facts["training"] = f"{spent} on {run.config.training.device}"
     return render(
         "report.html",
-        scripts=[*scripts, *(["report.js"] if snapshots else [])],
+        scripts=[*SCRIPTS, *(["report.js"] if snapshots else [])],
         data=data,
         report=report,
         run=run,
@@ -59,6 +58,7 @@ def report_page(report: Report) -> bytes:
         shown_film=int(np.argmax(last_scores)) if last_scores else 0,
         all_films=run.config.model.layers * run.config.model.maps_per_layer,
         lens_columns=range(len(report.ids))[-_MOST_COLUMNS:],
+        shown=data["tokens"],
         patterns=PATTERNS,
         version=attnlm.__version__,
         **content,
@@ -89,9 +89,10 @@ def _shown(text: str) -> str:
 
 
 def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Return a strip of frames for each head, and its previous-token scores, if maps are recorded.
+    """Return each head's maps, and its previous-token scores, if maps are recorded.
 
-    Of many heads, only those with the largest scores at the end: a strip takes tens of KB.
+    A map is the rows of its lower triangle, in bytes that stand for steps of 1/255. Of many heads,
+    only those with the largest scores at the end are kept: one takes about 10 KB.
     """
     maps = [one.maps for one in snapshots if one.maps is not None]
     shapes = {one.shape for one in maps}
@@ -101,12 +102,14 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
         place: [round(previous_token_score(one[place]), 3) for one in maps]
         for place in np.ndindex(*maps[0].shape[:2])
     }
+    past = np.tril_indices(len(report.passage))
     best = sorted(scores, key=lambda place: scores[place][-1], reverse=True)[:_MOST_FILMS]
     return [
         {
             "name": f"layer {place[0] + 1} head {place[1] + 1}",
-            "strip": "data:image/png;base64,"
-            + base64.b64encode(strip(np.array([one[place] for one in maps]))).decode(),
+            "maps": base64.b64encode(
+                np.rint([255 * one[place][past] for one in maps]).astype(np.uint8).tobytes()
+            ).decode(),
             "scores": scores[place],
         }
         for place in sorted(best)
@@ -119,18 +122,19 @@ def previous_token_score(weights_TT: Numbers) -> float:
 
 
 def lens_data(rows: Sequence[LensRow], vocabulary: Sequence[str]) -> dict[str, Any]:
-    """Return the logit lens for lens.js, layer by layer, token by token, the likeliest first.
+    """Return the logit lens for attend.js, layer by layer, token by token, the likeliest first.
 
-    `words` are the tokens that occur, `ids` the places of the likeliest among these, with percents.
+    `rows` are the names of the layers, `words` the tokens that occur, `ids` the places of the
+    likeliest among these, with percents.
     """
     if not rows:
-        return {"words": [], "ids": [], "percents": [], "count": 0}
+        return {"rows": []}
     ids_LTK = np.stack([row.ids for row in rows])
     found, places = np.unique(ids_LTK, return_inverse=True)
     percents = np.rint(100 * np.stack([row.probabilities for row in rows])).astype(int)
     return {
+        "rows": [row.name for row in rows],
         "words": [visible(vocabulary[i]) for i in found.tolist()],
         "ids": places.ravel().tolist(),
         "percents": percents.ravel().tolist(),
-        "count": ids_LTK.shape[-1],
     }

@@ -25,28 +25,28 @@ class Model {
 
   /* [layer][head] → Float32Array T × T: row t holds the weights of query t over the keys 0 to t. */
   attention(ids) {
-    const maps = [];
-    finished(this.watch(ids, (part, layer, values, t) => {
-      if (part !== "attention") return;
-      const heads = (maps[layer] ??= values.map(() => new Float32Array(this.seen(ids).length ** 2)));
-      values.forEach((weights_T, head) => heads[head].set(weights_T, t * this.seen(ids).length));
+    const cache = newCache();
+    finished(this.computeLogits(ids, cache));
+    const T = cache.ids.length;
+    return cache.layers.filter(([made]) => made.attention).map((made_T) => made_T[0].attention.map((_, head) => {
+      const weights_TT = new Float32Array(T * T);
+      made_T.forEach((made, t) => weights_TT.set(made.attention[head], t * T));
+      return weights_TT;
     }));
-    return maps;
   }
 
   /* The new ids after some, one after another; a temperature of 0 takes the likeliest.
      onToken(id, probability, probabilities_V) may return false to stop. */
-  async generate({ids, tokens = 100, temperature = 1, topK, topP, seed, onToken} = {}) {
+  async generate({ids, tokens = 100, temperature = 1, topK, topP, seed, onToken, cache = newCache()} = {}) {
     const random = randomNumbers(seed ?? Math.floor(Math.random() * 2 ** 32));
     const made = [], pause = new Pause();
     let window = this.seen(ids);
     while (made.length < tokens) {
-      if (window.length > this.architecture.block_size) window = window.slice(-this.kept());
-      const logits_V = await pause.finish(this.computeLogits(window));
+      const logits_V = await pause.finish(this.computeLogits(window, cache));
       const probabilities_V = nextProbabilities(logits_V, {temperature, topK, topP});
       const id = draw(probabilities_V, random());
       made.push(id);
-      window = [...window, id];
+      window = this.extended(window, id);
       if (onToken?.(id, probabilities_V[id], probabilities_V) === false) break;
     }
     return made;
@@ -55,12 +55,13 @@ class Model {
   /* The ids that the model sees of a text. */
   seen(ids) { return Array.from(ids).slice(-this.architecture.block_size); }
 
-  /* How many tokens of a full context stay when the next one comes. A model of one layer slides by one
-     token; a deeper one keeps the newer half, as `attnlm sample` does. */
-  kept() {
+  /* The ids that the model sees when the next one comes. Where the context is full, a model of one layer
+     slides by one token; a deeper one keeps the newer half, as `attnlm sample` does. */
+  extended(window, id) {
     const {layers, positions, mlp, block_size} = this.architecture;
+    if (window.length < block_size) return [...window, id];
     const slides = layers === 1 && positions !== "rotary" && mlp === "none";
-    return slides ? block_size : Math.max(1, Math.floor(block_size / 2));
+    return [...window, id].slice(slides ? -block_size : -Math.max(1, Math.floor(block_size / 2)));
   }
 
   /* Switch a head off or on: its output is zero while it is off. */
@@ -71,53 +72,49 @@ class Model {
 
   /* What follows is computed in pieces: each function* yields where a page may answer its reader. */
 
-  /* As `logits`. The tokens that begin as those of the last call did are not computed again. */
-  * computeLogits(ids) {
-    const seen = this.seen(ids), {cache} = this;
+  /* As `logits`. What the cache holds of the first tokens is not computed again. */
+  * computeLogits(ids, cache = this.cache) {
+    const seen = this.seen(ids);
     let known = 0;
     while (known < seen.length && cache.ids[known] === seen[known]) known++;
-    if (known === seen.length && known === cache.ids.length) return cache.logits_V;
-    truncate(cache, Math.min(known, seen.length - 1));
-    for (const id of seen.slice(cache.ids.length)) cache.x_C = yield* this.forward(id, cache);
-    cache.logits_V = this.readOut(cache.x_C);
-    return cache.logits_V;
+    cache.ids.length = known;
+    for (const id of seen.slice(known)) yield* this.forward(id, cache);
+    return this.readOut(streamOf(cache, seen.length - 1));
   }
 
-  /* The forward pass of all ids from the first. It tells `see(part, layer, values, t)` what it makes of each
-     token: embedding, input, query, key, value, scores, attention, mixed, stream and logits. */
-  * watch(ids, see) {
-    const cache = newCache();
-    let t = 0;
-    for (const id of this.seen(ids)) {
-      const x_C = yield* this.forward(id, cache, (part, layer, values) => see(part, layer, values, t));
-      see("logits", null, this.readOut(x_C), t++);
-    }
-  }
-
-  /* What the blocks make of the next token (C), which joins the cache. */
-  * forward(id, cache, see = () => {}) {
+  /* Compute all blocks for the next token, t. The cache then holds what was made of it: embedded[t], and for
+     each layer layers[layer][t] = {input, query, key, value, attention, mixed, attended, hidden, stream}. */
+  * forward(id, cache) {
     const a = this.architecture, t = cache.ids.length;
-    cache.ids.push(id);
-    if (a.embed_dim === undefined) return row(this.weights["table.weight"], id);
-    let x_C = row(this.weights["token_embedding.weight"], id);
-    if (a.positions === "learned") x_C = sum(x_C, row(this.weights["position_embedding.weight"], t));
-    see("embedding", null, x_C);
-    for (let layer = 0; layer < a.layers; layer++) {
-      const block = `blocks.${layer}.`;
+    let x_C = this.embed(id, t);
+    cache.embedded[t] = x_C;
+    for (let layer = 0; layer < this.depth; layer++) {
+      const block = `blocks.${layer}.`, made_T = (cache.layers[layer] ??= []), made = (made_T[t] = {});
       if (a.attention !== "none") {
-        const y_C = a.norm === "none" ? x_C : this.norm(`${block}attention_norm`, x_C);
-        const mixed_C = this.attend(layer, y_C, cache, (part, values) => see(part, layer, values));
-        x_C = a.residual ? sum(x_C, mixed_C) : mixed_C;
+        made.input = a.norm === "none" ? x_C : this.norm(`${block}attention_norm`, x_C);
+        made.attended = this.attend(layer, made_T, t);
+        x_C = a.residual ? sum(x_C, made.attended) : made.attended;
       }
       if (a.mlp !== "none") {
         const y_C = a.norm === "none" ? x_C : this.norm(`${block}mlp_norm`, x_C);
-        const hidden_C = this.mlp(`${block}mlp.`, y_C);
-        x_C = a.residual ? sum(x_C, hidden_C) : hidden_C;
+        made.hidden = this.mlp(`${block}mlp.`, y_C);
+        x_C = a.residual ? sum(x_C, made.hidden) : made.hidden;
       }
-      see("stream", layer, x_C);
+      made.stream = x_C;
       yield;
     }
-    return x_C;
+    cache.ids.push(id);
+  }
+
+  /* How many blocks there are: a bigram has none. */
+  get depth() { return this.architecture.embed_dim === undefined ? 0 : this.architecture.layers; }
+
+  /* The embedding (C) of a token at place t; of a bigram, its row of the table (V). */
+  embed(id, t) {
+    const a = this.architecture;
+    if (a.embed_dim === undefined) return row(this.weights["table.weight"], id);
+    const x_C = row(this.weights["token_embedding.weight"], id);
+    return a.positions === "learned" ? sum(x_C, row(this.weights["position_embedding.weight"], t)) : x_C;
   }
 
   /* The logits (V) that norm and LM head read in the stream (C). */
@@ -147,43 +144,39 @@ class Model {
     return isLayer && a.bias ? sum(y_C, this.weights[`${name}.bias`].values) : y_C;
   }
 
-  /* Causal attention of the newest token: (C) → (C), or (H·D) without a projection. */
-  attend(layer, x_C, cache, see) {
-    const a = this.architecture, name = `blocks.${layer}.attention.`;
-    see("input", x_C);
-    const {keys, values} = (cache.layers[layer] ??= {keys: [], values: []});
-    if (a.attention !== "softmax") {
-      // The tokens themselves are queries, keys and values of one head.
-      keys.push(x_C);
-      const weight = a.attention === "uniform" ? 0 : 1 / Math.sqrt(x_C.length);
-      const scores_T = Float32Array.from(keys, (key_C) => weight * dot(x_C, 0, key_C, 0, x_C.length));
-      const attention_T = softmax(scores_T), mixed_C = new Float32Array(x_C.length);
-      if (!this.silenced.has(`${layer}.0`)) mix(attention_T, keys, 0, mixed_C, 0, x_C.length);
-      see("scores", [scores_T]);
-      see("attention", [attention_T]);
-      see("mixed", mixed_C);
-      return mixed_C;
-    }
-    const H = a.heads, K = a.kv_heads, D = a.head_size, t = keys.length;
-    const query_HD = this.positioned(`${name}query`, x_C, t);
-    keys.push(this.positioned(`${name}key`, x_C, t));
-    values.push(this.linear(`${name}value`, x_C));
-    const scores = [], attention = [], mixed_HD = new Float32Array(H * D);
+  /* Causal attention of the token t: (C) → (C), or (H·D) without a projection. */
+  attend(layer, made_T, t) {
+    const a = this.architecture, name = `blocks.${layer}.attention.`, made = made_T[t], x_C = made.input;
+    const {H, K, D} = this.heads(x_C.length), isSoftmax = a.attention === "softmax";
+    // Without queries, keys and values, the tokens themselves are all three.
+    made.query = isSoftmax ? this.positioned(`${name}query`, x_C, t) : x_C;
+    made.key = isSoftmax ? this.positioned(`${name}key`, x_C, t) : x_C;
+    made.value = isSoftmax ? this.linear(`${name}value`, x_C) : x_C;
+    made.attention = [];
+    made.mixed = new Float32Array(H * D);
     for (let head = 0; head < H; head++) {
+      const attention_T = softmax(this.scores(made_T, t, head));
+      made.attention.push(attention_T);
+      if (this.silenced.has(`${layer}.${head}`)) continue;
       const group = Math.floor((head * K) / H) * D; // each key and value head serves H / K queries
-      const scores_T = Float32Array.from(
-        keys, (key_KD) => dot(query_HD, head * D, key_KD, group, D) / Math.sqrt(D));
-      scores.push(scores_T);
-      attention.push(softmax(scores_T));
-      if (!this.silenced.has(`${layer}.${head}`)) mix(attention[head], values, group, mixed_HD, head * D, D);
+      for (let s = 0; s <= t; s++) addTo(made.mixed, head * D, attention_T[s], made_T[s].value, group, D);
     }
-    see("query", query_HD);
-    see("key", keys[t]);
-    see("value", values[t]);
-    see("scores", scores);
-    see("attention", attention);
-    see("mixed", mixed_HD);
-    return a.projection ? this.linear(`${name}projection`, mixed_HD) : mixed_HD;
+    return isSoftmax && a.projection ? this.linear(`${name}projection`, made.mixed) : made.mixed;
+  }
+
+  /* Heads, key and value heads, and the width of a head. */
+  heads(width) {
+    const {attention, heads, kv_heads, head_size} = this.architecture;
+    return attention === "softmax" ? {H: heads, K: kv_heads, D: head_size} : {H: 1, K: 1, D: width};
+  }
+
+  /* The scores of token t over the tokens up to it: q · k / √D. */
+  scores(made_T, t, head) {
+    const {H, K, D} = this.heads(made_T[t].input.length), group = Math.floor((head * K) / H) * D;
+    const scale = this.architecture.attention === "uniform" ? 0 : 1 / Math.sqrt(D);
+    const scores_T = new Float32Array(t + 1);
+    for (let s = 0; s <= t; s++) scores_T[s] = scale * dot(made_T[t].query, head * D, made_T[s].key, group, D);
+    return scores_T;
   }
 
   /* The queries or keys of the token at place t, normed and rotated where the model does that. */
@@ -228,15 +221,10 @@ class Model {
   }
 }
 
-function newCache() { return {ids: [], layers: [], logits_V: null, x_C: null}; }
+function newCache() { return {ids: [], embedded: [], layers: []}; }
 
-function truncate(cache, length) {
-  cache.ids.length = length;
-  for (const {keys, values} of cache.layers) {
-    keys.length = Math.min(keys.length, length);
-    values.length = Math.min(values.length, length);
-  }
-}
+/* The stream (C) of token t after the last layer. */
+function streamOf({embedded, layers}, t) { return layers.length ? layers.at(-1)[t].stream : embedded[t]; }
 
 function row({shape, values}, index) { return values.slice(index * shape[1], (index + 1) * shape[1]); }
 
@@ -263,17 +251,18 @@ function product(weight_OI, x_I) {
       third += weight_OI[c + i] * x;
       fourth += weight_OI[d + i] * x;
     }
-    y_O.set([first, second, third, fourth], o);
+    y_O[o] = first;
+    y_O[o + 1] = second;
+    y_O[o + 2] = third;
+    y_O[o + 3] = fourth;
   }
   for (; o < O; o++) y_O[o] = dot(weight_OI, o * I, x_I, 0, I);
   return y_O;
 }
 
-/* Add the values of all tokens, each times its weight, to `mixed` from `to` on. */
-function mix(attention_T, values, from, mixed, to, count) {
-  for (const [t, value] of values.entries()) {
-    for (let i = 0; i < count; i++) mixed[to + i] += attention_T[t] * value[from + i];
-  }
+/* Add a weight times the numbers of x from `x0` on to those of y from `y0` on. */
+function addTo(y, y0, weight, x, x0, count) {
+  for (let i = 0; i < count; i++) y[y0 + i] += weight * x[x0 + i];
 }
 
 /* x by the root of its mean square, times the gain. */
@@ -337,31 +326,4 @@ function finished(work) {
   let step = work.next();
   while (!step.done) step = work.next();
   return step.value;
-}
-
-/* Lets the page answer its reader when it has computed for some milliseconds. */
-class Pause {
-  constructor(milliseconds = 15) {
-    this.milliseconds = milliseconds;
-    this.since = performance.now();
-  }
-
-  async finish(work) {
-    for (let step = work.next(); ; step = work.next()) {
-      if (performance.now() - this.since > this.milliseconds) {
-        await answered();
-        this.since = performance.now();
-      }
-      if (step.done) return step.value;
-    }
-  }
-}
-
-/* Waits until the page has answered its reader: a message comes after it, and sooner than a timer. */
-function answered() {
-  return new Promise((resolve) => {
-    const {port1, port2} = new MessageChannel();
-    port1.onmessage = () => { port1.close(); resolve(); };
-    port2.postMessage(null);
-  });
 }

@@ -12,354 +12,315 @@
    A model sees the last `architecture.block_size` ids only. */
 
 const LARGEST_TEXT = 512; // tokens whose attention is shown
-const CANDIDATES = 10;
-const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((found) => [found.id, found]));
-const models = unpackModels(JSON.parse(page.data.textContent));
+const LARGEST_WAY = 24; // tokens whose numbers are shown, and columns of the lens
+const CANDIDATES = 8;
+const BETWEEN_FRAMES = 80; // milliseconds, while tokens are generated
+const given = JSON.parse(page.data.textContent), models = unpackModels(given.models);
 window.attnlm = {models};
+page.prompt.value = given.prompt;
 
-const shown = {model: 0, layer: 0, head: 0, token: 0, arcs: false};
-const made = models.map(() => []); // by generation: {id, probability} of each new token, after `prompt`
-let typed = null; // the text that was computed last
+/* Of each model: the ids that it sees, what was made of them, and the tokens that it generated, with probabilities. */
+const states = models.map(() => ({window: [], cache: newCache(), made: [], probabilities_V: null}));
+let shown = models.length - 1; // the model whose heads are shown
+let isEdited = true; // the text is another than that of the windows
+let isLonger = true; // tokens came since heads were shown: the last one is chosen then
 let generating = null; // {stopped}, while tokens are generated
-let seen = null; // what the chosen model made of the text: tokens, maps, streams and parts of each token
-
-function element(tag, attributes = {}, ...content) {
-  const namespace = ["svg", "path", "text", "circle", "g", "rect"].includes(tag) ? "http://www.w3.org/2000/svg" : null;
-  const found = namespace ? document.createElementNS(namespace, tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) found.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, x] of Object.entries(value)) found.style.setProperty(key, x);
-    else if (value !== false && value !== undefined) found.setAttribute(name, value === true ? "" : value);
-  }
-  found.append(...content);
-  return found;
-}
-
-/* Tokens as text that can be read: no invisible signs, none that change the direction of others. */
-function visible(text) {
-  const names = {" ": "␣", "\n": "⏎", "\t": "⇥"};
-  if (/^ +$/.test(text)) return "␣".repeat(text.length);
-  return [...text].map((sign) => names[sign] && text.length === 1 ? names[sign]
-    : sign === "\n" ? "⏎" : /[\p{C}\p{Zl}\p{Zp}\ufeff]/u.test(sign) ? `\\u{${sign.codePointAt(0).toString(16)}}` : sign).join("");
-}
+const view = new HeadsView({onHead: showWay, switchHead});
 
 const tokenText = (model, id) => visible(model.decode([id]));
-const percent = (probability) => `${(100 * probability).toFixed(probability < 0.0995 ? 1 : 0)}%`;
-const numberText = (x) => (Math.abs(x) >= 1000 || (x !== 0 && Math.abs(x) < 0.01) ? x.toExponential(1) : x.toFixed(2));
 
 function options() {
-  const given = (input) => (input.value === "" ? undefined : input.valueAsNumber);
+  const read = (input) => (input.value === "" || !input.validity.valid ? undefined : input.valueAsNumber);
   return {
-    tokens: given(page.tokens) ?? 200,
-    temperature: given(page.temperature) ?? 1,
-    topK: given(page["top-k"]),
-    topP: given(page["top-p"]),
-    seed: given(page.seed),
+    tokens: read(page.tokens) ?? 200,
+    temperature: read(page.temperature) ?? 1,
+    topK: read(page["top-k"]),
+    topP: read(page["top-p"]),
+    seed: read(page.seed),
   };
 }
 
-/* The ids of the text: those that were generated stay as they are, however their text would be encoded. */
-function idsOf(number) {
-  const model = models[number];
-  const ids = model.encode(page.prompt.value);
-  const all = [...ids, ...made[number].map(({id}) => id)];
-  return all.length ? all : [model.first];
+/* Compute and show, after a change. A newer change ends what is computed for an older one. */
+let isBusy = false, isStale = false;
+async function refresh() {
+  isStale = true;
+  if (isBusy || generating) return;
+  isBusy = true;
+  while (isStale && !generating) {
+    isStale = false;
+    await computeAndShow(() => isStale || generating);
+  }
+  isBusy = false;
 }
 
-/* Compute and show, after a change. What is still computed for an older text ends. */
-let newest = 0;
-async function refresh() {
-  const turn = ++newest, pause = new Pause();
+async function computeAndShow(isStopped) {
+  const pause = new Pause();
+  if (isEdited && !readText()) return;
+  for (const [number, model] of models.entries()) {
+    const state = states[number];
+    const logits_V = await pause.finish(model.computeLogits(state.window, state.cache), isStopped);
+    if (logits_V === undefined) return;
+    state.probabilities_V = nextProbabilities(logits_V, options());
+    showNext(number);
+  }
+  for (const part of [showHeads, showWay, showLens, showEmbeddings]) {
+    await part(isStopped);
+    await answered();
+    if (isStopped()) return;
+  }
+}
+
+/* Encode the text for every model; false if a vocabulary lacks one of its characters. */
+function readText() {
   try {
-    for (const [number, model] of models.entries()) {
-      const logits_V = await pause.finish(model.computeLogits(idsOf(number)));
-      if (turn !== newest) return;
-      showNext(number, logits_V);
-    }
-    page.told.textContent = "";
+    const encoded = models.map((model) => model.encode(page.prompt.value));
+    states.forEach((state, number) => {
+      state.window = models[number].seen(encoded[number].length ? encoded[number] : [models[number].first]);
+      state.made = [];
+    });
+    isLonger = true;
   } catch (error) {
     if (!(error instanceof TextError)) throw error;
     page.told.textContent = error.message;
-    return;
+    return false;
   }
-  const model = models[shown.model], ids = model.seen(idsOf(shown.model)).slice(-LARGEST_TEXT);
-  const found = {ids, tokens: ids.map((id) => tokenText(model, id)), maps: [], streams: [], parts: [], logits: []};
-  const T = ids.length;
-  await pause.finish(model.watch(ids, (part, layer, values, t) => {
-    if (part === "attention") {
-      const heads = (found.maps[layer] ??= values.map(() => new Float32Array(T * T)));
-      values.forEach((weights_T, head) => heads[head].set(weights_T, t * T));
-    } else if (part === "logits") found.logits[t] = values;
-    else if (part === "embedding" || part === "stream") (found.streams[layer === null ? 0 : layer + 1] ??= [])[t] = values;
-    else ((found.parts[layer] ??= {})[part] ??= [])[t] = values;
-  }));
-  if (turn !== newest) return;
-  seen = found;
-  shown.token = Math.min(shown.token, T - 1);
-  if (shown.follows !== false) shown.token = T - 1;
-  showText();
-  showThumbnails();
-  showHead();
-  await answered();
-  if (turn !== newest) return;
-  showLens();
-  showEmbeddings();
+  page.told.textContent = "";
+  isEdited = false;
+  return true;
 }
 
 /* The likeliest next tokens of a model, and what it has generated. */
-function showNext(number, logits_V) {
-  const model = models[number], {temperature, topK, topP} = options();
-  const probabilities_V = nextProbabilities(logits_V, {temperature, topK, topP});
-  const likeliest = largest(probabilities_V, CANDIDATES);
-  const bars = likeliest.filter((id) => probabilities_V[id] > 0).map((id) => element("li", {},
-    element("span", {class: "candidate"}, tokenText(model, id)),
-    element("span", {class: "bar", style: {"--share": probabilities_V[id].toFixed(4)}}),
-    element("span", {class: "percent"}, percent(probabilities_V[id]))));
-  const text = made[number].map(({id, probability}) => element("span",
-    {title: `${tokenText(model, id)}: ${percent(probability)}`, class: "made", style: {"--share": probability.toFixed(3)}},
-    displayed(model.decode([id]))));
-  const part = element("section", {"data-model": number},
-    ...(models.length > 1 ? [element("h3", {}, model.name)] : []),
-    element("ol", {class: "next"}, ...bars),
-    ...(text.length ? [element("pre", {class: "generated", "aria-label": `generated by ${model.name}`}, ...text)] : []));
-  const before = page.models.querySelector(`[data-model="${number}"]`);
-  if (before) before.replaceWith(part);
-  else page.models.append(part);
+function showNext(number) {
+  const model = models[number], {probabilities_V, made} = states[number], part = page.models.children[number];
+  const likeliest = largest(probabilities_V, CANDIDATES).filter((id) => probabilities_V[id] > 0);
+  const list = bars(likeliest.map((id) => [tokenText(model, id), probabilities_V[id]]));
+  part.querySelector(".next").replaceWith(list);
+  const text = part.querySelector(".generated"), last = made.at(-1);
+  if (made.length < text.children.length) text.replaceChildren();
+  text.append(...made.slice(text.children.length).map(({id, probability}) => element("span",
+    {"data-note": `“${tokenText(model, id)}” had ${percent(probability)}`, class: "made", style: {"--share": probability.toFixed(3)}},
+    displayed(model.decode([id])))));
+  text.scrollTop = text.scrollHeight;
+  part.querySelector(".last").textContent = last
+    ? `last token: “${tokenText(model, last.id)}”, which had ${percent(last.probability)}`
+    : "Nothing generated yet.";
 }
 
-/* Text as it is, but for signs that are invisible or change the direction of others. */
-function displayed(text) {
-  return [...text].map((sign) => (sign === "\n" || sign === "\t" || sign === " " ? sign : visible(sign))).join("");
+/* The tokens that the chosen model sees: at most the last LARGEST_TEXT of those that were computed. */
+function seenTokens() {
+  const {ids} = states[shown].cache, first = Math.max(0, ids.length - LARGEST_TEXT);
+  return {first, ids: ids.slice(first), tokens: ids.slice(first).map((id) => tokenText(models[shown], id))};
 }
 
-function largest(values, count) {
-  const found = [];
-  for (const [id, value] of values.entries()) {
-    if (found.length === count && value <= values[found[count - 1]]) continue;
-    let at = found.length;
-    while (at > 0 && values[found[at - 1]] < value) at--;
-    found.splice(at, 0, id);
-    found.length = Math.min(found.length, count);
-  }
-  return found;
-}
-
-function map() { return seen.maps[shown.layer]?.[shown.head]; }
-
-/* The text, with the tint of what the chosen token attends to. */
-function showText() {
-  const T = seen.ids.length, weights = map();
-  const focused = page.text.contains(document.activeElement);
-  page.text.replaceChildren(...seen.tokens.map((token, t) => element("button", {
-    type: "button",
-    "aria-pressed": String(t === shown.token),
-    tabindex: t === shown.token ? 0 : -1,
-    title: weights && t <= shown.token ? weightText(shown.token, t) : token,
-    style: {"--share": weights && t <= shown.token ? weights[shown.token * T + t].toFixed(3) : 0},
-    onclick: () => chooseToken(t),
-  }, token)));
-  if (focused) page.text.children[shown.token]?.focus();
-}
-
-function weightText(query, key) {
-  const weight = map()[query * seen.ids.length + key];
-  return `“${seen.tokens[query]}” gives ${percent(weight)} to “${seen.tokens[key]}”`;
-}
-
-function chooseToken(t) {
-  shown.token = t;
-  shown.follows = t === seen.ids.length - 1;
-  showText();
-  showHead();
-}
-
-function colour(name) {
-  const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-}
-
-/* A map as a picture, a pixel for each weight: its tint is as strong as the root of the weight, so that small ones are
-   seen. Tokens that come later stay transparent: the hatching behind them is the mask. */
-function drawMap(canvas, weights, T) {
-  const paper = colour("--paper"), tint = colour("--tint"), context = canvas.getContext("2d");
-  canvas.width = canvas.height = T;
-  const picture = context.createImageData(T, T);
-  for (let query = 0; query < T; query++) {
-    for (let key = 0; key <= query; key++) {
-      const cell = query * T + key, strength = Math.sqrt(weights[cell]);
-      for (let i = 0; i < 3; i++) picture.data[4 * cell + i] = paper[i] + (tint[i] - paper[i]) * strength;
-      picture.data[4 * cell + 3] = 255;
-    }
-  }
-  context.putImageData(picture, 0, 0);
-}
-
-function showThumbnails() {
-  const model = models[shown.model];
-  page["heads-section"].hidden = seen.maps.length === 0;
-  const buttons = seen.maps.flatMap((heads, layer) => heads.map((weights, head) => {
-    const canvas = element("canvas", {width: 1, height: 1});
-    drawMap(canvas, weights, seen.ids.length);
-    const isOff = model.silenced.has(`${layer}.${head}`);
-    return element("button", {
-      type: "button",
-      "aria-pressed": String(layer === shown.layer && head === shown.head),
-      class: isOff ? "off" : "",
-      onclick: () => chooseHead(layer, head),
-    }, canvas, `layer ${layer + 1} head ${head + 1}${isOff ? ", off" : ""}`);
-  }));
-  const focused = [...page.thumbnails.children].indexOf(document.activeElement);
-  page.thumbnails.replaceChildren(...buttons);
-  if (focused >= 0) buttons[focused]?.focus();
-}
-
-function chooseHead(layer, head) {
-  Object.assign(shown, {layer, head});
-  showThumbnails();
-  showText();
-  showHead();
-}
-
-function showHead() {
-  const weights = map();
-  if (!weights) {
-    showWay();
-    return;
-  }
-  const T = seen.ids.length, query = shown.token;
-  const row = weights.subarray(query * T, query * T + query + 1);
-  const most = largest(row, 3).map((key) => `${percent(row[key])} “${seen.tokens[key]}”`).join(", ");
-  page["head-caption"].textContent = `Layer ${shown.layer + 1}, head ${shown.head + 1}: “${seen.tokens[query]}” attends to ${most}`;
-  const isOff = models[shown.model].silenced.has(`${shown.layer}.${shown.head}`);
-  page.switch.setAttribute("aria-pressed", String(isOff));
-  page.switch.textContent = isOff ? "Switch this head on" : "Switch this head off";
-  page.large.replaceChildren(shown.arcs ? arcs(weights, T) : labelledMap(weights, T));
-  showWay();
-}
-
-/* The map with its tokens on both axes. */
-function labelledMap(weights, T) {
-  const canvas = element("canvas", {width: 1, height: 1, role: "img", "aria-label": page["head-caption"].textContent});
-  drawMap(canvas, weights, T);
-  const picture = element("div", {class: "picture"}, canvas);
-  const label = (token, t) => element("span", {class: t === shown.token ? "now" : ""}, token);
-  picture.addEventListener("pointermove", (event) => {
-    const [query, key] = [event.offsetY / canvas.clientHeight, event.offsetX / canvas.clientWidth].map((x) => Math.floor(x * T));
-    if (query < 0 || query >= T || key < 0 || key >= T) return;
-    picture.title = key > query ? `“${seen.tokens[query]}” comes before “${seen.tokens[key]}”` : weightText(query, key);
+function showHeads() {
+  const model = models[shown], {cache} = states[shown], {first, tokens} = seenTokens();
+  if (isLonger) view.token = tokens.length - 1;
+  isLonger = false;
+  const attentive = cache.layers.length && cache.layers[0][0].attention ? cache.layers : [];
+  page["no-heads"].hidden = attentive.length > 0;
+  return view.show({
+    tokens,
+    layers: attentive.length,
+    heads: attentive.length ? attentive[0][0].attention.length : 0,
+    row: (layer, head, t) => cache.layers[layer][first + t].attention[head].subarray(first),
+    isOff: (layer, head) => model.silenced.has(`${layer}.${head}`),
   });
-  picture.addEventListener("click", (event) => chooseToken(Math.min(T - 1, Math.floor((event.offsetY / canvas.clientHeight) * T))));
-  return element("div", {class: "labelled", style: {"--tokens": T, "--row": shown.token}},
-    element("div", {class: "columns"}, ...seen.tokens.map(label)),
-    element("div", {class: "rows"}, ...seen.tokens.map(label)), picture);
 }
 
-/* Arcs from the chosen token to those that it attends to: as thick as their weights. */
-function arcs(weights, T) {
-  const width = 28, height = Math.min(260, 30 + T * 8), line = height - 20, at = (t) => (t + 0.5) * width;
-  const curves = [];
-  for (let key = 0; key <= shown.token; key++) {
-    const weight = weights[shown.token * T + key];
-    if (weight < 0.005) continue;
-    const [from, to] = [at(shown.token), at(key)], top = line - 20 - ((line - 30) * Math.abs(from - to)) / (T * width);
-    const path = element("path", {
-      d: `M ${from} ${line - 12} C ${from} ${top}, ${to} ${top}, ${to} ${line - 12}`,
-      "stroke-width": Math.max(0.5, 8 * weight), stroke: "var(--tint)", fill: "none", "stroke-opacity": 0.85});
-    path.append(document.createElementNS("http://www.w3.org/2000/svg", "title"));
-    path.firstChild.textContent = weightText(shown.token, key);
-    curves.push(path);
-  }
-  const labels = seen.tokens.map((token, t) => element("text", {
-    x: at(t), y: line + 4, "text-anchor": "middle", "font-weight": t === shown.token ? 700 : 400, fill: "currentColor",
-    onclick: () => chooseToken(t)}, token));
-  return element("svg", {class: "arcs", width: T * width, height, viewBox: `0 0 ${T * width} ${height}`, role: "img",
-    "aria-label": page["head-caption"].textContent}, ...curves, ...labels);
+function switchHead(layer, head) {
+  const model = models[shown];
+  model.silence(layer, head, !model.silenced.has(`${layer}.${head}`));
+  states[shown].cache = newCache();
+  refresh();
 }
 
-/* One head, step by step, for the chosen token: names, shapes and numbers. */
+/* The way through one head: matrices with a row for each token, and what makes a chosen number. */
 function showWay() {
-  page.way.replaceChildren(...stepsOfHead().map(({name, axes, values, factors}) => {
-    const shownNumbers = strip(values, (at) => showFactors(name, at, values[at], factors?.(at)));
-    return element("div", {}, element("h3", {}, name, " ", element("small", {}, `(${axes} = ${values.length})`)), shownNumbers);
-  }));
-  page["made-of"].replaceChildren();
+  if (generating) return;
+  const steps = stepsOfHead();
+  page.way.replaceChildren(...steps.map((step, n) => matrix(step, (row, column) => showMaking(steps, n, row, column))));
+  page["made-of"].replaceChildren(element("p", {class: "note"}, "Click a number, or move to one with Tab and the arrow keys, to see what makes it."));
 }
 
-/* The steps: each with its numbers and, for one of them, the two vectors whose products it adds up. */
+/* The steps: names, axes, numbers, and for one number its making: words, the vectors, and where these lie. */
 function stepsOfHead() {
-  const model = models[shown.model], a = model.architecture, t = shown.token, {layer, head} = shown;
-  const last = seen.streams.at(-1)?.[t], token = (place) => `“${seen.tokens[place]}”`;
-  if (last === undefined) return [{name: `row ${token(t)} of the table: logits`, axes: "V", values: seen.logits[t]}];
-  const steps = [], parts = seen.parts[layer];
-  const rowOf = (name, index) => row(model.weights[name], index);
-  const add = (name, axes, values, factors) => values && steps.push({name, axes, values, factors});
-  add(a.positions === "learned" ? "token embedding + position embedding" : "token embedding", "C", seen.streams[0][t]);
-  if (parts) {
-    const isSoftmax = a.attention === "softmax", D = isSoftmax ? a.head_size : parts.input[t].length;
-    const group = isSoftmax ? Math.floor((head * a.kv_heads) / a.heads) : 0;
-    const own = (values, number) => (isSoftmax ? values?.slice(number * D, (number + 1) * D) : values);
-    const queries = isSoftmax ? parts.query : parts.input, keys = isSoftmax ? parts.key : parts.input;
-    const values = isSoftmax ? parts.value : parts.input;
-    const changed = [a.query_key_norm && "norm", a.positions === "rotary" && "rotation"].filter(Boolean).join(" and ");
-    if (a.norm !== "none") add(`input of the attention, after ${a.norm === "rms" ? "RMS" : "layer"} norm`, "C", parts.input[t]);
-    for (const [part, number, letter] of isSoftmax ? [["query", head, "q"], ["key", group, "k"], ["value", group, "v"]] : []) {
-      const name = changed && part !== "value" ? `${part} ${letter}, after ${changed}` : `${part} ${letter}`;
-      add(name, "D", own(parts[part][t], number), (at) => [
-        [`row ${number * D + at + 1} of the ${part} matrix`, rowOf(`blocks.${layer}.attention.${part}.weight`, number * D + at)],
-        ["input", parts.input[t]]]);
-    }
-    if (a.attention !== "uniform") {
-      add(`scores: ${model.scoreFormula}, of the tokens up to this one`, "T", parts.scores[t][head], (at) => [
-        [`q of ${token(t)}`, own(queries[t], head)], [`k of ${token(at)}`, own(keys[at], group)]]);
-    }
-    const weights = Float32Array.from({length: t + 1}, (_, key) => map()[t * seen.ids.length + key]);
-    add("attention weights: softmax of the scores", "T", weights);
-    add("mix: the values, each times its weight", "D", own(parts.mixed[t], head), (at) => [
-      ["attention weights", weights],
-      [`number ${at + 1} of each token’s value`, Float32Array.from(weights, (_, key) => own(values[key], group)[at])]]);
-    const rest = [a.projection && "projection", a.residual && "sum", a.mlp !== "none" && "MLP"].filter(Boolean);
-    add(`stream after layer ${layer + 1}${rest.length ? ` (${rest.join(", ")})` : ""}`, "C", seen.streams[layer + 1][t]);
+  const model = models[shown], a = model.architecture, {cache} = states[shown], {layer, head} = view;
+  const T = cache.ids.length, first = Math.max(0, T - LARGEST_WAY), rows = Array.from({length: T - first}, (_, r) => first + r);
+  const token = (t) => `“${tokenText(model, cache.ids[t])}”`, weight = (name, index) => row(model.weights[name], index);
+  const steps = [], at = {};
+  const add = (name, formula, axes, vectors, making) => {
+    at[name] = steps.length;
+    steps.push({name, formula, axes, rows: rows.map(token), values: vectors, columnName: (i) => `${i + 1}`, making});
+    return steps.at(-1);
+  };
+  if (!model.depth) {
+    add("logits", "each token’s row of the table", "T × V", rows.map((t) => cache.embedded[t]), (r, id) => ({
+      words: `the score of ${visible(model.decode([id]))} after ${token(rows[r])}: a number of the table`, vectors: []})).columnName = (id) => tokenText(model, id);
+    return steps;
   }
-  add("logits", "V", seen.logits[t], (id) => [
-    [`row “${tokenText(model, id)}” of the LM head`, rowOf(`${model.head}.weight`, id)],
-    [a.norm === "none" ? "stream" : "stream, after the last norm", model.headInput(last)]]);
+  const made_T = cache.layers[layer], before = (t) => (layer ? cache.layers[layer - 1][t].stream : cache.embedded[t]);
+  const stream = layer ? `stream after layer ${layer}` : "embedding";
+  add(stream, layer ? "" : a.positions === "learned" ? "token + position" : "of each token", "T × C", rows.map(before), (r, c) => layer
+    ? {words: `number ${c + 1} of the stream of ${token(rows[r])}`, vectors: []}
+    : {words: `number ${c + 1} of the embedding of ${token(rows[r])}${a.positions === "learned" ? `, plus that of place ${rows[r] + 1}` : ""}`,
+      vectors: [["token embedding", weight("token_embedding.weight", cache.ids[rows[r]])],
+        ...(a.positions === "learned" ? [[`position embedding of place ${rows[r] + 1}`, weight("position_embedding.weight", rows[r])]] : [])]});
+  if (a.attention !== "none") {
+    const isSoftmax = a.attention === "softmax", {H, K, D} = model.heads(made_T[0].input.length);
+    const group = Math.floor((head * K) / H), own = (values, number) => values.subarray(number * D, (number + 1) * D);
+    let source = stream;
+    if (a.norm !== "none") {
+      source = "input";
+      add(source, `${a.norm === "rms" ? "RMS" : "layer"} norm`, "T × C", rows.map((t) => made_T[t].input), (r) => ({
+        words: "the row before the norm, divided by the size of its numbers, times the gain",
+        vectors: [["before the norm", before(rows[r])]], lights: [[at[stream], r]]}));
+    }
+    const changed = [a.query_key_norm && "normed", a.positions === "rotary" && "rotated by its place"].filter(Boolean).join(" and ");
+    for (const [name, part, number] of isSoftmax ? [["q", "query", head], ["k", "key", group], ["v", "value", group]] : []) {
+      const then = changed && part !== "value" ? `, then ${changed}` : "";
+      add(name, `${source} · W${{q: "q", k: "k", v: "v"}[name]}ᵀ`, "T × D", rows.map((t) => own(made_T[t][part], number)), (r, i) => ({
+        words: `the sum of the products of two rows${then}`,
+        vectors: [[`${source} of ${token(rows[r])}`, made_T[rows[r]].input],
+          [`row ${number * D + i + 1} of the ${part} matrix`, weight(`blocks.${layer}.attention.${part}.weight`, number * D + i)]],
+        isProduct: true, lights: [[at[source], r]]}));
+    }
+    const [q, k, v] = isSoftmax ? ["q", "k", "v"] : [source, source, source];
+    const part = (t, name, number) => own(made_T[t][name], isSoftmax ? number : 0);
+    const scores = rows.map((t) => model.scores(made_T, t, head).subarray(first));
+    const formula = isSoftmax ? `${model.scoreFormula}, masked` : a.attention === "uniform" ? "0: all alike" : `${q} · ${k} / √${D}, masked`;
+    add("scores", formula, "T × T", scores, (r, s) => ({
+      words: a.attention === "uniform" ? "always 0: the mean of the past" : `the sum of the products of two rows, divided by √${D}`,
+      vectors: [[`${q} of ${token(rows[r])}`, part(rows[r], "query", head)], [`${k} of ${token(rows[s])}`, part(rows[s], "key", group)]],
+      isProduct: a.attention !== "uniform", lights: [[at[q], r], [at[k], s]]})).columnName = (s) => token(rows[s]);
+    const weights = rows.map((t) => made_T[t].attention[head].subarray(first));
+    add("weights", "softmax of each row", "T × T", weights, (r) => ({
+      words: "e to the score, divided by the sum of these over the row", vectors: [["scores", scores[r]]], lights: [[at.scores, r]],
+    })).columnName = (s) => token(rows[s]);
+    add("mix", `weights · ${v}`, "T × D", rows.map((t) => own(made_T[t].mixed, head)), (r, i) => ({
+      words: "the sum of the products of a row and a column",
+      vectors: [[`weights of ${token(rows[r])}`, weights[r]],
+        [`column ${i + 1} of ${v}`, Float32Array.from(weights[r], (_, s) => part(rows[s], "value", group)[i])]],
+      isProduct: true, lights: [[at.weights, r], [at[v], undefined, i]]}));
+    if (isSoftmax && a.projection) {
+      add("attended", `all ${H} mixes · Wᵀ`, "T × C", rows.map((t) => made_T[t].attended), (r, c) => ({
+        words: "the sum of the products of two rows",
+        vectors: [[`mixes of all heads for ${token(rows[r])}`, made_T[rows[r]].mixed],
+          [`row ${c + 1} of the projection`, weight(`blocks.${layer}.attention.projection.weight`, c)]],
+        isProduct: true, lights: [[at.mix, r]]}));
+    }
+  }
+  const parts = [a.residual && [stream, before], a.attention !== "none" && ["attention", (t) => made_T[t].attended],
+    a.mlp !== "none" && ["MLP", (t) => made_T[t].hidden]].filter(Boolean);
+  const isSum = a.residual && parts.length > 1, after = `after layer ${layer + 1}`;
+  add(after, isSum ? parts.map(([name]) => name).join(" + ") : a.mlp !== "none" ? "the MLP’s output" : "the attention’s output", "T × C",
+    rows.map((t) => made_T[t].stream), (r, c) => ({
+      words: isSum ? "the sum of these numbers" : `number ${c + 1} of what the layer passes on`,
+      vectors: isSum ? parts.map(([name, of]) => [name, of(rows[r])]) : []}));
+  const isLast = layer === model.depth - 1, V = model.vocabSize, few = V * made_T[0].stream.length * rows.length < 2e7;
+  if (isLast) {
+    const logits = rows.map((t) => (few || t === T - 1 ? model.readOut(made_T[t].stream) : new Float32Array()));
+    add("logits", "LM head", "T × V", logits, (r, id) => ({
+      words: "the sum of the products of two rows",
+      vectors: [[`${a.norm === "none" ? after : "the stream after the last norm"}, ${token(rows[r])}`, model.headInput(made_T[rows[r]].stream)],
+        [`row “${tokenText(model, id)}” of the LM head`, weight(`${model.head}.weight`, id)]],
+      isProduct: true, lights: [[at[after], r]]})).columnName = (id) => `“${tokenText(model, id)}”`;
+  }
   return steps;
 }
 
-/* Numbers in a row, blue above zero and orange below, each a button. */
-function strip(values, choose) {
-  const shownValues = Array.from(values.slice(0, 64)), most = Math.max(...shownValues.map(Math.abs), 1e-30);
-  const cells = shownValues.map((value, at) => element(choose ? "button" : "span", {
-    ...(choose ? {type: "button", onclick: () => choose(at)} : {}),
-    title: `number ${at + 1}: ${numberText(value)}`,
-    class: value < 0 ? "number negative" : "number",
-    style: {"--share": (Math.abs(value) / most).toFixed(3)},
-  }, values.length <= 16 ? numberText(value) : ""));
-  const rest = values.length - cells.length;
-  return element("div", {class: "numbers"}, ...cells, ...(rest > 0 ? [element("span", {class: "note"}, `… ${rest} more`)] : []));
+/* A matrix as a picture: blue above zero, orange below, as strong as the number is large. */
+function matrix(step, choose) {
+  const {name, formula, axes, rows, values} = step, widest = Math.max(...values.map((x) => x.length)), columns = Math.min(widest, 96);
+  const canvas = element("canvas", {width: columns, height: rows.length}), context = canvas.getContext("2d");
+  const picture = context.createImageData(columns, rows.length), most = values.reduce((so, x) => x.reduce((m, y) => Math.max(m, Math.abs(y)), so), 1e-30);
+  const [paper, tint, below] = ["--shade", "--deep", "--training"].map(colour);
+  values.forEach((x, r) => {
+    for (let c = 0; c < Math.min(columns, x.length); c++) {
+      const strength = Math.sqrt(Math.abs(x[c]) / most), to = x[c] < 0 ? below : tint;
+      picture.data.set([...paper.map((from, i) => from + (to[i] - from) * strength), 255], 4 * (r * columns + c));
+    }
+  });
+  context.putImageData(picture, 0, 0);
+  const cell = rows.length <= 12 ? 14 : 8, size = {width: `${columns * (columns <= 32 ? cell : 6)}px`, height: `${rows.length * cell}px`};
+  const sized = element("div", {class: "matrix", tabindex: 0, role: "img", "aria-label": `${name}: arrow keys move among its numbers`, style: size}, canvas);
+  const place = (share, count) => Math.min(count - 1, Math.floor(share * count));
+  const exists = (r, c) => c >= 0 && r >= 0 && r < rows.length && c < Math.min(columns, values[r].length);
+  explain(sized, (across, down) => {
+    const r = place(down, rows.length), c = place(across, columns);
+    return exists(r, c) ? `${name}[${rows[r]}, ${step.columnName(c)}] = ${numberText(values[r][c])}` : "masked: a later token";
+  });
+  step.chosen = [rows.length - 1, -1];
+  const go = (r, c) => {
+    if (!exists(r, c)) return;
+    step.chosen = [r, c];
+    choose(r, c);
+  };
+  sized.addEventListener("click", (event) => {
+    const box = sized.getBoundingClientRect();
+    go(place((event.clientY - box.top) / box.height, rows.length), place((event.clientX - box.left) / box.width, columns));
+  });
+  sized.addEventListener("keydown", (event) => {
+    const [down, across] = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key] ?? [];
+    if (down === undefined) return;
+    event.preventDefault();
+    go(step.chosen[0] + down, Math.max(0, step.chosen[1] + across));
+  });
+  step.light = (row, column) => sized.append(element("div", {class: "light", style: {
+    left: `${(100 * (column ?? 0)) / columns}%`, width: `${100 / (column === undefined ? 1 : columns)}%`,
+    top: `${(100 * (row ?? 0)) / rows.length}%`, height: `${100 / (row === undefined ? 1 : rows.length)}%`}}));
+  const labels = element("div", {class: "row-names", "aria-hidden": "true", style: {height: size.height, "font-size": `${Math.min(cell + 1, 11)}px`}},
+    ...rows.map((text) => element("span", {}, text.slice(1, -1))));
+  const shape = `${axes} = ${rows.length} × ${widest}${widest > columns ? `, the first ${columns}` : ""}`;
+  return element("figure", {class: "step"}, element("figcaption", {}, element("strong", {}, name), " ", element("span", {}, formula), element("small", {}, shape)),
+    element("div", {class: "row-of"}, labels, sized));
 }
 
-/* The two vectors that make a number: it is the sum of their products. */
-function showFactors(name, at, value, factors) {
-  const parts = (factors ?? []).flatMap(([label, values]) => [element("h3", {}, label), strip(values)]);
-  const products = factors ? `: the sum of ${factors[0][1].length} products, ${numberText(dot(factors[0][1], 0, factors[1][1], 0, factors[0][1].length))}` : "";
-  page["made-of"].replaceChildren(element("p", {}, element("strong", {}, `Number ${at + 1} of “${name}” = ${numberText(value)}`), products), ...parts);
+/* What makes a number: it, and the row and the column that it comes from, are framed. */
+function showMaking(steps, n, row, column) {
+  for (const light of page.way.querySelectorAll(".light")) light.remove();
+  const step = steps[n], {words, vectors, isProduct, lights = []} = step.making(row, column);
+  step.light(row, column);
+  for (const [other, ...place] of lights) steps[other].light(...place);
+  const parts = vectors.map(([label, values]) => [label, strip(values, isProduct ? -1 : column)]);
+  if (isProduct) {
+    const products = vectors[0][1].map((x, i) => x * vectors[1][1][i]), total = products.reduce((a, b) => a + b, 0);
+    parts.push([`their products: ${numberText(total)} together`, strip(products, -1)]);
+  }
+  page["made-of"].replaceChildren(
+    element("p", {}, element("strong", {}, `${step.name}[${step.rows[row]}, ${step.columnName(column)}] = ${numberText(step.values[row][column])}`), `: ${words}.`),
+    ...parts.map(([label, numbers]) => element("div", {}, element("h3", {}, label), numbers)));
 }
 
-function showLens() {
-  const model = models[shown.model], width = seen.streams.at(-1)?.[0].length;
-  const rows = seen.streams.map((stream, n) => ({name: n ? `layer ${n}` : "embedding", stream}))
-    .filter(({stream}) => stream[0].length === width);
+/* Numbers in a row; those below zero are orange and underlined. */
+function strip(values, marked) {
+  const some = Array.from(values.slice(0, 64)), most = Math.max(...some.map(Math.abs), 1e-30), rest = values.length - some.length;
+  return element("div", {class: "numbers"}, ...some.map((value, i) => element("span", {
+    class: `number${value < 0 ? " negative" : ""}${i === marked ? " marked" : ""}`,
+    style: {"--share": (Math.abs(value) / most).toFixed(3)}}, numberText(value))),
+  ...(rest > 0 ? [element("span", {class: "note"}, `… ${rest} more`)] : []));
+}
+
+async function showLens(isStopped) {
+  const model = models[shown], {cache} = states[shown], T = cache.ids.length, width = streamOf(cache, 0).length;
+  const streams = [["embedding", cache.embedded], ...cache.layers.map((made_T, n) => [`layer ${n + 1}`, made_T.map(({stream}) => stream)])];
+  const rows = model.depth ? streams.filter(([, stream_TC]) => stream_TC[0].length === width) : [];
   page["lens-section"].hidden = rows.length < 2;
   if (rows.length < 2) return;
-  const first = Math.max(0, seen.ids.length - 24);
-  const line = ({name, stream}) => element("tr", {}, element("th", {scope: "row"}, name),
-    ...stream.slice(first).map((x_C) => {
-      const probabilities_V = softmax(model.readOut(x_C)), [id] = largest(probabilities_V, 1);
-      return element("td", {style: {"--share": probabilities_V[id].toFixed(3)}}, tokenText(model, id), element("small", {}, percent(probabilities_V[id])));
-    }));
-  const head = element("tr", {}, element("th", {}, "after"), ...seen.tokens.slice(first).map((token) => element("th", {scope: "col"}, token)));
-  page.lens.replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows.map(line)));
+  const places = Array.from({length: T}, (_, t) => t).slice(-LARGEST_WAY), next = (t) => cache.ids[t + 1];
+  const pause = new Pause(), lines = [];
+  for (const [name, stream_TC] of rows) {
+    const line = element("tr", {}, element("th", {scope: "row"}, name));
+    lines.push(line);
+    for (const t of places) {
+      const probabilities_V = softmax(model.readOut(stream_TC[t])), [id] = largest(probabilities_V, 1);
+      line.append(element("td", {class: id === next(t) ? "right" : "", style: {"--share": probabilities_V[id].toFixed(3)}},
+        element("span", {}, tokenText(model, id)), element("small", {}, percent(probabilities_V[id]))));
+      await pause.rest();
+      if (isStopped()) return;
+    }
+  }
+  const head = element("tr", {}, element("th", {scope: "row"}, "after"), ...places.map((t) => element("th", {scope: "col"}, tokenText(model, cache.ids[t]))));
+  page.lens.replaceChildren(element("thead", {}, head), element("tbody", {}, ...lines));
 }
 
 /* The tokens' embeddings along the two directions in which they differ most. */
@@ -375,14 +336,8 @@ function plane(model) {
     let direction = Float64Array.from(mean_C, () => random() - 0.5);
     for (let turn = 0; turn < 60; turn++) { // the power method
       const next = new Float64Array(C);
-      for (const x_C of centred) {
-        const along = dot(x_C, 0, direction, 0, C);
-        for (let c = 0; c < C; c++) next[c] += along * x_C[c];
-      }
-      for (const other of directions) {
-        const along = dot(next, 0, other, 0, C);
-        for (let c = 0; c < C; c++) next[c] -= along * other[c];
-      }
+      for (const x_C of centred) addTo(next, 0, dot(x_C, 0, direction, 0, C), x_C, 0, C);
+      for (const other of directions) addTo(next, 0, -dot(next, 0, other, 0, C), other, 0, C);
       const length = Math.sqrt(dot(next, 0, next, 0, C)) || 1;
       direction = next.map((x) => x / length);
     }
@@ -393,39 +348,44 @@ function plane(model) {
 }
 
 function showEmbeddings() {
-  const model = models[shown.model], places = plane(model), inText = new Set(seen.ids);
-  const most = places.reduce((so, [x, y]) => Math.max(so, Math.abs(x), Math.abs(y)), 1e-30);
+  const model = models[shown], places = plane(model), inText = new Set(states[shown].cache.ids);
+  const most = [0, 1].map((axis) => places.reduce((so, place) => Math.max(so, Math.abs(place[axis])), 1e-30));
   const [width, height] = [640, 420];
   const labels = places.map(([x, y], id) => element("text", {
-    x: width / 2 + (x / most) * (width / 2 - 24), y: height / 2 - (y / most) * (height / 2 - 16),
-    "text-anchor": "middle", "font-size": 13, "font-weight": inText.has(id) ? 700 : 400,
-    fill: "currentColor", "fill-opacity": inText.has(id) ? 1 : 0.55}, tokenText(model, id)));
+    x: width / 2 + (x / most[0]) * (width / 2 - 24), y: height / 2 - (y / most[1]) * (height / 2 - 16) + 5,
+    "text-anchor": "middle", class: inText.has(id) ? "now" : ""}, tokenText(model, id)));
   page.embeddings.replaceChildren(element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": "token embeddings in two dimensions", class: "plane"}, ...labels));
+    "aria-label": "token embeddings in two dimensions", class: "plane"},
+  element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}), element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}), ...labels));
 }
 
 /* Generation: all models go on side by side, each from the same text, and attention follows. */
 async function generateTokens(count) {
   if (generating) return;
-  generating = {stopped: false};
-  const turn = generating;
+  const turn = generating = {stopped: false};
+  while (isBusy) await answered();
+  if (isEdited) turn.stopped = !readText();
   page.run.textContent = "Stop";
-  try {
-    await Promise.all(models.map(async (model, number) => {
-      await model.generate({...options(), tokens: count, ids: idsOf(number), onToken: (id, probability) => {
-        made[number].push({id, probability});
-        if (made[number].length % (count > 20 ? 8 : 1) === 0) requestAnimationFrame(() => { if (!turn.stopped) refresh(); });
-        return !turn.stopped;
-      }});
-    }));
-  } catch (error) {
-    if (!(error instanceof TextError)) throw error;
-    page.told.textContent = error.message;
-  } finally {
-    generating = null;
-    page.run.textContent = "Generate";
-    refresh();
-  }
+  let framed = performance.now();
+  const chosen = options();
+  if (!turn.stopped) await Promise.all(models.map((model, number) => {
+    const state = states[number], seed = chosen.seed === undefined ? undefined : chosen.seed + state.made.length;
+    return model.generate({...chosen, seed, tokens: count, ids: state.window, cache: state.cache, onToken: (id, probability, probabilities_V) => {
+      state.made.push({id, probability});
+      state.window = model.extended(state.window, id);
+      state.probabilities_V = probabilities_V;
+      isLonger = true;
+      if (performance.now() - framed > BETWEEN_FRAMES) {
+        models.forEach((_, other) => showNext(other));
+        showHeads();
+        framed = performance.now();
+      }
+      return !turn.stopped;
+    }});
+  }));
+  generating = null;
+  page.run.textContent = "Generate";
+  refresh();
 }
 
 page.controls.addEventListener("submit", (event) => {
@@ -436,43 +396,50 @@ page.controls.addEventListener("submit", (event) => {
 page.one.addEventListener("click", () => generateTokens(1));
 page.prompt.addEventListener("input", () => {
   if (generating) generating.stopped = true;
-  for (const list of made) list.length = 0;
-  shown.follows = true;
+  isEdited = true;
   refresh();
 });
 for (const name of ["temperature", "top-k", "top-p"]) page[name].addEventListener("input", refresh);
-page["as-arcs"].addEventListener("click", () => {
-  shown.arcs = !shown.arcs;
-  page["as-arcs"].setAttribute("aria-pressed", String(shown.arcs));
-  showHead();
-});
-page.switch.addEventListener("click", () => {
-  const model = models[shown.model];
-  model.silence(shown.layer, shown.head, !model.silenced.has(`${shown.layer}.${shown.head}`));
-  refresh();
-});
-page.present.addEventListener("click", () => {
-  const isLarge = document.documentElement.classList.toggle("presenting");
+
+/* Large type in full screen, for a projector; leaving full screen ends it. */
+function present(isLarge) {
+  document.documentElement.classList.toggle("presenting", isLarge);
   page.present.setAttribute("aria-pressed", String(isLarge));
+}
+page.present.addEventListener("click", () => {
+  const isLarge = page.present.getAttribute("aria-pressed") !== "true";
+  present(isLarge);
   if (isLarge) document.documentElement.requestFullscreen?.().catch(() => {});
   else if (document.fullscreenElement) document.exitFullscreen();
 });
-page.text.addEventListener("keydown", (event) => {
-  const last = seen.ids.length - 1;
-  const to = {ArrowLeft: shown.token - 1, ArrowRight: shown.token + 1, Home: 0, End: last}[event.key];
-  if (to === undefined || to < 0 || to > last) return;
-  event.preventDefault();
-  page.text.children[shown.token].focus();
-  chooseToken(to);
-  page.text.children[to].focus();
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
-if (page.tabs) {
-  page.tabs.append(...models.map((model, number) => element("button", {type: "button", role: "tab", "aria-selected": String(number === 0),
-    onclick: (event) => {
-      Object.assign(shown, {model: number, layer: 0, head: 0, follows: true});
-      for (const tab of page.tabs.children) tab.setAttribute("aria-selected", String(tab === event.target));
-      refresh();
-    }}, model.name)));
+document.addEventListener("fullscreenchange", () => { if (!document.fullscreenElement) present(false); });
+
+page.models.append(...models.map((model) => element("section", {"aria-label": `next token of ${model.name}`},
+  ...(models.length > 1 ? [element("h3", {}, model.name)] : []), element("ol", {class: "next"}),
+  element("div", {}, element("p", {class: "last note", "aria-live": "polite"}),
+    explainMade(element("pre", {class: "generated", tabindex: 0, role: "region", "aria-label": `generated by ${model.name}`}))))));
+
+function explainMade(text) {
+  text.addEventListener("pointerover", (event) => showTip(event, event.target.dataset.note ?? null));
+  text.addEventListener("pointerleave", (event) => showTip(event, null));
+  return text;
 }
+
+if (models.length > 1) {
+  page.tabs.append(...models.map((model, number) => {
+    const button = element("button", {type: "button", onclick: () => showModel(number)}, model.name);
+    mark(button, number === shown);
+    return button;
+  }));
+  moveByKeys(page.tabs, () => shown, showModel);
+}
+
+function showModel(number) {
+  shown = number;
+  Object.assign(view, {layer: 0, head: 0});
+  isLonger = true;
+  [...page.tabs.children].forEach((tab, other) => mark(tab, other === number));
+  refresh();
+}
+
 refresh();

@@ -1,71 +1,81 @@
 "use strict";
-// The replay: one slider moves the mark on the curve, the line that was said, and the head's map.
-const slider = document.getElementById("snapshot");
-const curve = document.getElementById("curve");
-const plot = curve && curve.querySelector("svg");
-const film = document.getElementById("film");
-const head = document.getElementById("head");
-const rows = [...document.querySelectorAll("#lines tbody tr")];
-const frames = film === null ? [] : [...document.querySelectorAll("#frames figure")];
+/* The replay: one slider moves the mark on the curve, the line that was said, and the head's map. */
+const {snapshots, films} = data, slider = page.snapshot, plot = page.curve?.querySelector("svg");
+const rows = [...page.lines.querySelectorAll("tbody tr")];
+let playing = null; // a timer
 
-// Where a snapshot's step lies across the picture of the curve, whose x axis begins at step 0.
+/* Where a snapshot's step lies across the picture of the curve, whose x axis begins at step 0. */
 function across(snapshot) {
   const [left, right] = ["left", "right"].map((side) => Number(plot.dataset[side]));
   return left + ((right - left) * snapshot.step) / plot.dataset.end;
 }
 
-function showSnapshot() {
-  const at = slider.valueAsNumber;
-  const snapshot = data.snapshots[at];
-  const loss = snapshot.loss === null ? "" : `, loss ${snapshot.loss.toFixed(4)}`;
-  const when = `step ${snapshot.step.toLocaleString("en")}${loss}`;
-  slider.setAttribute("aria-valuetext", when);
-  document.getElementById("when").textContent = when;
-  document.getElementById("said").textContent = snapshot.text;
-  if (curve !== null) document.getElementById("mark").style.setProperty("--at", across(snapshot));
-  for (const marked of [rows, frames]) {
-    marked.forEach((one, number) => one.classList.toggle("now", number === at));
-  }
-  if (film !== null) showLarge(at);
+function goTo(at) {
+  const snapshot = snapshots[at], loss = snapshot.loss === null ? "" : `, loss ${snapshot.loss.toFixed(4)}`;
+  const step = `step ${snapshot.step.toLocaleString("en")}`;
+  slider.value = at;
+  slider.setAttribute("aria-valuetext", `${step}${loss}`);
+  page.when.textContent = `${step}${loss}`;
+  page.said.textContent = snapshot.text;
+  if (plot) page.mark.style.setProperty("--at", across(snapshot));
+  rows.forEach((one, number) => one.classList.toggle("now", number === at));
+  if (films.length) showMap(at, step);
 }
 
-function showLarge(at) {
-  const { name, scores } = data.films[head.value];
-  document.getElementById("large").style.setProperty("--frame", at);
-  const step = data.snapshots[at].step.toLocaleString("en");
-  document.getElementById("large-caption").textContent =
-    `${name}, step ${step}: ${scores[at].toFixed(2)} on the previous token`;
+/* The weights (t + 1) of token t in the chosen film at a snapshot. */
+function rowIn(maps, at, t) {
+  const T = data.passage.length, start = (at * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
+  return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
 }
 
-function showHeadsFilm() {
-  const { strip, scores } = data.films[head.value];
-  film.style.setProperty("--strip", `url(${strip})`);
-  frames.forEach((frame, number) => {
-    frame.querySelector("b").textContent = scores[number].toFixed(2);
-  });
-  showLarge(slider.valueAsNumber);
+function showMap(at, step) {
+  const {name, scores, maps} = films[page.head.value], query = data.passage.length - 1;
+  page["film-caption"].textContent = `${name}, ${step}: ${scores[at].toFixed(2)} on the previous token`;
+  page.film.replaceChildren(labelledMap({tokens: data.passage, query, rowOf: (t) => rowIn(maps, at, t), noteOf: (t, s) => s > t
+    ? `“${data.passage[t]}” can't see “${data.passage[s]}”, which comes later`
+    : `“${data.passage[t]}” gives ${percent(rowIn(maps, at, t)[s])} to “${data.passage[s]}”`}));
+  [...page.frames.children].forEach((frame, number) => mark(frame, number === at));
 }
 
-function goTo(number) {
-  slider.value = number;
-  showSnapshot();
+function showFilm() {
+  const {scores, maps} = films[page.head.value];
+  page.frames.replaceChildren(...snapshots.map(({step}, at) => {
+    const canvas = element("canvas", {width: 1, height: 1});
+    drawMap(canvas, data.passage.length, (t) => rowIn(maps, at, t), SMALL_CELLS);
+    return element("button", {type: "button", onclick: () => goTo(at)}, canvas,
+      element("span", {}, `step ${step.toLocaleString("en")}`), element("small", {}, scores[at].toFixed(2)));
+  }));
+  goTo(slider.valueAsNumber);
 }
 
-slider.closest(".control").hidden = false;
-slider.addEventListener("input", showSnapshot);
+/* From the first evaluation to the last, or stop. */
+function play() {
+  const isPlaying = playing !== null;
+  clearInterval(playing);
+  playing = null;
+  page.play.textContent = isPlaying ? "Play" : "Stop";
+  if (isPlaying) return;
+  goTo(0);
+  playing = setInterval(() => {
+    if (slider.valueAsNumber < snapshots.length - 1) goTo(slider.valueAsNumber + 1);
+    else play();
+  }, 500);
+}
+
+slider.addEventListener("input", () => goTo(slider.valueAsNumber));
 rows.forEach((row, number) => row.addEventListener("click", () => goTo(number)));
-if (curve !== null) {
-  document.getElementById("mark").hidden = false;
-  curve.addEventListener("click", (event) => {
-    const box = plot.getBoundingClientRect();
-    const at = (event.clientX - box.left) / box.width;
-    const away = data.snapshots.map((snapshot) => Math.abs(across(snapshot) - at));
+if (plot) {
+  page.mark.hidden = false;
+  page.curve.addEventListener("click", (event) => {
+    const box = plot.getBoundingClientRect(), at = (event.clientX - box.left) / box.width;
+    const away = snapshots.map((snapshot) => Math.abs(across(snapshot) - at));
     goTo(away.indexOf(Math.min(...away)));
   });
 }
-if (film !== null) {
-  head.closest(".control").hidden = false;
-  head.addEventListener("change", showHeadsFilm);
-  frames.forEach((frame, number) => frame.addEventListener("click", () => goTo(number)));
-}
-showSnapshot();
+if (films.length) {
+  for (const film of films) film.maps = bytesOf(film.maps);
+  page.head.addEventListener("change", showFilm);
+  page.play.addEventListener("click", play);
+  moveByKeys(page.frames, () => slider.valueAsNumber, goTo);
+  showFilm();
+} else goTo(slider.valueAsNumber);
