@@ -1,8 +1,8 @@
 """Pages in Chromium: those of a large model, and those in which a model computes.
 
 For the first: their size, and the time to write and to draw them. For the second, on one core:
-tokens per second past the context, the time from a keystroke until everything follows it, and the
-longest time for which the page does not answer.
+tokens per second past the context, the time from a keystroke until next tokens and heads follow,
+and the longest time for which the page does not answer.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ _GENERATED = """async () => {
 }"""
 _TYPED = """async () => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-  const times = [], long = [];
+  const times = [], long = [], block = models[0].architecture.block_size;
   new PerformanceObserver((list) => long.push(...list.getEntries().map((task) => task.duration)))
     .observe({type: "longtask"});
   for (const sign of "abcdefghijklmnopqrstuvwxyzabcdefghijklmn") {
     const began = performance.now();
     page.prompt.value += sign;
     page.prompt.dispatchEvent(new Event("input"));
-    while (isBusy) await answered();
+    while (isEdited || view.T !== Math.min(page.prompt.value.length, block)) await answered();
     await frame();
     times.push(performance.now() - began);
+    while (isBusy) await new Promise((done) => setTimeout(done, 5));
   }
   page.run.click();
   while (generating || isBusy) await new Promise((done) => setTimeout(done, 20));

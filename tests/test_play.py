@@ -227,11 +227,13 @@ def test_it_is_used_by_the_keyboard(width: int, browser: Any, tmp_path: Path) ->
         view.focus("#prompt")
         view.keyboard.type("abcab")
         view.locator("#text button").nth(4).wait_for()
+        until(view, "!isBusy")
         view.focus("#text button[tabindex='0']")
         view.keyboard.press("ArrowLeft")
         assert view.locator("#text button[aria-pressed='true']").all_inner_texts() == ["a"]
         view.focus("#thumbnails [tabindex='0']")
         view.keyboard.press("ArrowRight")
+        until(view, "!isBusy")
         assert "Layer 1, head 2: “a” attends to" in view.inner_text("#head-caption")
         view.focus("#large .picture")
         view.keyboard.press("ArrowLeft")
@@ -264,8 +266,10 @@ def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> No
         viewport={"width": width, "height": 900},
     ) as view:
         view.fill("#prompt", "abcab")
+        until(view, "!isBusy")
         view.locator("#thumbnails button", has_text="head 3").click()
         view.locator("#head-caption", has_text="Layer 1, head 3: “b”").wait_for()
+        until(view, "!isBusy")
         box = view.locator("#large .picture").bounding_box()
         view.hover("#large .picture", position={"x": 1, "y": box["height"] * 0.9})
         assert view.inner_text(".tip").startswith("“b” gives ")
@@ -289,10 +293,12 @@ def test_models_side_by_side_are_chosen_in_turn(browser: Any, tmp_path: Path) ->
     with opened(browser, page) as view:
         view.fill("#prompt", "abcab")
         assert view.locator("#models h3").all_inner_texts() == list(names)
-        assert not view.is_visible("#thumbnails")
         for name, heads in (("multi-head", 4), ("transformer", 8)):
             view.locator("#tabs button", has_text=name).click()
             until(view, f"page.thumbnails.children.length === {heads}")
+        view.locator("#tabs button", has_text="bigram").click()
+        view.locator("#no-heads").wait_for()
+        assert not view.is_visible("#thumbnails")
         view.fill("#tokens", "30")
         view.click("#run")
         until(view, "document.querySelectorAll('.made').length === 90")

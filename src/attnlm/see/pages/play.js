@@ -14,6 +14,7 @@
 const LARGEST_TEXT = 512; // tokens whose attention is shown
 const LARGEST_WAY = 24; // tokens whose numbers are shown, and columns of the lens
 const CANDIDATES = 8;
+const REST = 60; // milliseconds after a change, before numbers, lens and embeddings follow
 const BETWEEN_FRAMES = 80; // milliseconds, while tokens are generated
 const given = JSON.parse(page.data.textContent), models = unpackModels(given.models);
 window.attnlm = {models};
@@ -25,7 +26,7 @@ let shown = models.length - 1; // the model whose heads are shown
 let isEdited = true; // the text is another than that of the windows
 let isLonger = true; // tokens came since heads were shown: the last one is chosen then
 let generating = null; // {stopped}, while tokens are generated
-const view = new HeadsView({onHead: showWay, switchHead});
+const view = new HeadsView({onHead: refresh, switchHead});
 
 const tokenText = (model, id) => visible(model.decode([id]));
 
@@ -63,10 +64,12 @@ async function computeAndShow(isStopped) {
     state.probabilities_V = nextProbabilities(logits_V, options());
     showNext(number);
   }
-  for (const part of [showHeads, showWay, showLens, showEmbeddings]) {
+  await showHeads();
+  await new Promise((done) => setTimeout(done, REST)); // who types fast waits for nothing else
+  for (const part of [showWay, showLens, showEmbeddings]) {
+    if (isStopped()) return;
     await part(isStopped);
     await answered();
-    if (isStopped()) return;
   }
 }
 
@@ -135,10 +138,16 @@ function switchHead(layer, head) {
 }
 
 /* The way through one head: matrices with a row for each token, and what makes a chosen number. */
-function showWay() {
+let ways = 0;
+async function showWay() {
   if (generating) return;
-  const steps = stepsOfHead();
-  page.way.replaceChildren(...steps.map((step, n) => matrix(step, (row, column) => showMaking(steps, n, row, column))));
+  const turn = ++ways, pause = new Pause(), steps = stepsOfHead(), matrices = [];
+  for (const [n, step] of steps.entries()) {
+    matrices.push(matrix(step, (row, column) => showMaking(steps, n, row, column)));
+    await pause.rest();
+    if (turn !== ways) return;
+  }
+  page.way.replaceChildren(...matrices);
   page["made-of"].replaceChildren(element("p", {class: "note"}, "Click a number, or move to one with Tab and the arrow keys, to see what makes it."));
 }
 
@@ -324,9 +333,7 @@ async function showLens(isStopped) {
 }
 
 /* The tokens' embeddings along the two directions in which they differ most. */
-const planes = new Map();
 function plane(model) {
-  if (planes.has(model)) return planes.get(model);
   const {shape: [V, C], values} = model.weights["token_embedding.weight"] ?? model.weights["table.weight"];
   const count = Math.min(V, 500), mean_C = new Float64Array(C);
   for (let id = 0; id < count; id++) for (let c = 0; c < C; c++) mean_C[c] += values[id * C + c] / count;
@@ -343,20 +350,24 @@ function plane(model) {
     }
     directions.push(direction);
   }
-  planes.set(model, centred.map((x_C) => directions.map((direction) => dot(x_C, 0, direction, 0, C))));
-  return planes.get(model);
+  return centred.map((x_C) => directions.map((direction) => dot(x_C, 0, direction, 0, C)));
 }
 
+const drawnPlanes = new Map();
 function showEmbeddings() {
-  const model = models[shown], places = plane(model), inText = new Set(states[shown].cache.ids);
+  const model = models[shown], inText = new Set(states[shown].cache.ids);
+  if (!drawnPlanes.has(model)) drawnPlanes.set(model, drawnPlane(model));
+  page.embeddings.replaceChildren(drawnPlanes.get(model));
+  page.embeddings.querySelectorAll("text").forEach((label, id) => label.classList.toggle("now", inText.has(id)));
+}
+
+function drawnPlane(model) {
+  const places = plane(model), [width, height] = [640, 420];
   const most = [0, 1].map((axis) => places.reduce((so, place) => Math.max(so, Math.abs(place[axis])), 1e-30));
-  const [width, height] = [640, 420];
-  const labels = places.map(([x, y], id) => element("text", {
-    x: width / 2 + (x / most[0]) * (width / 2 - 24), y: height / 2 - (y / most[1]) * (height / 2 - 16) + 5,
-    "text-anchor": "middle", class: inText.has(id) ? "now" : ""}, tokenText(model, id)));
-  page.embeddings.replaceChildren(element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": "token embeddings in two dimensions", class: "plane"},
-  element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}), element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}), ...labels));
+  return element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "token embeddings in two dimensions", class: "plane"},
+    element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}), element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}),
+    ...places.map(([x, y], id) => element("text", {x: width / 2 + (x / most[0]) * (width / 2 - 24),
+      y: height / 2 - (y / most[1]) * (height / 2 - 16) + 5, "text-anchor": "middle"}, tokenText(model, id))));
 }
 
 /* Generation: all models go on side by side, each from the same text, and attention follows. */
@@ -376,8 +387,8 @@ async function generateTokens(count) {
       state.probabilities_V = probabilities_V;
       isLonger = true;
       if (performance.now() - framed > BETWEEN_FRAMES) {
-        models.forEach((_, other) => showNext(other));
-        showHeads();
+        states.forEach(({made}, other) => made.length && showNext(other));
+        if (states[shown].made.length) showHeads();
         framed = performance.now();
       }
       return !turn.stopped;
