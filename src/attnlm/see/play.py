@@ -28,6 +28,7 @@ _LARGEST_IN_F32 = 2_000_000
 LARGEST = 60_000_000
 """Parameters of all models: above, a page is made only when it is forced."""
 _SUFFIX = ".html"
+_SCRIPTS = ("components.js", "model.js", "tokenizers.js", "play.js")
 
 
 class PlayModel(NamedTuple):
@@ -102,18 +103,27 @@ def play_page(
     `number_type` is f32 or f16; default: f32 up to 2 million parameters, f16 above. `prompt` is the
     text that the page begins with.
     """
+    return rendered(play_parts(models, number_type, prompt)["data"])
+
+
+def rendered(data: dict[str, Any]) -> bytes:
+    """Return the page with these data of `play_parts`."""
+    title = " · ".join(model["name"] for model in data["models"])
+    several = len(data["models"]) > 1
     return render(
         "play.html",
-        **play_parts(models, number_type, prompt),
-        title=" · ".join(model.name for model in models),
-        models=models,
+        scripts=_SCRIPTS,
+        data=data,
+        several=several,
+        title=title,
+        models=data["models"],
     )
 
 
 def play_parts(models: Sequence[PlayModel], number_type: str | None, prompt: str) -> dict[str, Any]:
     """Return what `render` takes for the template play_body.html."""
     return {
-        "scripts": ("components.js", "model.js", "tokenizers.js", "play.js"),
+        "scripts": _SCRIPTS,
         "data": {
             "models": [_described(model, number_type) for model in models],
             "prompt": prompt,
