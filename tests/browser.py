@@ -55,18 +55,21 @@ def until(view: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
-def check_fits(browser: Any, page: Path, name: str, scheme: str) -> None:
+def check_fits(browser: Any, page: Path, name: str, *schemes: str) -> None:
     """On a phone nothing but marked regions scrolls sideways; light is light, paper is white."""
+    schemes = schemes or ("light", "dark")
     for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):
-        with opened(browser, page, color_scheme=scheme, viewport=viewport) as view:
-            assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-            paper, ink = (brightness(view, side) for side in ("backgroundColor", "color"))
-            assert (paper > ink) == (scheme == "light")
-            photograph(view, f"{name}-{device}-{scheme}")
-            view.emulate_media(media="print")
-            printed = view.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert printed == "rgb(255, 255, 255)"
-            assert brightness(view, "color") < 200
+        with opened(browser, page, viewport=viewport) as view:
+            for scheme in schemes:
+                view.emulate_media(color_scheme=scheme, media="screen")
+                assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+                paper, ink = (brightness(view, side) for side in ("backgroundColor", "color"))
+                assert (paper > ink) == (scheme == "light")
+                photograph(view, f"{name}-{device}-{scheme}")
+                view.emulate_media(media="print")
+                printed = view.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert printed == "rgb(255, 255, 255)"
+                assert brightness(view, "color") < 200
 
 
 def brightness(view: Any, side: str) -> int:

@@ -304,6 +304,5 @@ def test_the_temperature_is_a_slider(browser: Any, attention: Attention, page: P
             assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_paper(scheme: str, browser: Any, page: Path) -> None:
-    check_fits(browser, page, "attend", scheme)
+def test_it_fits_a_phone_and_paper(browser: Any, page: Path) -> None:
+    check_fits(browser, page, "attend")

@@ -530,9 +530,8 @@ def test_its_texts_are_there_without_scripts_and_on_paper(
         assert lines["height"] <= around["height"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_phone_desk_and_paper(scheme: str, browser: Any, page: Path) -> None:
-    check_fits(browser, page, "report", scheme)
+def test_it_fits_phone_desk_and_paper(browser: Any, page: Path) -> None:
+    check_fits(browser, page, "report")
 
 
 def test_a_run_of_one_evaluation_has_no_curve(browser: Any, found: Report, tmp_path: Path) -> None:
