@@ -219,6 +219,23 @@ def test_where_one_process_is_killed_all_end(training: subprocess.Popen[str]) ->
     assert attnlm.open_run(training.path).checkpoint("last").step > 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's end")
+def test_a_process_ends_when_its_launcher_was_killed_before_it_joined() -> None:
+    """It would wait for the others for minutes."""
+    command = (
+        "from attnlm.cli import exits\nfrom attnlm.compute import processes\n"
+        "exits.run_and_exit(lambda: processes.joined().__enter__())"
+    )
+    variables = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env=os.environ | variables | {"ATTNLM_WATCHED": "0"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (75, b"", b"")
+
+
 @pytest.mark.slow
 def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -> None:
     path = project / "checkpoints" / "again"

@@ -156,6 +156,8 @@ def _explain(error: BaseException) -> int:
         return 1
     if isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
+        if not about and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
+            about = "can't write the output: "  # files have names
         console.fail(f"{about}{error.strerror or error}", remedy(error))
         return 1
     if isinstance(error, ValueError) and "embedded null" in str(error):

@@ -55,7 +55,7 @@ _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 _HOST, _PORT, _MOST = "MASTER_ADDR", "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 _WATCHED = "ATTNLM_WATCHED"
-"""Set by our own launcher, which reports processes that are killed."""
+"""Set by our own launcher to its process id; it reports processes that are killed."""
 _LEFT_TO_LAUNCHER = 75
 """The exit code of processes that leave the report to our launcher."""
 
@@ -284,8 +284,10 @@ def joined() -> Iterator[Processes]:
         yield ALONE
         return
     if _WATCHED in os.environ and sys.platform == "linux":
-        # End with our launcher, even if that is killed.
+        # End with our launcher, even if it is killed, or was before this process got here.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(os.environ[_WATCHED]):
+            raise SaidElsewhereError(_LEFT_TO_LAUNCHER)
     import torch.distributed as dist
 
     processes = _join(rank, count)
@@ -370,7 +372,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
-    os.environ[_WATCHED] = "1"
+    os.environ[_WATCHED] = str(os.getpid())
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):  # what they say is said below
             logging.getLogger(name).setLevel(logging.CRITICAL)

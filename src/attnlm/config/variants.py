@@ -41,7 +41,8 @@ def variant(name: str) -> Settings:
         if key in _SHARED:
             raise UsageError(f"`{key}` can't differ between models", f"give `{key}` for all")
         if key == "model" or key not in {*fields_of(Architecture), *trained}:
-            hint = suggestion(key, [*parts, *trained], f"write {model}:positions=none")
+            otherwise = "write MODEL:SETTING=VALUE, as in transformer:positions=none"
+            hint = suggestion(key, [*parts, *trained], otherwise)
             raise UsageError(f"{key!r} is not a setting of {model}", hint)
         settings[key] = _value(key, value)
         check_setting(key, settings[key])

@@ -312,8 +312,6 @@ def _resume(
     config = resolve(changed, recorded)
     check_launched(config.training, processes)
     planned, total = run.config.training.steps, config.training.steps
-    if planned is not None and total is not None and total < planned:
-        on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
     device = choose_device(config.training.device, config.training.dtype)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
@@ -326,6 +324,8 @@ def _resume(
     more = f"give `steps` {2 * step}, or any total above {step}"
     if total is not None and step > total:
         raise AttnlmError(f"{run.name} has made {step} steps already", more)
+    if planned is not None and total is not None and total < planned:
+        on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
     if step == evaluated_step == total:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)
