@@ -250,6 +250,7 @@ NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "another family": (change_config(model_type="mamba"), "'mamba'"),
     "no family": (change_config(model_type=["llama"]), "model_type"),
+    "a run": (change_config(attnlm="1.0.0"), "is a run of attnlm"),
     "scaled positions": (
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "rope_scaling 'llama3', 'factor'",

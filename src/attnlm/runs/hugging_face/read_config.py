@@ -118,6 +118,8 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
     content = read_object(path)
     kind = content.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
+    if "attnlm" in content:
+        raise AttnlmError(f"{path.parent} is a run of attnlm", "give its path instead of a name")
     if family is None:
         raise AttnlmError(
             f"{path} is of model_type {quoted(kind)}, which attnlm does not have",
