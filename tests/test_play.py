@@ -415,6 +415,9 @@ def test_a_page_that_cannot_be_written_is_refused_in_one_line(
     fails("export", "bigram", "x.html", *how[2:], cwd=tmp_path, code=2, says="x.html", hints="html")
     attnlm_command("export", "tied", "there.html", *how, "--force", cwd=tmp_path)
     assert "unpackModels" in (tmp_path / "there.html").read_text(encoding="utf-8")
+    (tmp_path / "link.html").symlink_to("there.html")
+    to_link = ("export", "tied", "link.html", *how, "--force")
+    fails(*to_link, cwd=tmp_path, code=1, says="not a regular file", hints="another name")
 
 
 def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ def attend(
     text: TextArgument,
     run: RunArgument = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="write FILE.html, FILE.png or FILE.svg")
+        Path | None,
+        typer.Option("--output", "-o", help="write FILE.html, FILE.png or FILE.svg, or replace it"),
     ] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
@@ -210,7 +211,7 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            help="where to write the page; default: report.html in the run's folder",
+            help="where to write or replace the page; default: report.html in the run's folder",
         ),
     ] = None,
     text: Annotated[

@@ -56,7 +56,9 @@ def export_to_html(
         raise UsageError(
             f"the name of a page must end with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
         )
-    if os.path.lexists(path) and not (force and path.is_file() and not path.is_symlink()):
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise AttnlmError(f"{path} is not a regular file", "give another name")
+    if path.exists() and not force:
         raise AttnlmError(f"{path} exists already", "name a new file, or replace a page: `force`")
     parameters = sum(run.parameters for run in runs)
     if parameters > LARGEST and not force:
