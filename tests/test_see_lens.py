@@ -77,7 +77,7 @@ def test_the_likeliest_tokens_of_each_layer_and_place(
                 data["percents"][held], 100 * wanted.values[place, :4], atol=0.51
             )
             at += 4
-    assert at == len(data["ids"]) and data["count"] == 4
+    assert at == len(data["ids"]) == 4 * len(data["rows"]) * len(IDS)
 
 
 def test_a_bigram_has_none(trained: Path) -> None:

@@ -160,7 +160,7 @@ def test_training_flushes_in_all_threads_forward_and_backward(
     monkeypatch.setattr(Share, "__call__", together)
     attnlm.train(dataset, model=model, checkpoint_dir=tmp_path, **SETTINGS)
     assert modes.found == {"MainThread": True, "attnlm_0": True}
-    assert backward.found == ({} if model == "single-head" else modes.found)
+    assert backward.found == modes.found
 
 
 def test_evaluation_and_plan_flush(
