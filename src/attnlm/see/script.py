@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
@@ -39,6 +40,15 @@ from pathlib import Path
 files = sorted(Path({path!r}).glob("shard-*-model-00001-*.safetensors"))
 parts = [load_file(file) for file in files]  # the rows of each process, in order
 weights = {{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}"""
+
+
+# The comparisons in the textbook pass; nothing is evaluated as code.
+_COMPARISONS = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
 
 
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
@@ -113,11 +123,14 @@ class _Specialised(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
         """Keep the branch that is taken, if the test needs nothing but the architecture."""
-        try:
-            is_taken = bool(eval(ast.unparse(node.test), {"a": self._architecture}))
-        except NameError:
-            is_taken = None
         self.generic_visit(node)
-        return node if is_taken is None else node.body if is_taken else node.orelse
+        match node.test:
+            case ast.Constant(value):
+                is_taken = bool(value)
+            case ast.Compare(ast.Constant(left), [sign], [ast.Constant(right)]):
+                is_taken = _COMPARISONS[type(sign)](left, right)
+            case _:
+                return node
+        return node.body if is_taken else node.orelse
 
     visit_IfExp = visit_If  # noqa: N815 - the name that ast looks for
