@@ -25,7 +25,7 @@ from attnlm.config.settings import resolve
 from attnlm.generation.sampling import generate
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
-from benchmarks.nanogpt import Shape, loaded, steps_per_second
+from benchmarks.nanogpt import Shape, model_of, steps_per_second
 from benchmarks.table import Row
 
 GPT2 = Shape(12, 768, 12, 1024, 12, 50257)
@@ -139,18 +139,8 @@ class _Rival:
     """nanoGPT's training step in bfloat16 with torch.compile and the fused AdamW."""
 
     def __init__(self, checkout: Path, shape: Shape, device: Device) -> None:
-        module = loaded(checkout)
-        config = module.GPTConfig(
-            n_layer=shape.layers,
-            n_embd=shape.width,
-            n_head=shape.heads,
-            block_size=shape.context,
-            vocab_size=shape.vocab_size,
-            dropout=0.0,
-            bias=True,
-        )
         self._device = device
-        self._model: Any = module.GPT(config).to(device.torch)
+        self._model = model_of(checkout, shape).to(device.torch)
         self._optimizer = self._model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.name)
         self._compiled: Any = torch.compile(self._model)
         ids = torch.randint(shape.vocab_size, (shape.batch, shape.context + 1))

@@ -34,32 +34,32 @@ class Shape(NamedTuple):
         return f"{self.layers} × {self.width}, context {self.context:,}, batch {self.batch}{ids}"
 
 
-def loaded(checkout: Path) -> Any:
-    """Return nanoGPT's module `model`."""
+def model_of(checkout: Path, shape: Shape, *, bias: bool = True) -> Any:
+    """Return nanoGPT's model of a shape. What it prints goes to stderr."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["nanogpt_model"] = module
     spec.loader.exec_module(module)
-    return module
+    config = module.GPTConfig(
+        n_layer=shape.layers,
+        n_embd=shape.width,
+        n_head=shape.heads,
+        block_size=shape.context,
+        vocab_size=shape.vocab_size,
+        dropout=0.0,
+        bias=bias,
+    )
+    with contextlib.redirect_stdout(sys.stderr):
+        return module.GPT(config)
 
 
 class Rival:
     """nanoGPT's model, optimizer and loop, in float32 and without torch.compile."""
 
     def __init__(self, checkout: Path, shape: Shape) -> None:
-        module = loaded(checkout)
-        config = module.GPTConfig(
-            n_layer=shape.layers,
-            n_embd=shape.width,
-            n_head=shape.heads,
-            block_size=shape.context,
-            vocab_size=shape.vocab_size,
-            dropout=0.0,
-            bias=True,
-        )
+        self._model = model_of(checkout, shape)
         with contextlib.redirect_stdout(sys.stderr):  # it prints its sizes
-            self._model = module.GPT(config)
             self._optimizer = self._model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
         ids = torch.randint(min(65, shape.vocab_size), (8, shape.batch, shape.context + 1))
         self._batches = [(i[:, :-1].contiguous(), i[:, 1:].contiguous()) for i in ids]

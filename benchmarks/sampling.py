@@ -21,7 +21,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.generation.sampling import generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
-from benchmarks.nanogpt import loaded
+from benchmarks.nanogpt import Shape, model_of
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row
 
@@ -95,17 +95,8 @@ def _plain(heads: int) -> Timed:
 
 
 def _nanogpt(checkout: Path) -> Timed:
-    module = loaded(checkout)
-    config = module.GPTConfig(
-        n_layer=4,
-        n_head=4,
-        n_embd=128,
-        block_size=64,
-        bias=False,
-        vocab_size=VOCAB_SIZE,
-        dropout=0,
-    )
-    return _timed_generate(module.GPT(config).eval(), 100)
+    shape = Shape(layers=4, width=128, heads=4, context=64, batch=1, vocab_size=VOCAB_SIZE)
+    return _timed_generate(model_of(checkout, shape, bias=False).eval(), 100)
 
 
 def _timed_generate(model: Any, tokens: int) -> Timed:
