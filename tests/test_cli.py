@@ -166,7 +166,7 @@ def test_the_ladder_from_outside(project: Path) -> None:
     for one, other in zip(again["rungs"], facts["rungs"], strict=True):
         assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
 
-    wrong = {"says": "--steps and --budget exclude each other", "hints": "one of them"}
+    wrong = {"says": "--steps and --budget cannot be combined", "hints": "one of them"}
     fails("ladder", "--steps", "4", "--budget", "5s", cwd=project, code=2, **wrong)
     fails("ladder", "--rungs", "bigrm", cwd=project, code=2, says="bigrm", hints="bigram")
 
@@ -425,7 +425,7 @@ def test_named_errors(project: Path) -> None:
         (["train", "--model", "bigram", "--heads", "4"], 2, "--heads does not apply", "multi-head"),
         (["train", "--heads", "3", "--embed-dim", "32"], 2, "can't be divided", "--embed-dim 30"),
         (["train", "--budget", "soon"], 2, "--budget", "90s"),
-        (["train", "--steps", "5", "--budget", "5s"], 2, "exclude each other", ""),
+        (["train", "--steps", "5", "--budget", "5s"], 2, "cannot be combined", ""),
         (["train", "txet-char"], 1, "txet-char", "text-char"),
         (["train", "--recipe", "bad.toml"], 1, "embed_dmi", "embed_dim"),
         (["train", "--recipe", "r2-multihead"], 1, "r2-multihead", "r2-multi-head"),

@@ -221,7 +221,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
     folder = climbed.path.parent
     with pytest.raises(UsageError, match="`steps` can't be changed"):
         climb(resume="ladder-001", steps=7, checkpoint_dir=folder)
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         climb(resume="ladder-001", name="other", checkpoint_dir=folder)
     with pytest.raises(AttnlmError, match="no ladder is called"):
         climb(resume="nothing", checkpoint_dir=folder)
@@ -247,7 +247,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         ({"seeds": 0}, "`seeds`"),
         ({"rungs": ("bigram:steps=5",)}, "`steps` can't differ"),
         ({"rungs": ("bigram:learning_rate=0",)}, "`learning_rate`"),
-        ({"budget": 5.0}, "exclude each other"),
+        ({"budget": 5.0}, "cannot be combined"),
         ({"name": "a/b"}, "`name`"),
         ({"prompt": "Ω"}, "Ω"),
     ],

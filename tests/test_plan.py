@@ -332,7 +332,7 @@ def test_bad_input_is_one_line_and_a_hint(
 
 def test_a_data_set_has_its_vocabulary(dataset: Dataset, tmp_path: Path) -> None:
     both = ["plan", str(dataset.path), "--vocab-size", "9"]
-    fails(*both, cwd=tmp_path, code=2, says="--vocab-size exclude each other", hints="one of them")
+    fails(*both, cwd=tmp_path, code=2, says="--vocab-size cannot be combined", hints="one of them")
 
 
 def test_every_setting_that_costs_anything_is_an_option() -> None:

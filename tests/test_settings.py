@@ -44,7 +44,7 @@ def test_every_model_has_complete_defaults(model: str) -> None:
         ({"heads": 0}, "`heads` 0 is out of range", "at least 1"),
         ({"dropout": 1.0}, "`dropout` 1.0 is out of range", "below 1"),
         ({"learning_rate": float("nan")}, "`learning_rate` can't be nan", "a number"),
-        ({"steps": 10, "budget": 5.0}, "exclude each other", "one of them"),
+        ({"steps": 10, "budget": 5.0}, "cannot be combined", "one of them"),
         (
             {"learning_rate": 0.1, "min_learning_rate": 0.2},
             "`min_learning_rate` 0.2 is above `learning_rate` 0.1",

@@ -62,7 +62,7 @@ def export(
         raise UsageError("the folder or file to write is missing", usage)
     *runs, path = names
     if runs and run_option is not None:
-        raise UsageError("RUN and --run exclude each other", "give one of them")
+        raise UsageError("RUN and --run cannot be combined", "give one of them")
     if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run: the folder or file to write is missing", usage)

@@ -40,7 +40,7 @@ class Command(TyperCommand):
         rest = super().parse_args(ctx, args)
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
             if ctx.params["run"] is not None:
-                raise UsageError("RUN and --run exclude each other", "give one of them")
+                raise UsageError("RUN and --run cannot be combined", "give one of them")
             ctx.params["run"] = named
         return rest
 

@@ -175,7 +175,7 @@ def _check(
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
-        raise UsageError("--prompt and --prompt-file exclude each other", "give one of them")
+        raise UsageError("--prompt and --prompt-file cannot be combined", "give one of them")
     if prompt == "-":
         return decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:

@@ -188,7 +188,7 @@ def _without_unused(
 
 def _check_not_both(given: Iterable[str], one: str, other: str) -> None:
     if one in given and other in given:
-        raise UsageError(f"`{one}` and `{other}` exclude each other", "give one of them")
+        raise UsageError(f"`{one}` and `{other}` cannot be combined", "give one of them")
 
 
 def _check_training(

@@ -144,7 +144,7 @@ def _existing(name: str | None, resume: str | Path | None, folder: Path) -> Path
     """Return the folder of the ladder to resume; None if a new one is to begin."""
     if resume is not None:
         if name is not None:
-            raise UsageError("`resume` and `name` exclude each other", "give one of them")
+            raise UsageError("`resume` and `name` cannot be combined", "give one of them")
         return find_folder(resume, folder, kind="ladder")
     if name is None:
         return None
@@ -171,7 +171,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     if "steps" in given and "budget" in given:
-        raise UsageError("`steps` and `budget` exclude each other", "give one of them")
+        raise UsageError("`steps` and `budget` cannot be combined", "give one of them")
     length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
     about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
     made = Plan(

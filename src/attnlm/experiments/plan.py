@@ -255,9 +255,9 @@ def plan(
     Raises AttnlmError as `train` does, and where what is to be measured does not fit.
     """
     if dataset is not None and vocab_size is not None:
-        raise UsageError("a data set and `vocab_size` exclude each other", "give one of them")
+        raise UsageError("a data set and `vocab_size` cannot be combined", "give one of them")
     if tokens is not None and "steps" in settings:
-        raise UsageError("`tokens` and `steps` exclude each other", "give one of them")
+        raise UsageError("`tokens` and `steps` cannot be combined", "give one of them")
     if share is not None and peak is None:
         raise UsageError(
             "`share` needs the `peak` that it is a share of", "such as 989e12, in FLOP/s"

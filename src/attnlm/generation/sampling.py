@@ -198,17 +198,11 @@ class Sampler:
     device: Device
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The prompt's ids, after the beginning-of-text id where there is one; without a prompt
-        that id, else a newline, else the end-of-text id, else id 0.
+        """Return the ids of a prompt, or the tokenizer's `first` id if the prompt is empty.
 
         Raises AttnlmError naming the characters that the vocabulary lacks.
         """
-        if ids := self.tokenizer.encode_from_start(prompt):
-            return ids
-        for first in (self.tokenizer.newline, self.tokenizer.end_of_text):
-            if first is not None:
-                return [first]
-        return [0]
+        return self.tokenizer.encode_from_start(prompt) or [self.tokenizer.first]
 
     def stream(self, ids: list[int], config: SamplingConfig) -> Iterator[str]:
         """Continue `ids`, and extend the list; yield text that ends on whole characters."""

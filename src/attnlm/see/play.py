@@ -154,7 +154,7 @@ def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
         "type": number_type,
         "weights": base64.b64encode(numbers.tobytes()).decode(),
         "tokenizer": described_tokenizer(model.tokenizer),
-        "first": first_id(model.tokenizer),
+        "first": model.tokenizer.first,
     }
 
 
@@ -200,9 +200,3 @@ def _any_case(letters: str) -> str:
 def _both(letter: re.Match[str]) -> str:
     lower = letter[0]
     return f"[{lower}{lower.upper()}{'ſ' if lower == 's' else ''}]"
-
-
-def first_id(tokenizer: Tokenizer) -> int:
-    """Return the id that `attnlm sample` begins with where there is no prompt."""
-    choices = (tokenizer.beginning, tokenizer.newline, tokenizer.end_of_text)
-    return next((token for token in choices if token is not None), 0)

@@ -58,6 +58,13 @@ class Tokenizer(abc.ABC):
         self.newline = tokens.index(b"\n") if b"\n" in tokens else None
         self.tokens = tokens
 
+    @property
+    def first(self) -> int:
+        """Return the id to sample from without a prompt: `beginning`, else `newline`, else
+        `end_of_text`, else 0."""
+        choices = (self.beginning, self.newline, self.end_of_text)
+        return next((token for token in choices if token is not None), 0)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; `decode` gives it back, and a model takes torch.tensor([ids]).
 
