@@ -88,7 +88,7 @@ def _played(name: str, folder: Path) -> Row:
     page = folder / "play.html"
     page.write_bytes(play_page([shown]))
     with _opened(page, cores=1) as view:
-        speed = max(float(view.evaluate(_GENERATED)) for _ in range(_ROUNDS))
+        speed = statistics.median(float(view.evaluate(_GENERATED)) for _ in range(_ROUNDS))
         times, longest = view.evaluate(_TYPED)
     typed = f"keystroke {statistics.median(times):.0f} ms (at most {max(times):.0f})"
     task = f"longest task {longest:.0f} ms" if longest else "no task of 50 ms"
