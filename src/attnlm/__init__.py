@@ -10,9 +10,9 @@
     open_dataset  a Dataset that was prepared before, by name or path: its `train` and `val` are ids
     Batches       inputs and targets for a training loop of your own, by (seed, step)
     open_run      a Run that was trained before, by name or path
-    list_runs     the runs in a folder; `list_datasets` and `list_recipes` do the same for those
-    diff_runs     what two Runs have differently
-    remove_run    takes a Run away
+    list_runs     the runs in a folder; see also `list_datasets` and `list_recipes`
+    diff_runs     what differs between two Runs
+    remove_run    removes a Run
     doctor        what this machine has, and what to do about what it lacks
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
 
@@ -35,10 +35,10 @@ reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished
 choose: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
 as a table with its curve, and its attention as a shaded grid for each head.
 
-Errors are AttnlmError, with a `message` and a `hint`; UsageError is one whose cause is invalid
+Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
 arguments.
 
-The environment is left as it is. On a machine that has other work too, set GOMP_SPINCOUNT=10000
+The environment is not changed. On a machine that runs other work too, set GOMP_SPINCOUNT=10000
 before PyTorch is imported, as the command does: threads that wait for each other then sleep.
 """
 
@@ -116,10 +116,10 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()
 __all__ = sorted(["__version__", *_HOMES])
 
 
-if not TYPE_CHECKING:  # for type checkers every name would be there, of any type
+if not TYPE_CHECKING:  # a type checker would accept every name, with any type
 
     def __getattr__(name: str) -> Any:
-        """Load what is asked for only then: `attnlm --help` does not wait for torch."""
+        """Load a name when it is first used, so that `attnlm --help` does not wait for torch."""
         if name in _HOMES:
             return getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
         raise AttributeError(f"module 'attnlm' has no attribute {name!r}")

@@ -1,1 +1,1 @@
-"""What every room needs: errors, events, files, folders, locks, signals."""
+"""Errors, events, files, folders, locks and signals, which all other packages use."""

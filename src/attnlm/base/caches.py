@@ -1,4 +1,4 @@
-"""A user's caches: where downloads, timings and compiled code are kept."""
+"""The user's cache folders, for downloads, timings and compiled code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def cache_folder() -> Path | None:
-    """For downloads and timings: `ATTNLM_CACHE_DIR`, or the system's place for a user's caches.
+    """Return the folder for downloads and timings: `ATTNLM_CACHE_DIR` or the system's user cache.
 
-    None where the user has no home folder that the system knows of.
+    Return None when the system does not know the user's home folder.
     """
     import platformdirs
 
@@ -29,9 +29,9 @@ def cache_folder() -> Path | None:
 
 
 def code_folder(name: str = "compiled") -> Path:
-    """For compiled code, to be loaded again: a folder `name` that nobody else may write to.
+    """Return a folder `name` for compiled code to load again, to which nobody else may write.
 
-    In the cache, else in the temporary folder. Raises AttnlmError where it can be in neither.
+    It is in the cache, else in the temporary folder. Raises AttnlmError if it can be in neither.
     """
     cache = cache_folder()
     places = [cache / name] if cache else []
@@ -51,20 +51,20 @@ def code_folder(name: str = "compiled") -> Path:
 
 
 def use_own_compiler_cache() -> None:
-    """Let PyTorch's compiler keep the code that it makes, and loads again, in `code_folder`.
+    """Make PyTorch's compiler cache its code in `code_folder`, and load it from there.
 
-    Its own choice is in the temporary folder, where another user could have made it. Each process
-    has to call this before it compiles. Raises AttnlmError as `code_folder` does.
+    PyTorch's default is in the temporary folder, where another user could have made the folder.
+    Each process has to call this before it compiles. Raises AttnlmError as `code_folder` does.
     """
     if sys.platform != "win32" and not os.environ.get(_COMPILER_CACHE):
         os.environ[_COMPILER_CACHE] = str(code_folder())
 
 
 def may_load_from(folder: str | Path) -> bool:
-    """Whether the system loads code from there: not where it is mounted noexec."""
+    """Return True if the system loads code from this folder, False if it is mounted noexec."""
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def is_ours_alone(about: os.stat_result) -> bool:
-    """Whether a file or folder belongs to this user, and nobody else may write to it."""
+    """Return True if a file or folder belongs to this user and nobody else may write to it."""
     return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

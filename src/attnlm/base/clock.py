@@ -1,13 +1,13 @@
-"""When the work began that a budget of time is for."""
+"""The time at which work with a time budget began."""
 
 from __future__ import annotations
 
 import time
 
 command_began: float | None = None
-"""By `time.perf_counter`, where this process is a command's; its imports count too."""
+"""The start of this process's command, before its imports, by `time.perf_counter`; else None."""
 
 
 def began() -> float:
-    """When this process began, if it is a command's; else now."""
+    """Return when this process began if it runs a command, else the current time."""
     return time.perf_counter() if command_began is None else command_began

@@ -1,4 +1,4 @@
-"""What can go wrong in a way that the user can mend: one line, and a hint on what to do."""
+"""Errors that the user can solve: each has a one-line message, and a hint on what to do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class AttnlmError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.add_note(f"hint: {hint}")  # which tracebacks show
+        self.add_note(f"hint: {hint}")  # tracebacks show notes
 
 
 class NotFiniteError(AttnlmError):
-    """A checkpoint's weights, or what they compute, are NaN or infinite."""
+    """An error because a checkpoint's weights, or its outputs, are NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -29,7 +29,7 @@ class NotFiniteError(AttnlmError):
 
 
 class SaidElsewhereError(AttnlmError):
-    """What is wrong is reported by another of the processes that train together."""
+    """An error that another process of the same training run reports."""
 
     def __init__(self, exit_code: int = 1) -> None:
         super().__init__("another process has failed", "see what it reports")

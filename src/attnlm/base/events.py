@@ -1,4 +1,4 @@
-"""What the library tells whoever called it, as it goes: it never prints, it reports events.
+"""Events, which the library reports to its caller while it works. It never prints.
 
 `str` of an event is a line to print.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Note:
-    """One line that a person should read: a choice that was made, something left out."""
+    """One line that the user should read, such as a choice that was made or something left out."""
 
     text: str
 
@@ -21,7 +21,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a long task is: `done` of `total` (None where it can't be known) in `unit`s."""
+    """The progress of a long task: `done` of `total` `unit`s. None stands for an unknown total."""
 
     task: str
     done: int
@@ -29,7 +29,7 @@ class Progress:
     unit: str
 
     def __str__(self) -> str:
-        """`encode: 1,000 of 4,000 chars (25%)`, without the whole where it is not known."""
+        """Return `encode: 1,000 of 4,000 chars (25%)`, or `encode: 1,000 chars` without a total."""
         if not self.total:
             return f"{self.task}: {self.done:,} {self.unit}"
         share = self.done / self.total
@@ -40,4 +40,4 @@ OnEvent = Callable[[object], None]
 
 
 def ignore(event: object) -> None:
-    """A listener that ignores all events."""
+    """Ignore the event: a listener for callers that need no events."""

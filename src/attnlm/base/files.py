@@ -1,4 +1,4 @@
-"""Files that are complete or absent: atomic replacement, and JSON that knows its own hash."""
+"""Files that are complete or absent: atomic replacement, and JSON files with their own hash."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0) 
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
-    """Opens a regular file and nothing else: a named pipe could be waited for without end.
+    """Open a regular file and nothing else, since opening a named pipe could block forever.
 
-    A link to a regular file is read, never written through. Raises OSError, which says what is
-    there instead.
+    A link to a regular file is followed for reading, never for writing. Raises OSError, which says
+    what is at the path instead.
     """
 
     def opener(name: str, flags: int) -> int:
         reads = not flags & (os.O_WRONLY | os.O_RDWR)
-        # Looked at before, since opening a device may set it going, and after: it may be replaced.
+        # Check before, since opening a device may start it, and after, since it may be replaced.
         with contextlib.suppress(FileNotFoundError):
             _check_regular(path, path.stat(follow_symlinks=reads))
         descriptor = os.open(name, flags | _AT_ONCE | (0 if reads else _NO_LINK), 0o666)
@@ -72,7 +72,7 @@ def _check_regular(path: Path, about: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a temporary file beside `path` and puts it there, flushed to disk, on success only."""
+    """Yield a temporary file that, on success only, is flushed to disk and replaces `path`."""
     with naming(path), _temporary_beside(path) as temporary:
         with open_regular(temporary, "wb") as file:
             yield file
@@ -84,7 +84,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to what the system says of a write that fails, since it does not say where."""
+    """Add `path` to the OSError of a write that fails, if the error names no file."""
     check_held(path)
     try:
         yield
@@ -96,7 +96,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
-    """An empty file that is gone afterwards; those of killed processes go first."""
+    """Yield an empty file, deleted afterwards. First delete files that killed processes left."""
 
     def make() -> Path:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -108,37 +108,37 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
         try:
             yield temporary
         finally:
-            with contextlib.suppress(OSError):  # what went wrong before says more
+            with contextlib.suppress(OSError):  # an earlier error says more
                 temporary.unlink(missing_ok=True)
 
 
 def remedy(error: OSError) -> str:
-    """Return what the user can do about an error of the system."""
+    """Return what the user can do about an error that the system reports."""
     return _REMEDIES.get(error.errno or 0, "check the path, its permissions and free space")
 
 
 @contextlib.contextmanager
 def explaining(folder: Path, then: str = "") -> Iterator[None]:
-    """Turn what the system says about our files into AttnlmError: one line, its remedy, `then`."""
+    """Turn OSError into AttnlmError with a one-line message; its hint is the remedy and `then`."""
     try:
         yield
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
-        reason = error.strerror or "".join(map(str, error.args))  # NumPy's has no number
+        reason = error.strerror or "".join(map(str, error.args))  # NumPy's OSError has no errno
         hint = f"{remedy(error)}{then}"
         raise AttnlmError(f"can't write {error.filename or folder}: {reason}", hint) from error
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove what killed processes left in `folder` as they replaced the file `name`, or any."""
+    """Remove temporary files for `name`, or any file, that killed processes left in `folder`."""
     clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
 
 
 def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
-    """`read()`, again where the file or folder at `path` was replaced meanwhile: both would mix.
+    """Return `read()`; read again if `path` was replaced during it, so that old and new never mix.
 
-    Raises what `read` raises, and OSError when there is nothing at `path`.
+    `path` is a file or folder. Raises what `read` raises, and OSError if nothing is at `path`.
     """
     while True:
         before = _identity(path)
@@ -153,27 +153,27 @@ def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """What a replacement changes: systems give the same inode number again."""
+    """Return what a replacement changes: two numbers, since systems reuse inode numbers."""
     about = path.stat()
     return about.st_ino, about.st_ctime_ns
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces the file at `path` by `content`, or leaves it as it was."""
+    """Replace the file at `path` by `content`, or leave it unchanged."""
     with replacing(path) as file:
         file.write(content)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes `content` with its own SHA-256 as the key `sha256`, which `read_json` checks."""
+    """Write `content` with its own SHA-256 as the key `sha256`, which `read_json` checks."""
     sealed = {**content, "sha256": _json_hash(content)}
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
 def read_bytes(path: Path, at_most: int) -> bytes:
-    """The content of a small file.
+    """Return the content of a small file.
 
-    Raises AttnlmError when it can't be read, is no regular file, or has more bytes than that.
+    Raises AttnlmError if it can't be read, is not a regular file, or exceeds `at_most` bytes.
     """
     try:
         with open_regular(path) as file:
@@ -206,9 +206,9 @@ def _float(digits: str) -> float:
 
 
 def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
-    """What `write_json` wrote there, less the hash.
+    """Return what `write_json` wrote to `path`, without the hash.
 
-    Raises AttnlmError when the file is missing, is no JSON object of at most so many bytes, has a
+    Raises AttnlmError if the file is missing, exceeds `at_most` bytes, is not a JSON object, has a
     number that is too large, or was changed since.
     """
     try:
@@ -223,7 +223,7 @@ def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a regular file's bytes, in hexadecimal. Raises OSError for any other."""
+    """Return the SHA-256 of a regular file's bytes, in hexadecimal. Raises OSError otherwise."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
@@ -240,7 +240,7 @@ def _json_hash(content: dict[str, Any]) -> str:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Makes a rename durable, where the system lets a folder be flushed (Windows does not)."""
+    """Make a rename durable, if the system can flush folders (Windows can't)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:

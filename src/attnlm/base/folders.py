@@ -1,7 +1,7 @@
 """Data sets and runs: their folders and names, and the commands that hints give about them.
 
-Hints name commands, so this module knows flags; no other below the command line does, but for
-see/reproduce.py, which writes down the commands of a run.
+Hints name commands, so this module knows flags. Below the command line, the only other module that
+knows flags is see/reproduce.py, which writes the commands of a run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNOREC
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _MOST_NAMED = 5
 
-# Of each kind of folder: a file that it has, the folder that it lies in by default, the flag that
-# names another, and how one is made.
+# For each kind of folder: a file that it contains, its default parent folder, the flag that names
+# another parent, and how to make one.
 KINDS = {
     "run": ("config.json", "checkpoints", "--checkpoint-dir", "train one: attnlm train"),
     "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "start one: attnlm ladder"),
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether every system takes this as a file's name, and we do not need it ourselves."""
+    """Return True if every system accepts this file name and attnlm does not reserve it."""
     return (
         0 < len(name.encode(errors="replace")) <= 120
         and name.lower() != LATEST
@@ -49,7 +49,7 @@ def is_safe_name(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError where a name that the user chose can't be a folder's."""
+    """Raise UsageError if a name that the user chose can't be a folder's name."""
     if not is_safe_name(name):
         raise UsageError(
             f"`name` {name!r} can't be a folder's name on every system",
@@ -58,20 +58,20 @@ def check_name(name: str) -> None:
 
 
 def write_latest(parent: Path, name: str) -> None:
-    """Records which folder below `parent` was made last."""
+    """Record which folder in `parent` was made last."""
     files.write_bytes(parent / LATEST, f"{name}\n".encode())
 
 
 def latest_name(parent: Path) -> str:
-    """The name of the folder below `parent` that was made last. Raises OSError without one."""
+    """Return the name of the folder in `parent` that was made last, or raise AttnlmError."""
     return files.read_bytes(parent / LATEST, _LONGEST_LATEST).decode(errors="replace").strip()
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
-    """The folder of a data set or run by its name below `parent`, by its path, or the latest.
+    """Return the folder of a data set or run, by its name in `parent` or its path, or the latest.
 
-    Raises AttnlmError, with the names that there are, when there is none, and UsageError where
-    `name` is neither a name nor a path.
+    Raises AttnlmError, with the existing names, if it does not exist, and UsageError if `name` is
+    neither a name nor a path.
     """
     if name is None:
         return _latest(parent, kind)
@@ -97,10 +97,10 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; a path that can't be one is none."""
+    """Return True if `path` is a folder, False also if no folder can have such a path."""
     try:
         return path.is_dir()
-    except OSError:  # too long a name, or a part of it that may not be looked into
+    except OSError:  # the name is too long, or a parent folder may not be searched
         return False
 
 
@@ -118,7 +118,7 @@ def _latest(parent: Path, kind: str) -> Path:
 
 
 def folder_names(parent: Path, kind: str) -> list[str]:
-    """Of the folders of that kind below `parent`, the newest first."""
+    """Return the names of the folders of this kind in `parent`, the newest first."""
     made = []
     with contextlib.suppress(OSError):
         for path in parent.iterdir():
@@ -129,14 +129,14 @@ def folder_names(parent: Path, kind: str) -> list[str]:
 
 
 def how_to_make(kind: str, parent: Path) -> str:
-    """A hint at how to make the first folder of that kind in `parent`."""
+    """Return a hint at how to make the first folder of this kind in `parent`."""
     return " ".join([KINDS[kind][-1], *map(shlex.quote, elsewhere(parent, kind))])
 
 
 def elsewhere(parent: Path, kind: str = "run") -> list[str]:
-    """The flag that says that things of that kind lie in `parent`; none where that is the default.
+    """Return the flag that names `parent` as the place for this kind; empty for the default.
 
-    `parent` is compared with the default folder as both are seen from the current one.
+    `parent` and the default folder are compared relative to the current folder.
     """
     _, usual, flag, _ = KINDS[kind]
     return [] if parent.absolute() == Path(usual).absolute() else [flag, str(parent)]
@@ -145,10 +145,10 @@ def elsewhere(parent: Path, kind: str = "run") -> list[str]:
 def command_for(
     command: str, folder: Path, *flags: str, kind: str = "run", named: bool = False
 ) -> str:
-    """A command about a run, ladder or data set, as one types it in the current folder.
+    """Return a command about a run, ladder or data set, to type in the current folder.
 
-    The newest in the default folder has no name, unless `named` or where the command ends in a
-    flag that needs one.
+    The newest folder in the default parent is left unnamed, unless `named` is True or the command
+    ends in a flag that needs a name.
     """
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path
@@ -167,12 +167,12 @@ def _is_latest(folder: Path) -> bool:
 
 
 def resume_command(run: Path) -> str:
-    """What resumes a run."""
+    """Return the command that resumes a run."""
     return command_for("attnlm train --resume", run)
 
 
 def flag(name: str) -> str:
-    """A setting as it is typed: `embed_dim` → `--embed-dim`."""
+    """Return the flag for a setting: `embed_dim` → `--embed-dim`."""
     return "--" + name.replace("_", "-")
 
 
@@ -184,8 +184,8 @@ def newest_first(
 ) -> tuple[list[_Entry], list[str]]:
     """Return an entry for each folder in `parent`, and the names of folders without an entry.
 
-    Hidden folders are left out: a command works in them, or was killed. Entries are dataclasses
-    with `name`, `modified` and `is_latest`. Raises AttnlmError if `parent` can't be read.
+    Hidden folders are left out: they belong to a command that is running or was killed. Entries are
+    dataclasses with `name`, `modified`, `is_latest`. Raises AttnlmError if `parent` can't be read.
     """
     try:
         paths = sorted(parent.iterdir())
@@ -206,7 +206,7 @@ def newest_first(
 
 
 def link_target(path: Path) -> str | None:
-    """What a link says that it leads to; None where `path` is none."""
+    """Return the target that a link names, or None when `path` is not a link."""
     try:
         return str(path.readlink()) if path.is_symlink() else None
     except OSError:  # it is gone by now
@@ -214,7 +214,7 @@ def link_target(path: Path) -> str | None:
 
 
 def problem_of(path: Path) -> str | None:
-    """Why nothing can be read in a folder, whatever it is; None where it can."""
+    """Return why a folder of any kind can't be read, or None when it can."""
     if not is_folder(path):
         return f"it is a link to {link_target(path)}, which is no folder"
     if not os.access(path, os.R_OK | os.X_OK):
@@ -223,8 +223,8 @@ def problem_of(path: Path) -> str | None:
 
 
 def folder_size(folder: Path) -> int:
-    """The bytes of all files in a folder; links in it, and what can't be read, count nothing."""
-    total, folders = 0, [str(folder)]  # not by recursion: they may be nested as deep as one likes
+    """Return the size of all files in a folder, in bytes, without links and unreadable files."""
+    total, folders = 0, [str(folder)]  # not recursive, since folders may be nested very deep
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
             for entry in found:
@@ -238,7 +238,7 @@ def folder_size(folder: Path) -> int:
 
 
 def modified(*paths: Path) -> float:
-    """When the newest of these files was written, in seconds since 1970; 0 where there is none."""
+    """Return when any of the files was last written, in seconds since 1970; 0 if none exists."""
     times = [0.0]
     for path in paths:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Records: dataclasses that JSON files hold. Each value is checked as it is read.
+"""Records: dataclasses that are stored in JSON files. Each value is checked when it is read.
 
 A field with `limited(…)` has limits; a field with a default may be missing in a file. A record that
 checks more, in `__post_init__`, raises ValueError.
@@ -24,7 +24,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def limited(*, default: Any = MISSING, **limits: Any) -> Any:
-    """Return a field of a record with limits, as `setting` takes them; of a list, for each item."""
+    """Return a record's field with limits, as in `setting`; in a list, they apply to each item."""
     return setting("", default=default, **limits)
 
 
@@ -42,10 +42,10 @@ def read_record(
 
 
 def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN) -> _Record:
-    """Return the record that a value of JSON holds; keys that it does not know are ignored.
+    """Return the record that a JSON value holds, ignoring keys that the record does not have.
 
     Fields are of type bool, int, float, str, Any, Mapping, a tuple of one type, another record, or
-    one of these or None. Raises AttnlmError, which names the file and the key.
+    such a type or None. Raises AttnlmError, which names the file and the key.
     """
     try:
         found: _Record = _decoded(record, content, "")

@@ -1,4 +1,4 @@
-"""Settings: fields of a dataclass that carry their own line of help, choices and limits."""
+"""Settings: dataclass fields that have a line of help, choices and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def setting(
     below: float | None = None,
     matches: str | None = None,
 ) -> Any:
-    """A field of a dataclass of settings; `matches` is a regular expression for all of a text."""
+    """Return a dataclass field for a setting. The whole text must match the regex `matches`."""
     limits: dict[str, Any] = {"at least": at_least, "above": above, "at most": at_most}
     limits |= {"below": below, "of the form": matches}
     known = {words: limit for words, limit in limits.items() if limit is not None}
@@ -35,7 +35,7 @@ def setting(
 
 
 def number(kind: type[int] | type[float], text: str) -> Any:
-    """Return the number that a person typed. Raises ValueError, also for 1_000 and for ٣."""
+    """Return the number that the user typed. Raises ValueError otherwise, also for 1_000 and ٣."""
     if "_" in text or not text.isascii():
         raise ValueError(f"{text!r} is not a number")
     return kind(text)
@@ -43,27 +43,27 @@ def number(kind: type[int] | type[float], text: str) -> Any:
 
 @functools.cache
 def fields_of(record: type) -> Mapping[str, Field[Any]]:
-    """A record's settings by name."""
+    """Return a record's settings by name."""
     return {described.name: described for described in fields(record)}
 
 
-_hints = functools.cache(get_type_hints)  # of all fields at once
+_hints = functools.cache(get_type_hints)  # the types of all fields of a record
 
 
 @functools.cache
 def type_of(record: type, name: str) -> type:
-    """What a setting is when it is not None: bool, int, float or str."""
+    """Return the type of a setting that is not None: bool, int, float or str."""
     hint = _hints(record)[name]
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
 
 def check_value(record: type, name: str, value: object) -> None:
-    """Raises UsageError unless a value has the type of a setting and keeps its limits."""
+    """Raise UsageError unless a value has the type of a setting and is within its limits."""
     check(type_of(record, name), fields_of(record)[name], value)
 
 
 def check(kind: type, described: Field[Any], value: object) -> None:
-    """Raise UsageError unless a value is of this type and keeps the limits of a field."""
+    """Raise UsageError unless a value has this type and is within the limits of a field."""
     name, limits = described.name, described.metadata.get("limits", {})
     _check_type(kind, name, value, may_be_infinite=limits.get("at most") == math.inf)
     choices = described.metadata.get("choices")
@@ -87,7 +87,7 @@ def check(kind: type, described: Field[Any], value: object) -> None:
 def _check_type(kind: type, name: str, value: object, may_be_infinite: bool) -> None:
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        # A whole number of a recipe may be too large for any float.
+        # An integer in a recipe may be too large for a float.
         fits = isinstance(value, int) or math.isfinite(value)
         fits = fits or (may_be_infinite and value == math.inf)
     else:
@@ -97,9 +97,9 @@ def _check_type(kind: type, name: str, value: object, may_be_infinite: bool) -> 
 
 
 def quoted(value: object) -> str:
-    """A value as a message shows it: cut short, and in words where Python can't write it."""
+    """Return a value as messages show it: shortened, or in words if Python can't write it."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits, or tables within tables
+    except (ValueError, RecursionError):  # thousands of digits, or deeply nested tables
         return "such a value"
     return text if len(text) < 50 else f"{text[:47]}…"

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: raised at once, or noted while a training run has steps to save."""
+"""SIGINT, SIGTERM and SIGHUP: raised immediately, or noted while a run has steps to save."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SAME = 0.5
-"""Seconds within which signals count as one: `timeout` passes on what the terminal sent too."""
+"""Signals within this many seconds count as one: `timeout` repeats what the terminal sends."""
 
 Handler = Callable[[int, FrameType | None], object]
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""What a closed terminal sends, several times over; Windows has none."""
+"""The signal that a closed terminal sends several times; None on Windows."""
 
 
 def signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop us. A hangup that is ignored, as under `nohup`, stays so."""
+    """Return the signals that stop us, without a hangup that is ignored, as under `nohup`."""
     both = (signal.SIGINT, signal.SIGTERM)
     if HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN:
         return both
@@ -28,7 +28,7 @@ def signals() -> tuple[signal.Signals, ...]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked us to stop; `signum` says how."""
+    """A request to stop this process, made by the signal `signum`."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def leave(signum: int, frame: FrameType | None = None) -> None:
-    """End the process at once: whatever is on disk is complete at any moment."""
+    """End the process immediately. The files on disk are complete at any moment."""
     os._exit(128 + signum)
 
 
@@ -46,16 +46,16 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 at_first_signal: Handler = _interrupt
 at_second_signal: Handler = signal.default_int_handler
-"""What signals to a training run call, if the first is not only noted. Both raise KeyboardInterrupt
-or end the process, as the command line's do. After the second, nothing is saved."""
+"""Handlers of a training run's first signal, unless it is only noted, and second signal. Both raise
+KeyboardInterrupt or end the process, like the command line's. Nothing is saved after the second."""
 
 
 class StopSignal:
     """The signal that asks a training run to stop.
 
-    While it `raises`, it raises Interrupted at once: before the first step, which may compile for
-    minutes, there is nothing to save. Later it is noted, and the run calls `check` where nothing is
-    half done. With several processes, `check` raises in all of them, after they `agree`.
+    While `raises` is True, a signal raises Interrupted immediately: before the first step, which
+    may compile for minutes, nothing needs saving. Later the signal is noted, and the run calls
+    `check` when no work is half done. With several processes, `check` raises after all `agree`.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -65,11 +65,11 @@ class StopSignal:
 
     @property
     def has_come(self) -> bool:
-        """Return True if this process was asked to stop."""
+        """Return True if this process knows of a signal to stop."""
         return self.signum is not None
 
     def agree(self) -> None:
-        """Note that all processes know that one of them was asked to stop."""
+        """Note that all processes know that one process has received a signal to stop."""
         self.signum, self._is_agreed = self.signum or signal.SIGTERM, True
 
     def check(self) -> None:
@@ -79,14 +79,14 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals meanwhile. Raise Interrupted for one that came too late for `check`."""
+        """Handle signals in this context. Raise Interrupted if one came too late for `check`."""
         with _handling(self._handle):
             yield
         if self.signum is not None:
             raise Interrupted(self.signum)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        # A closed terminal sends several hangups, and a session that ends SIGTERM and SIGHUP.
+        # A closed terminal sends several hangups; an ending session sends SIGTERM and SIGHUP.
         is_second = self.signum is not None and HANGUP not in (signum, self.signum)
         if is_second and time.monotonic() - self._since > _SAME:
             at_second_signal(signum, frame)
@@ -99,7 +99,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def _handling(handler: Handler) -> Iterator[None]:
-    """Call `handler` for signals meanwhile; in a thread other than the main one it can't be."""
+    """Call `handler` for signals in this context, if it runs in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,11 +1,11 @@
-"""What was meant by a name that does not exist: another tool's word for it, or a near spelling."""
+"""Suggestions for a name that does not exist: our name for another tool's, or a near spelling."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# Our names of settings, flags, arguments, values and commands, each with those of other tools.
+# Our names of settings, flags, arguments, values and commands, each with names in other tools.
 _OTHER_NAMES = {
     # the model
     "model": "arch architecture model_type rung",
@@ -94,13 +94,13 @@ _ANSWERS = {
     "did you mean attnlm --version?": "version",
 }
 
-_LONGEST = 255  # characters of a name that are compared; a recipe may have 1 MB of them
-_NEAR = 0.6  # as difflib.get_close_matches has it
+_LONGEST = 255  # compared characters of a name, which may have 1 MB in a recipe
+_NEAR = 0.6  # the default cutoff of difflib.get_close_matches
 _BEGINS_ALIKE = 0.8
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
-    """A hint at the one of `names` that was meant by `name`; `otherwise` where none is near."""
+    """Return a hint at the one of `names` that `name` stands for, or `otherwise` without one."""
     names = list(names)
     if found := same(name, names) or _nearest(name, names):
         counted = "epoch" in _plain(name) and _plain(found) == "steps"
@@ -109,7 +109,7 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def same(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that `name` is in another spelling, or in another tool's words."""
+    """Return the one of `names` that `name` spells differently or that other tools call `name`."""
     by_plain = {_plain(one): one for one in names}
     wanted = _plain(name)
     ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())
@@ -117,14 +117,14 @@ def same(name: str, names: Iterable[str]) -> str | None:
 
 
 def answer(command: str) -> str | None:
-    """What to do in place of a command that we do not have."""
+    """Return what to do instead of a command that attnlm does not have, or None."""
     return next(
         (what for what, words in _ANSWERS.items() if _plain(command) in words.split()), None
     )
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one spelt most alike, the first of several; one may be the other's beginning."""
+    """Return the most similar name, the first of equals, or None. A prefix counts as similar."""
     wanted = _plain(name[:_LONGEST])
 
     def likeness(other: str) -> float:

@@ -1,6 +1,6 @@
 """Folders that appear complete or not at all, and locks that end with the process that holds them.
 
-A workspace is a hidden folder in which something is made; what killed processes leave is removed.
+A workspace is a hidden folder in which something is made. What killed processes leave is removed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if sys.platform != "win32":
     import fcntl
 
 _WORKSPACE = ".unfinished-"
-# `list` looks for an instant whether each run is locked.
+# `list` locks each run for an instant to see whether it is locked, so try several times.
 _LOOKS, _BETWEEN_LOOKS = 3, 0.02  # seconds
 _held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Locks a file or folder; yields whether it did. Whoever locks a thing is alive.
+    """Lock a file or folder, and yield True on success. A process that holds a lock is alive.
 
-    False: Windows, and some network file systems, have no such locks. Raises BlockingIOError when
-    somebody else holds the lock, unless `wait`, and OSError when there is nothing at `path`, or a
-    link, a pipe or a device.
+    Yield False on Windows and some network file systems, which have no such locks. Raises
+    BlockingIOError if the lock is held elsewhere, unless `wait`, and OSError if `path` does not
+    exist or is a link, a pipe or a device.
     """
     if sys.platform == "win32":
         yield False
         return
-    # Without O_NONBLOCK, a pipe would be waited for without end.
+    # Without O_NONBLOCK, opening a pipe would block forever.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     try:
@@ -60,7 +60,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody else holds the lock of a file or folder; False where nobody can tell."""
+    """Return True if the lock of a file or folder is held elsewhere; False also if unknown."""
     try:
         with locked(path):
             return False
@@ -72,22 +72,22 @@ def is_locked(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
-    """The temporary file or folder that `make` makes, locked: `clear` leaves it alone."""
+    """Yield the temporary file or folder that `make` makes, locked so that `clear` keeps it."""
     while True:
         made = make()
         with contextlib.ExitStack() as lock:
             with contextlib.suppress(FileNotFoundError):
                 lock.enter_context(locked(made, wait=True))
-            # Somebody may have taken it for a leftover before it was locked.
+            # Another process may have removed it as a leftover before it was locked.
             if made.exists():
                 yield made
                 return
 
 
 def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
-    """Removes the temporary files or folders whose makers are dead: nobody locks them any more.
+    """Remove temporary files or folders that are no longer locked, since their makers have ended.
 
-    What has such a name but is not ours (`is_ours`) stays, as does what can't be removed.
+    Files that `is_ours` rejects stay, and so do files that can't be removed.
     """
     for leftover in leftovers:
         with contextlib.suppress(OSError):
@@ -98,9 +98,9 @@ def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this is a file or folder of the user's own: no link, pipe or device.
+    """Return True for a file or folder that the user owns, but not for a link, pipe or device.
 
-    Raises OSError when there is nothing at `path`.
+    Raises OSError if nothing is at `path`.
     """
     about = path.lstat()
     return _is_file_or_folder(about) and (sys.platform == "win32" or about.st_uid == os.geteuid())
@@ -114,13 +114,13 @@ def _is_file_or_folder(about: os.stat_result) -> bool:
 def trained_alone(path: Path, hint: str) -> Iterator[None]:
     """Hold the folder's training lock, and refuse to write if the folder is moved or replaced.
 
-    Raises AttnlmError, with `hint`, if another process holds the lock. (Windows and some network
-    file systems can't tell.)
+    Raises AttnlmError, with `hint`, if another process holds the lock. Windows and some network
+    file systems can't detect this.
     """
     with contextlib.ExitStack() as lock:
         for look in reversed(range(_LOOKS)):
             try:
-                # The user may keep the folder elsewhere, and have a link to it here.
+                # The path may be a link to a folder that the user keeps elsewhere.
                 lock.enter_context(locked(Path(os.path.realpath(path))))
                 break
             except BlockingIOError:
@@ -134,12 +134,12 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
 
 
 class FolderGoneError(AttnlmError):
-    """The folder that this process trains in was moved, removed or replaced."""
+    """An error because the folder that this process trains in was moved, removed or replaced."""
 
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Refuse to write below `folder` as soon as another folder, or none, is at this path."""
+    """Refuse to write below `folder` once it was moved, removed or replaced."""
     before = _held.set((folder, folder.stat()))
     try:
         yield
@@ -148,7 +148,7 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def check_held(path: Path) -> None:
-    """Raise FolderGoneError if `path` is in a folder that is held and was moved or removed."""
+    """Raise FolderGoneError if `path` is in a held folder that was moved, removed or replaced."""
     if (held := _held.get()) is None or held[0] not in (path, *path.parents):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -162,7 +162,7 @@ def check_held(path: Path) -> None:
 
 @contextlib.contextmanager
 def workspace(parent: Path) -> Iterator[Path]:
-    """Yield a hidden folder in `parent`, deleted in the end; those of killed processes go first."""
+    """Yield a hidden folder in `parent`, deleted afterwards. First remove leftover workspaces."""
     check_held(parent)
     parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(parent)
@@ -174,16 +174,16 @@ def workspace(parent: Path) -> Iterator[Path]:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder as far as that is allowed, but nothing that links in it lead to."""
+    """Delete a folder, except what may not be deleted, without following links in it."""
     with contextlib.suppress(RecursionError):  # folders nested a thousand deep stay
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def exchange(new: Path, target: Path) -> None:
-    """Let the folders `new`, in a workspace, and `target` change places, or change nothing.
+    """Swap the folders `new`, in a workspace, and `target`, or change nothing.
 
-    Windows and some network file systems need two steps for that. There a process that is killed
-    between them leaves the old folder beside `target`, hidden.
+    Windows and some network file systems need two steps. A process that is killed between them
+    leaves the old folder next to `target`, hidden.
     """
     if _exchange_at_once(new, target):
         return
@@ -199,7 +199,7 @@ def exchange(new: Path, target: Path) -> None:
 
 
 def _exchange_at_once(one: Path, other: Path) -> bool:
-    """Return False if the system can't exchange two folders in one step. Raises OSError."""
+    """Swap two folders in one step. Return False if the system can't. Raises OSError."""
     here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
     paths = os.fsencode(one), os.fsencode(other)
     try:
@@ -218,5 +218,5 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
 
 def remove_leftovers(parent: Path) -> None:
     """Remove the workspaces that killed processes left in `parent`."""
-    # As `mkdtemp` names them: an export may lie in any folder, beside others' .unfinished-novel.
+    # Match only names by `mkdtemp`: an export's parent may also have a file .unfinished-novel.
     clear(parent.glob(_WORKSPACE + "?" * 8), delete_folder)
