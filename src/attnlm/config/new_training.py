@@ -1,4 +1,4 @@
-"""Settings of a new training: from scratch, or from the weights of another run."""
+"""Settings of a new training run, from scratch or from the weights of another run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FREE = ("dropout",)  # no weight depends on it
 
 
 class Resolved(NamedTuple):
-    """A recipe and the settings given beside it, resolved."""
+    """A recipe and the settings given with it, resolved."""
 
     config: Config
-    """The configuration in the first size of the recipe."""
+    """The configuration for the first size of the recipe."""
     sizes: Sequence[Settings] = ({},)
-    """The recipe in all its sizes."""
+    """The recipe's settings for each of its sizes."""
     settings: Mapping[str, Setting] = {}
     began: float | None = None
-    """When a budget starts to count, by `time.perf_counter`; None: with the command or call."""
+    """When the budget begins, by `time.perf_counter`; None for the start of the command or call."""
 
 
 def resolve_new(
@@ -32,10 +32,10 @@ def resolve_new(
     recipe: str | Path | Resolved | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Resolved:
-    """Resolve the configuration of a new run; a recipe that is resolved is returned as it is.
+    """Resolve the configuration of a new run. A recipe of type Resolved is returned unchanged.
 
-    `parent`: architecture and name of the run whose weights it starts from. Raises as
-    `load_recipe`, `resolve` and `resolve_from` do.
+    `parent` is the architecture and name of the run whose weights the new run starts from. Raises
+    as `load_recipe`, `resolve` and `resolve_from` do.
     """
     if isinstance(recipe, Resolved):
         return recipe
@@ -63,7 +63,7 @@ def resolve_planned(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Config:
-    """Return the configuration of a run that is planned: adapters need no `parent` here."""
+    """Return the configuration of a planned run, whose adapters need no `parent`."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
@@ -99,9 +99,9 @@ def resolve_from(
     settings: Mapping[str, Setting],
     recipe: Mapping[str, Setting] | None = None,
 ) -> Config:
-    """Resolve settings over recipe over defaults for a model with the weights of the run `whose`.
+    """Resolve settings, recipe and defaults for a model with the weights of the run `whose`.
 
-    Raises as `resolve` does, and for what would change the model.
+    Settings override the recipe. Raises as `resolve` does, and for changes of the model.
     """
     recipe, fixed = recipe or {}, weights.settings()
     for given, error, origin in (

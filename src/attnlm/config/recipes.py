@@ -15,14 +15,14 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.base.suggestions import suggestion
 
 _LARGEST_RECIPE = 2**20  # bytes
-# For tomllib, whose time grows with the square of the parts of a dotted key: some seconds.
+# tomllib's time grows with the square of the parts of a dotted key: up to some seconds here.
 _LARGEST_TOML = 2**14
 _ABOUT, _SIZES = "about", "sizes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeEntry:
-    """A recipe of the package in a list. What was not measured is None."""
+    """A recipe of the package, listed. None stands for values that were not measured."""
 
     name: str
     purpose: str
@@ -30,11 +30,11 @@ class RecipeEntry:
     tokenizer: str | None
     """The tokenizer that the recipe was made for; None for any."""
     steps: int | None
-    """None if a budget decides."""
+    """The number of steps, or None if a budget determines it."""
     val_loss: float | None = None
     """The median of several seeds, in nats per token of Tiny Shakespeare's validation split."""
     val_loss_range: tuple[float, float] | None = None
-    """The lowest and the highest of these seeds."""
+    """The lowest and the highest loss of these seeds."""
     seconds_range: tuple[float, float] | None = None
     """The shortest and the longest measured training time, on two cores of a server CPU."""
 
@@ -44,7 +44,7 @@ def list_recipes() -> list[RecipeEntry]:
 
         purposes = {entry.name: entry.purpose for entry in attnlm.list_recipes()}
 
-    Their figures are those of docs/train.md.
+    docs/train.md has the same figures.
     """
     entries = []
     for name in recipe_names():
@@ -57,11 +57,10 @@ def list_recipes() -> list[RecipeEntry]:
 
 
 def load_recipe(name: str) -> Settings:
-    """Return the settings of a recipe: the name of one of the package's, a TOML file, or a run's
-    config.json.
+    """Return the settings of a recipe of the package, of a TOML file, or of a run's config.json.
 
     The table `[about]` of a TOML file is for readers and left out. Raises AttnlmError for a file
-    that does not exist or is neither of these, UsageError for a recipe of several sizes. Settings
+    that does not exist or has another format, UsageError for a recipe of several sizes. Settings
     are checked when they are resolved.
     """
     settings, *larger = load_sizes(name)
@@ -74,7 +73,7 @@ def load_recipe(name: str) -> Settings:
 
 
 def load_sizes(name: str) -> list[Settings]:
-    """Return the settings of a recipe in each of its `[[sizes]]`, or once if it has none.
+    """Return a recipe's settings for each of its `[[sizes]]`, or a single item if it has none.
 
     Raises AttnlmError as `load_recipe` does.
     """
@@ -120,7 +119,7 @@ def _loaded(name: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise AttnlmError(f"{name} is not a run's config.json", "give the file from a run's folder")
     if "steps" in loaded and path.suffix == ".json":
-        loaded.pop("budget", None)  # of a run with a budget: the steps that it made
+        loaded.pop("budget", None)  # a run with a budget recorded the steps that it made
     return _settings(loaded)
 
 
@@ -142,6 +141,6 @@ def recipe_names() -> list[str]:
 
 
 def to_toml(settings: Mapping[str, Setting]) -> str:
-    """Return a flat table as TOML: what `--print-config` shows is a recipe."""
+    """Return a flat table as TOML, so that the output of `--print-config` is a recipe."""
     # JSON writes strings, numbers and booleans as TOML does.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

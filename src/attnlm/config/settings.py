@@ -1,4 +1,4 @@
-"""What a run is made of: the settings of a model and of its training, with defaults and checks."""
+"""The configuration of a run: settings of its model and training, with defaults and checks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from attnlm.model.sizes import MAP_NAMES, map_shapes
 class Config:
     """A resolved configuration.
 
-    `dropped`: the recipe's keys that its model does not use. `recipe_tokenizer`: the tokenizer that
-    the recipe was made for.
+    `dropped` has the recipe's keys that the model does not use, `recipe_tokenizer` the tokenizer
+    that the recipe was made for.
     """
 
     model: Architecture
@@ -52,8 +52,8 @@ _RECORD_OF: dict[str, type] = {
 }
 del _RECORD_OF["wide_heads"]
 
-# How each model is trained by default. Measured on Tiny Shakespeare's characters, tuned on the last
-# tenth of its training split.
+# Default training settings of each model, measured on Tiny Shakespeare's characters and tuned on
+# the last tenth of its training split.
 _ONE_LAYER: Settings = {"steps": 1000}
 _DEEP: Settings = {"batch_size": 16, "steps": 800, "beta2": 0.99}
 _TRAINING_DEFAULTS: dict[str, Settings] = {
@@ -63,7 +63,7 @@ _TRAINING_DEFAULTS: dict[str, Settings] = {
     **dict.fromkeys(("single-head", "multi-head", "wide-head"), _ONE_LAYER),
     **dict.fromkeys(MODELS[len(RUNGS) - 1 :], _DEEP),
 }
-# If Muon has matrices to update, it is the default, and each optimizer has a rate of its own.
+# Muon is the default if it has matrices to update. Then each optimizer has its own learning rate.
 _LEARNING_RATES: dict[str, dict[str, float]] = {
     "single-head": {"muon": 0.03, "adamw": 0.02},
     "multi-head": {"muon": 0.03, "adamw": 0.03},
@@ -74,11 +74,11 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
     "qwen3": {"muon": 0.02, "adamw": 0.003},
 }
 ADAPTERS_RATE = 0.001
-"""The learning rate of low-rank adapters, which AdamW trains whatever trained the model."""
+"""The learning rate of low-rank adapters. AdamW trains them, whatever trained the model."""
 
 
 def setting_names() -> list[str]:
-    """Return the names of all settings, those of the model first."""
+    """Return the names of all settings, the model's first."""
     return list(_RECORD_OF)
 
 
@@ -101,12 +101,12 @@ def described_settings() -> str:
 
 
 def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | None = None) -> Config:
-    """Resolve settings over recipe over defaults, and check them.
+    """Resolve settings, recipe and defaults, in this order of precedence, and check them.
 
-    Raises UsageError when the settings given are at fault, AttnlmError when the recipe is.
+    Raises UsageError if the given settings are wrong, AttnlmError if the recipe is.
     """
     recipe = dict(recipe or {})
-    recipe.pop("stages", None)  # how attnlm 1.0.0 recorded the changing plan of a budget
+    recipe.pop("stages", None)  # attnlm 1.0.0 recorded the changing plan of a budget here
     tokenizer = _stated_tokenizer(recipe.pop("tokenizer", None))
     try:
         return replace(_merge(settings, recipe), recipe_tokenizer=tokenizer)
@@ -140,8 +140,8 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
     parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
     beside = {**PRESETS[name].parts, **parts}
-    # What a recipe says for nothing by itself is its mistake; what other parts beside it leave
-    # without use is dropped.
+    # A part that the recipe itself does not use is an error in the recipe; a part that is unused
+    # only because of other settings is dropped.
     changed = "model" in settings or any(k in settings for k in parts)
     useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
@@ -164,7 +164,7 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
 
 
 def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
-    """Return the same training for `steps` updates in place of a budget."""
+    """Return the same training settings with `steps` updates instead of a budget."""
     eval_every = training.eval_every or max(1, math.ceil(steps / 10))
     return replace(training, steps=steps, budget=None, eval_every=eval_every)
 
@@ -172,7 +172,7 @@ def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
 def _without_unused(
     recipe: Settings, settings: Mapping[str, Setting]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Return a recipe without the keys that the settings beside it replace or make useless."""
+    """Return a recipe without keys that `settings` replace, and the keys that the model lacks."""
     if "budget" in settings:
         recipe.pop("steps", None)
     if "steps" in settings:

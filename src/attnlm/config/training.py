@@ -1,4 +1,4 @@
-"""The settings of a training run: each field's line of help is also its option's."""
+"""The settings of a training run. Each field's line of help is also the help of its option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_STEPS = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Settings of a training run. None: chosen when the run starts, and then recorded."""
+    """Settings of a training run. For None, the run chooses a value at its start and records it."""
 
     sampling: str = setting(
         "windows: a shuffled pass each epoch, or drawn at random",
@@ -154,7 +154,7 @@ class TrainingConfig:
 
     @property
     def length(self) -> str:
-        """`800`, the number of steps, or `2 min` of a run with a budget that has not ended."""
+        """Return the number of steps, as `800`, or `2 min` for an unfinished run with a budget."""
         if self.steps is None:
             return "?" if self.budget is None else duration(self.budget)
         return f"{self.steps:,}"
@@ -166,7 +166,7 @@ class TrainingConfig:
 
     @property
     def adapters(self) -> LoRA | None:
-        """Return the low-rank adapters that are trained, None if all weights are."""
+        """Return the low-rank adapters to train. None means that all weights are trained."""
         if self.lora is None:
             return None
         assert self.lora_alpha is not None and self.lora_on is not None

@@ -1,4 +1,4 @@
-"""Models written in one word: a preset, or a preset with some of its settings changed.
+"""Model variants written as one word: a preset, or a preset with some of its settings changed.
 
 transformer    transformer:positions=none    gpt2:norm=rms:tie_embeddings=false
 transformer:learning_rate=0.005
@@ -14,12 +14,12 @@ from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture, architecture, settings_of
 
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
-# The settings of a training that all rungs of a ladder share.
+# Training settings that all rungs of a ladder share.
 _SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes", "shard")
 
 
 def variant(name: str) -> Settings:
-    """Return the settings that a variant's name stands for, `model` among them.
+    """Return the settings that a variant's name stands for, including `model`.
 
     Raises UsageError for a model, a setting or a value that does not exist.
     """
@@ -57,9 +57,9 @@ def _value(key: str, text: str) -> Setting:
         value: Setting = _BOOLEANS.get(text.lower(), text) if kind is bool else text
         return number(kind, text) if kind in (int, float) else value
     except ValueError:
-        return text  # refused for its type
+        return text  # `check_setting` refuses its type
 
 
 def folder_name(name: str) -> str:
-    """Return a variant's name as a part of a folder's: `transformer-positions-none`."""
+    """Return a variant's name as part of a folder name: `transformer-positions-none`."""
     return name.replace(":", "-").replace("=", "-")
