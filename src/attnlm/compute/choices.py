@@ -1,7 +1,7 @@
-"""Choices made by measuring: the fastest of several ways, tried once on a machine and remembered.
+"""Choices by timing: the fastest of several ways, tried once on a machine and remembered.
 
-Processors differ in which library multiplies faster, and in what a second thread is worth. No name
-of a processor decides: whatever can be done in two ways is timed here.
+Processors differ in which matmul library is faster, and in how much a second thread helps. The ways
+are therefore timed, instead of chosen by the name of the processor.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from attnlm.compute.threads import flushing_subnormals
 
 _ROUNDS, _SECONDS = 3, 0.01
 _MOST_REMEMBERED = 256
-# Settings of the environment that take instructions away from PyTorch's libraries.
+# Environment variables that limit the instructions that PyTorch's libraries use.
 _LIMITS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One remembered choice: what it is of, for which sizes, and what each way took."""
+    """One remembered choice: its kind and sizes, the way chosen, and the time of each way."""
 
     kind: str
     sizes: str
@@ -42,8 +42,8 @@ class Choice:
 
 @contextlib.contextmanager
 def keeping_threads() -> Iterator[None]:
-    """Flush subnormal numbers, and restore this mode, PyTorch's number of threads and the precision
-    of its matmuls afterwards."""
+    """Flush subnormal numbers. Afterwards, restore this mode, PyTorch's number of threads and the
+    precision of its matmuls."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with flushing_subnormals():
@@ -61,9 +61,9 @@ def fastest(
     about: object = None,
     worth: float = 0.0,
 ) -> str:
-    """Return the name of the fastest of some ways to do the same, the first one where it is close.
+    """Return the name of the fastest of several ways to do the same; if it is close, the first way.
 
-    Another way than the first has to save more than the fraction `worth` of its time. A choice is
+    Another way must save more than the fraction `worth` of the first way's time. A choice is
     remembered by `kind`, `sizes`, the names of the ways, `about` (JSON values), and the machine, so
     that the same configuration gives the same numbers again.
     """
@@ -80,7 +80,7 @@ def fastest(
     if path is not None:
         # Keep the choices that other processes have written since.
         kept = dict(list(_read(path).items())[1 - _MOST_REMEMBERED :]) | {key: choice}
-        # A cache that can't be written costs a trial the next time, no more.
+        # If the cache can't be written, the next call only has to time the ways again.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {"choices": {key: asdict(choice) for key, choice in kept.items()}})
@@ -88,7 +88,7 @@ def fastest(
 
 
 def remembered_choices() -> list[Choice]:
-    """Return what was chosen so far on this machine, the newest last."""
+    """Return the choices made so far on this machine, the newest last."""
     return list(_read(_path()).values())
 
 
@@ -104,7 +104,7 @@ def _key(described: list[object]) -> str:
 
 
 def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the seconds of each way: the least of a few rounds, taken in turn."""
+    """Return the seconds per call of each way: the minimum of a few rounds over all ways."""
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(_ROUNDS):
         for name, way in ways.items():
@@ -118,7 +118,7 @@ def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def _read(path: Path | None) -> dict[str, Choice]:
-    """Return the choices in a file, an empty dictionary if it is missing or damaged."""
+    """Return the choices in a file, or an empty dictionary if the file is missing or damaged."""
     if path is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Devices and precisions, chosen by trying."""
+"""Devices and precisions, chosen by small trials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 @dataclass(frozen=True)
 class Device:
-    """A device that works, the precision of its products, and why it was chosen."""
+    """A device that works, the precision of its matmuls, and why it was chosen."""
 
     name: str
     dtype: str
@@ -33,17 +33,17 @@ class Device:
         return torch.device(self.name)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Products in bfloat16 over float32 weights where that was chosen; else nothing."""
+        """Return a context for bfloat16 matmuls on float32 weights if chosen, else an empty one."""
         if self.dtype != "bfloat16":
             return contextlib.nullcontext()
         return torch.autocast(self.name, dtype=torch.bfloat16)
 
 
 def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
-    """The device asked for, or the first of cuda, mps and cpu that can train.
+    """Return the requested device, or the first of cuda, mps and cpu that can train.
 
-    Raises AttnlmError when the device asked for is not there, fails at a small trial, or lacks the
-    precision asked for; UsageError when it is none of these.
+    Raises AttnlmError if the requested device is missing, fails a small trial, or lacks the
+    requested precision; UsageError if `device` is not one of DEVICES.
     """
     if device not in DEVICES:
         hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
@@ -67,12 +67,12 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
 
 
 def tried_devices() -> dict[str, str | None]:
-    """Return for each device why it can't train, or None if a small trial succeeded."""
+    """Return for each device why it can't train, or None after a small trial that succeeded."""
     return {device: _problem(device) for device in DEVICES if device != "auto"}
 
 
 def _check_one_each(device: str) -> None:
-    """Raises AttnlmError where processes would share a GPU, which NCCL refuses."""
+    """Raise AttnlmError if processes would share a GPU, which NCCL refuses."""
     count = local_count()
     if device == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
         raise AttnlmError(
@@ -82,19 +82,19 @@ def _check_one_each(device: str) -> None:
 
 
 def use_precision(device: Device) -> None:
-    """TF32 where that was chosen; else not."""
+    """Let CUDA's float32 matmuls use TF32 if it was chosen, and full precision otherwise."""
     if device.name == "cuda":
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
 
 
 def _problem(device: str) -> str | None:
-    """Why a device can't train, in a few words; None when a small trial went well."""
+    """Return in a few words why a device can't train, or None after a trial that succeeded."""
     if device == "cuda" and not torch.cuda.is_available():
         return "not available"
     if device == "mps" and not torch.backends.mps.is_available():
         return "not available"
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller's mode
             weight = torch.ones(8, 8, device=device, requires_grad=True)
             tokens = torch.arange(8, device=device)
             F.cross_entropy(F.embedding(tokens, weight) @ weight, tokens).backward()
@@ -122,10 +122,10 @@ def _choose_dtype(device: str, dtype: str) -> str:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let glibc keep memory that is freed, for the tensors of the next step.
+    """Let glibc keep freed memory for the tensors of the next step.
 
-    By default it returns large blocks to the system, which has to clear them when they are taken
-    again: page faults took a tenth of a step. Other systems' allocators are left as they are.
+    By default it returns large blocks to the system, which has to clear them when they are used
+    again: page faults took a tenth of a step. Allocators of other systems are left unchanged.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -134,7 +134,7 @@ def keep_freed_memory() -> None:
 
 
 def machine_memory() -> int | None:
-    """Bytes of memory that the machine has, where it tells."""
+    """Return the machine's memory in bytes, or None when the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

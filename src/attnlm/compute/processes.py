@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# How long a collective waits for the other processes, in seconds. The first of its kind: they may
-# compile, and rank 0 plans, writes and draws samples. Later: so many times as long as such work
-# took at most, here or there, and some seconds more.
+# How long a collective waits for the other processes, in seconds. The first of its kind waits
+# _AT_FIRST: processes may compile, and rank 0 plans, writes and draws samples. Later ones wait
+# _TIMES the longest time that such work took in any process, plus _MORE.
 _AT_FIRST, _TIMES, _MORE = 1800.0, 10.0, 20.0
-_ON_GPU = 300.0  # a GPU's collectives are started long before the GPU comes to them
+_ON_GPU = 300.0  # a GPU's collectives are started long before the GPU runs them
 _STORE_ANSWERS = 5.0  # seconds
-_LOOK = 0.5  # seconds, after which a waiting process looks for signals
+_LOOK = 0.5  # seconds between a waiting process's checks for signals
 _TO_SAVE = 120  # seconds after a signal; then our launcher kills its processes
 _SILENT = re.compile(r"tim(ed|ing) out|timeout (caused|after)|socket timeout", re.IGNORECASE)
 _ENDED = re.compile(
@@ -55,13 +55,13 @@ _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 _HOST, _PORT, _MOST = "MASTER_ADDR", "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 _WATCHED = "ATTNLM_WATCHED"
-"""Set by our own launcher to its process id; it reports processes that are killed."""
+"""The variable that our own launcher sets to its process id. It reports killed processes."""
 _LEFT_TO_LAUNCHER = 75
 """The exit code of processes that leave the report to our launcher."""
 
 
 class LostProcessError(Exception):
-    """Another of the processes has ended or, if `is_silent`, does not answer."""
+    """An error because another process has ended or, if `is_silent`, does not answer."""
 
     def __init__(self, *, is_silent: bool) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class LostProcessError(Exception):
 
 
 class Processes:
-    """This process, number `rank` of `count`. Alone it waits for nobody."""
+    """This process, number `rank` of `count`. With a `count` of 1 it never waits."""
 
     def __init__(self, rank: int = 0, count: int = 1, store: Store | None = None) -> None:
         self.rank, self.count, self._store = rank, count, store
@@ -83,10 +83,10 @@ class Processes:
         return self.rank == 0
 
     def add_up(self, tensor: Tensor, after: str) -> None:
-        """Replace the tensor of each process by their sum: the same bytes everywhere.
+        """Replace the tensor by the sum over all processes (all-reduce), the same bytes in each.
 
-        Raises LostProcessError if another process has ended, or takes far longer than ever before
-        for the work that this comes `after`, such as a step.
+        `after` names the work before this call, such as a step. Raises LostProcessError if another
+        process has ended, or takes far longer for this work than ever before.
         """
         if self.count > 1:
             import torch.distributed as dist
@@ -94,14 +94,14 @@ class Processes:
             self._wait(lambda: dist.all_reduce(tensor, async_op=True), after)
 
     def copy_from_main(self, tensor: Tensor) -> None:
-        """Replace the tensor of each process by rank 0's. Raises LostProcessError."""
+        """Broadcast rank 0's tensor to all processes. Raises LostProcessError."""
         if self.count > 1:
             import torch.distributed as dist
 
             self._wait(lambda: dist.broadcast(tensor, 0, async_op=True))
 
     def from_main(self, values: Any) -> Any:
-        """Return the JSON values that rank 0 gives here. Raises LostProcessError."""
+        """Broadcast rank 0's JSON values, and return them. Raises LostProcessError."""
         if self.count == 1:
             return values
         import torch
@@ -116,7 +116,7 @@ class Processes:
         return json.loads(bytes(content.tolist()))
 
     def mesh(self, device: str) -> DeviceMesh:
-        """Return all processes in a row, for sharding. All have to call this."""
+        """Return a one-dimensional mesh of all processes, for sharding. All must call this."""
         from torch.distributed.device_mesh import DeviceMesh
 
         if device not in self._meshes:
@@ -125,30 +125,30 @@ class Processes:
         return self._meshes[device]
 
     def new_group(self, patience: float = _AT_FIRST, backend: str | None = None) -> ProcessGroup:
-        """Return a group whose collectives wait `patience` seconds. All have to call this."""
+        """Return a group whose collectives wait `patience` seconds. All must call this."""
         import torch.distributed as dist
 
         group: ProcessGroup = dist.new_group(timeout=timedelta(seconds=patience), backend=backend)
         return group
 
     def is_first_to_say(self) -> bool:
-        """Return True in one process of each machine, once: it reports why all end."""
+        """Return True once, in one process per machine, which reports why all processes end."""
         if (store := self._store) is None:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
-        try:  # over a broken link `add` waits without end
+        try:  # with a broken connection, `add` blocks forever
             return _in_thread(lambda: store.add(key, 1)).result(_STORE_ANSWERS) == 1
         except (RuntimeError, TimeoutError):  # the process that kept the store has ended
             local = _variable(_LOCAL_RANK)
             return self.rank == 1 or (self.rank if local is None else local) == 0
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a text until the launcher ends, however often it starts its processes again."""
+        """Keep a text until the launcher ends, even if it starts its processes again."""
         if self._store is not None:
-            self._store.set(key, json.dumps(text))  # in ASCII: a path may be anything
+            self._store.set(key, json.dumps(text))  # in ASCII, since a path may have any characters
 
     def recalled(self, key: str) -> str | None:
-        """Return what was remembered before these processes were started again."""
+        """Return the text that was remembered before these processes were restarted, or None."""
         if self._store is None or not restarts() or not self._store.check([key]):
             return None
         return str(json.loads(self._store.get(key)))
@@ -160,7 +160,7 @@ class Processes:
         patience = _AT_FIRST if theirs is None else _MORE + _TIMES * max(ours, theirs)
         try:
             work, timeout = start(), timedelta(seconds=patience)
-            if theirs is None:  # it may take minutes: signals are to be answered
+            if theirs is None:  # it may take minutes, in which signals must be handled
                 _result(_in_thread(lambda: work.wait(timeout)))
             else:
                 work.wait(timeout)
@@ -171,7 +171,7 @@ class Processes:
             self._longest[after] = max(theirs or 0.0, self._met - before)
 
     def wait_for_main(self) -> None:
-        """Wait until rank 0 has ended: a launcher stops all when the first process ends."""
+        """Wait until rank 0 has ended, since a launcher stops all when the first process ends."""
         with contextlib.suppress(LostProcessError):
             self.from_main(None)
 
@@ -180,14 +180,14 @@ ALONE = Processes()
 
 
 def rows_of(rows: int, rank: int, count: int) -> slice:
-    """Return which of so many rows process `rank` of `count` has, as torch.chunk divides them: of
-    equal size, but the last processes have fewer, or none."""
+    """Return the slice of `rows` rows that process `rank` of `count` has, as torch.chunk divides
+    them: of equal size, except that the last processes have fewer rows or none."""
     size = -(-rows // count)
     return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
 def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
-    """Run `work` in a thread, so that the main one answers signals: inside C++ it does not."""
+    """Run `work` in a thread, since the main thread can't handle signals while it is in C++."""
     future = Future[_Result]()
 
     def run() -> None:
@@ -201,7 +201,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """Wait for a result. A signal just before a wait does not end it, so look again and again."""
+    """Wait for a result by many short waits, since a signal just before a wait does not end it."""
     while not wait([future], timeout=_LOOK).done:
         pass
     return future.result()
@@ -209,7 +209,7 @@ def _result(future: Future[_Result]) -> _Result:
 
 @contextlib.contextmanager
 def noticing_lost() -> Iterator[None]:
-    """Raise LostProcessError if PyTorch's own collectives fail: its sharding has many."""
+    """Raise LostProcessError if PyTorch's own collectives fail, of which sharding has many."""
     try:
         yield
     except RuntimeError as error:
@@ -221,7 +221,7 @@ def noticing_lost() -> Iterator[None]:
 
 
 def _meaning(error: RuntimeError) -> Exception:
-    """Return what a collective's failure means, by the texts of gloo, NCCL and PyTorch's store."""
+    """Return the exception for a collective's failure, by the texts of gloo, NCCL and the store."""
     if _SILENT.search(str(error)):
         return LostProcessError(is_silent=True)
     if _ENDED.search(str(error)):
@@ -239,7 +239,7 @@ def is_launched() -> bool:
 
 
 def _checked(name: str, first: int, last: int) -> int:
-    """Return the number in a launcher's variable. Raise UsageError if it is out of this range."""
+    """Return the number in a launcher's variable. Raise UsageError if it is out of range."""
     value = _variable(name)
     if value is None or not first <= value <= last:
         is_what = f"is {os.environ[name]!r}" if name in os.environ else "is not set"
@@ -257,17 +257,17 @@ def _variable(name: str) -> int | None:
 
 
 def local_count() -> int:
-    """Return the number of processes on this machine, if the launcher tells; else 1."""
+    """Return the number of processes on this machine if the launcher reports it, else 1."""
     return (_variable(_LOCAL_COUNT) or 1) if is_launched() else 1
 
 
 def is_main() -> bool:
-    """Return True if this process is the one that reports. Needs no torch."""
+    """Return True if this process is the one that reports. This needs no torch."""
     return not is_launched() or _variable(_RANK) == 0
 
 
 def restarts() -> int:
-    """Return how often the launcher has started these processes again."""
+    """Return how often the launcher has restarted these processes."""
     return (_variable(_RESTARTS) or 0) if is_launched() else 0
 
 
@@ -275,7 +275,7 @@ def restarts() -> int:
 def joined() -> Iterator[Processes]:
     """Yield the processes that a launcher has started, or this one alone.
 
-    If they end with an error, one process on each machine raises it, and the others
+    If they end with an error, one process on each machine raises it, and the other processes raise
     SaidElsewhereError.
     """
     count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
@@ -284,7 +284,7 @@ def joined() -> Iterator[Processes]:
         yield ALONE
         return
     if _WATCHED in os.environ and sys.platform == "linux":
-        # End with our launcher, even if it is killed, or was before this process got here.
+        # End when our launcher ends, even if it is killed, or was killed before this line.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(os.environ[_WATCHED]):
             raise SaidElsewhereError(_LEFT_TO_LAUNCHER)
@@ -363,9 +363,9 @@ def _store(rank: int, count: int) -> Store:
 def run_processes(count: int, arguments: Sequence[str]) -> None:
     """Run `attnlm` with these arguments in `count` processes of this machine, until all end.
 
-    They share the processors. A signal is passed on, and Interrupted raised when they have
-    answered. Raises AttnlmError if a process was killed, and SaidElsewhereError if one has reported
-    what is wrong.
+    They share the processors. A signal is passed on to them, and Interrupted is raised when they
+    have answered. Raises AttnlmError if a process was killed, and SaidElsewhereError if a process
+    has reported what is wrong.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -374,7 +374,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     os.environ[_WATCHED] = str(os.getpid())
     for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):  # what they say is said below
+        if name.startswith("torch.distributed.elastic"):  # `_failure` reports it
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
         config = LaunchConfig(
@@ -398,14 +398,14 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
 
 
 def _failure(codes: Mapping[int, int]) -> BaseException:
-    """Return what the exit codes of our processes, by rank, mean."""
-    # When one has failed, the others are ended by signals, or saw it and left it to us to say.
+    """Return the exception for the exit codes of our processes, by rank."""
+    # If one has failed, the others were ended by signals, or noticed it and left the report to us.
     if said := [code for code in codes.values() if 0 <= code < 128 and code != _LEFT_TO_LAUNCHER]:
         return SaidElsewhereError(said[0])
     if stopped := [code for code in codes.values() if code > 128]:  # by a signal, having saved
         return Interrupted(min(stopped) - 128)
     rank, code = min(codes.items(), key=lambda found: found[1])
-    if code >= 0:  # all ended because they lost each other, and left it to us
+    if code >= 0:  # all lost their connections, and left the report to us
         return AttnlmError(
             "the connection between the processes of this training broke",
             "resume the run from its last checkpoint",

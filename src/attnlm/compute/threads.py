@@ -1,11 +1,11 @@
-"""Threads that work side by side, and whether they flush subnormal numbers to zero.
+"""Thread pools, and whether their threads flush subnormal numbers to zero.
 
-PyTorch's own threads wait for each other at every operation: on a busy machine a step then takes as
-long as its unluckiest operations together. The threads here meet once a step.
+PyTorch's own threads wait for each other at every operation: on a busy machine, each operation of a
+step takes as long as its slowest thread. The threads here wait for each other once per step.
 
-Where attention saturates, probabilities and gradients become subnormal, and Intel's processors
-compute with such numbers about a hundred times more slowly. Each thread has a mode of its own. On
-Linux a new thread begins with its parent's mode.
+If attention saturates, probabilities and gradients become subnormal, and Intel's processors compute
+with such numbers about a hundred times more slowly. Each thread has its own flushing mode. On
+Linux, a new thread inherits the mode of its parent.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def cores() -> int:
 def map_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item], workers: int = 1
 ) -> Generator[_Result, None, None]:
-    """`map` in the order of `items`, with threads that work while the caller does.
+    """Yield `function(item)` for all items, in order; threads compute it while the caller works.
 
-    The items are drawn in the caller's thread, and at most `workers` + 1 are under way, so that
-    memory stays bounded. What `function` raises is raised where its result was due.
+    The items are drawn in the caller's thread, and at most `workers` + 1 are pending, so that
+    memory stays bounded. What `function` raises is raised in place of its result.
     """
     under_way: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -58,9 +58,9 @@ def map_ahead(
 def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor) -> list[_Result]:
     """Return the results of all jobs, in order.
 
-    The calling thread does the first job, and then those that no thread of the pool has started: on
-    a busy machine it may have a processor while they have none. If a job fails, or a signal comes,
-    those under way are waited for all the same.
+    The calling thread runs the first job, and then jobs that no thread of the pool has started: on
+    a busy machine, it may have a processor while the pool has none. If a job fails or a signal
+    comes, jobs that have started are still waited for.
     """
     futures = [pool.submit(job) for job in jobs[1:]]
     try:
@@ -72,11 +72,11 @@ def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor)
 
 
 def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
-    """Return a pool of threads beside the calling one, `threads` in all.
+    """Return a pool of `threads` threads, counting the calling thread.
 
     Each computes with `each` of PyTorch's own threads, and flushes subnormal numbers if the calling
-    thread does. The calling thread has to do so too, since any of them may do a job, and numbers
-    must not depend on which.
+    thread does. The calling thread must compute in the same way, since any thread may run a job,
+    and the results must not depend on which.
     """
     import torch
 
@@ -108,10 +108,10 @@ def flushes_subnormals() -> bool:
 
 
 class FlushingHere:
-    """Flush subnormal numbers in the calling thread, and in the threads that it starts.
+    """A context that flushes subnormal numbers in the calling thread and threads that it starts.
 
-    This takes less than a microsecond: it can surround the work for a single token. PyTorch's
-    thread pool keeps its mode, if it exists already.
+    Entering it takes less than a microsecond, so it can surround the work for a single token.
+    PyTorch's thread pool keeps its mode if it exists already.
     """
 
     def __enter__(self) -> None:
@@ -130,9 +130,9 @@ def _set_flushing(wanted: bool) -> None:
 
 @contextlib.contextmanager
 def flushing_subnormals() -> Iterator[None]:
-    """Flush subnormal numbers in the calling thread and in its pool of PyTorch's threads.
+    """Flush subnormal numbers in the calling thread and in its PyTorch thread pool.
 
-    Afterwards both are as before. Other threads that exist already keep their mode.
+    Both modes are restored afterwards. Other threads that exist already keep their mode.
     """
     before = flushes_subnormals()
     try:

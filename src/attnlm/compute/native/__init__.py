@@ -1,6 +1,6 @@
-"""Loops in C, compiled once for this machine and kept.
+"""Kernels in C, compiled once for this machine and cached.
 
-Each C file has a reference implementation in Python, which tests compare it with.
+Each C file has a reference implementation in Python, with which tests compare it.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 
 @functools.cache
 def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
-    """Return the functions of a C file of this folder, compiled with these flags and constants.
+    """Return the functions of a C file in this folder, compiled with these flags and constants.
 
-    None if no compiler works (what CC names, cc, gcc, clang), or if code may not be loaded from any
-    folder of the user; and on Windows, where nobody can remove a library that is loaded.
+    Return None on Windows, where a loaded library can't be removed; without a compiler that works
+    (what CC names, cc, gcc, clang); and if the user has no folder from which code may be loaded.
     """
     if sys.platform == "win32" or (place := _loadable_place()) is None:
         return None
@@ -74,8 +74,8 @@ def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
 
 
 def _loadable_place() -> str | None:
-    """Return where a private folder can be made that code may be loaded from, or None."""
-    with contextlib.suppress(OSError):  # there is no temporary folder
+    """Return a folder for private folders from which code may be loaded, or None."""
+    with contextlib.suppress(OSError):  # the system has no temporary folder
         if may_load_from(tempfile.gettempdir()):
             return tempfile.gettempdir()
     with contextlib.suppress(AttnlmError):
@@ -84,9 +84,9 @@ def _loadable_place() -> str | None:
 
 
 def _loaded(command: list[str], source: str, place: str) -> ctypes.CDLL:
-    """Load a library that was kept, or compile it and keep it.
+    """Load a cached library, or compile and cache it.
 
-    Just the bytes that were checked are loaded, from a folder that is gone afterwards. Raises
+    Only bytes that were checked are loaded, from a folder that is deleted afterwards. Raises
     OSError or AttributeError if the result is not such a library.
     """
     with (

@@ -1,7 +1,7 @@
-"""The compilers of a machine, and the libraries that they made.
+"""The compilers of a machine, and the cached libraries that they made.
 
-A library is kept in a folder that nobody else may write to, in a file named by all that the library
-depends on. The file begins with the library's SHA-256.
+A library is cached in a folder to which nobody else may write. Its file is named by a hash of all
+that the library depends on, and begins with the library's SHA-256.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from attnlm.base.errors import AttnlmError
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _LONGEST_COMPILATION = 30.0  # seconds
-_stuck: set[str] = set()  # compilers that took longer, and aren't waited for again
+_stuck: set[str] = set()  # compilers that took longer and are not run again
 _MOST_KEPT = 4 * 2**20  # bytes
 _DIGEST = 32  # bytes
-# What `-march=native` can depend on, by its name in /proc/cpuinfo.
+# The fields of /proc/cpuinfo on which `-march=native` can depend.
 _OF_A_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
 
 
@@ -35,7 +35,7 @@ def commands() -> Iterator[list[str]]:
     """Yield compilers with their flags, the best first: what CC names, cc, gcc and clang."""
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
     for compiler in dict.fromkeys(filter(None, (shutil.which(name) for name in named if name))):
-        # Not every compiler knows the processor by itself.
+        # Not every compiler can detect the processor.
         for more in (["-march=native"], []):
             if compiler not in _stuck:
                 yield [compiler, *FLAGS, *more]
@@ -44,7 +44,7 @@ def commands() -> Iterator[list[str]]:
 def run_compiler(command: list[str], folder: str) -> None:
     """Run a compiler, which keeps its temporary files in `folder`.
 
-    Raises OSError if it fails or takes far too long. All that it started ends with it.
+    Raises OSError if it fails or takes far too long. Processes that it started end with it.
     """
     if _would_ask_the_user(command[0]):
         raise OSError
@@ -66,7 +66,7 @@ def run_compiler(command: list[str], folder: str) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if status != 0:
-        raise OSError  # what there is of the library may be cut short: to load it could kill us
+        raise OSError  # the library may be truncated: loading it could kill this process
 
 
 def _would_ask_the_user(compiler: str) -> bool:
@@ -79,7 +79,7 @@ def _would_ask_the_user(compiler: str) -> bool:
 def key(command: list[str], source: Path) -> str:
     """Return a hash of all that a library depends on: sources, command, compiler and processor.
 
-    The compiler is identified by its file, so that it need not be run.
+    The compiler is identified by its file, so that it does not have to run.
     """
     compiler = Path(command[0]).resolve()
     about = compiler.stat()
@@ -91,7 +91,7 @@ def key(command: list[str], source: Path) -> str:
 
 
 def processor() -> list[str]:
-    """Describe the machine and its processor, as far as the system tells."""
+    """Return a description of the machine and its processor, from what the system reports."""
     described = [*platform.uname()[::4], platform.processor()]
     with contextlib.suppress(OSError):
         first, _, _ = Path("/proc/cpuinfo").read_text("utf-8", "replace").partition("\n\n")
@@ -100,7 +100,7 @@ def processor() -> list[str]:
 
 
 def kept(name: str) -> bytes | None:
-    """Return the library that was kept under a name, or None if it is missing or was changed."""
+    """Return the library that was cached under a name, or None after a loss or a change."""
     with contextlib.suppress(OSError, AttnlmError):
         with files.open_regular(code_folder("native") / name) as file:
             is_ours = is_ours_alone(os.fstat(file.fileno()))
@@ -112,7 +112,7 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, library: bytes) -> None:
-    """Keep a library if that is possible; the oldest ones make room."""
+    """Cache a library if possible, and delete the oldest ones beyond the size limit."""
     content = hashlib.sha256(library).digest() + library
     if len(content) > _MOST_KEPT:
         return
