@@ -1,1 +1,1 @@
-"""The command line: options, one library call, what a person sees."""
+"""Command line: each command parses its options, calls the library once and prints the result."""

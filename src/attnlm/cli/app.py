@@ -1,4 +1,4 @@
-"""The command `attnlm`: its subcommands, and how they are run."""
+"""The command `attnlm`, and how its subcommands are found and run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMMANDS = {
     },
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
-"""Of each command its module, its function, and its class where it has one of its own."""
+"""The module and function of each command, and its class if it has its own."""
 
 _HABITS: Any = {
     "add_completion": False,
@@ -51,7 +51,7 @@ _HABITS: Any = {
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """The commands by name. Each is loaded when it is asked for: a keypress can't wait for all."""
+    """Commands by name, each loaded on first access: completion would be slow if it loaded all."""
 
     def __init__(self) -> None:
         self._places = {
@@ -77,7 +77,7 @@ class _LazyCommands(Mapping[str, Any]):
 
 
 class _Root(TyperGroup):
-    """`attnlm`, whose help has the commands in groups."""
+    """Command `attnlm`, whose help lists the subcommands in groups."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": _LazyCommands()})
@@ -147,20 +147,20 @@ def _root(
 
 @cache
 def root_command() -> Any:
-    """The command that has all others."""
+    """Return the command `attnlm`, which holds all subcommands."""
     return typer.main.get_command(_app)
 
 
 def run_command() -> None:
-    """The command that the arguments name. Every failure is an exception."""
+    """Run the command that the arguments name. Every failure is raised as an exception."""
     if instruction := os.environ.get(completion.VARIABLE):
         raise typer.Exit(completion.complete(root_command(), instruction))
     try:
-        Path.cwd()  # PyTorch can't be loaded without one
+        Path.cwd()  # PyTorch can't be imported without a working directory
     except FileNotFoundError:
         raise AttnlmError(
             "the working directory was deleted", "change to a directory that exists"
         ) from None
-    # Not through Typer's own main: it treats errors, signals and closed pipes differently.
+    # Typer's own main isn't used: it handles errors, signals and closed pipes differently.
     with root_command().make_context("attnlm", sys.argv[1:]) as context:
         root_command().invoke(context)

@@ -1,7 +1,7 @@
-"""Shell completion: what may follow on a command line. Nothing here loads torch or numpy.
+"""Shell completion for bash, zsh and fish. Nothing here loads torch or numpy.
 
-Typer's scripts for bash, zsh and fish call the command at each keypress, with the words so far in
-environment variables.
+Typer's scripts for these shells call the command at each completion request, with the words typed
+so far in environment variables.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from attnlm.tokens.specs import PUBLISHED
 VARIABLE = "_ATTNLM_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
-# A shell may take other names apart, or run what is in them: these are typed by hand.
+# Other names are not completed: a shell might split them, or execute a part.
 _PLAIN = re.compile(r"[\w.@%+,=-]+")
 
-# zsh reads the script at the first keypress, when Typer's only declares what is called at the next.
+# zsh loads Typer's script at the first keypress, but the script only registers the function that
+# later keypresses call. This line calls the function immediately.
 _AT_FIRST_KEYPRESS = '[[ $zsh_eval_context[-1] == loadautofunc ]] && _attnlm_completion "$@"'
 
 Completer = Callable[[typer.Context, str], list[str]]
 
 
 def choices(*words: str) -> Completer:
-    """Completes to one of these."""
+    """Return a completer that offers `words`."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         return _beginning(incomplete, words)
@@ -43,7 +44,7 @@ def choices(*words: str) -> Completer:
 
 
 def _folders(kind: str) -> Completer:
-    """Complete to the names of such folders, newest first, where the command looks for them."""
+    """Return a completer for folders of a kind where the command looks for them, newest first."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         _, usual, option, _ = KINDS[kind]
@@ -57,19 +58,19 @@ runs, ladders, datasets = _folders("run"), _folders("ladder"), _folders("data se
 
 
 def removables(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Runs and ladders that are not named yet."""
+    """Complete to runs and ladders that are not on the command line yet."""
     named = ctx.params.get("runs") or ()
     found = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
     return [name for name in found if name not in named]
 
 
 def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The recipes of the package."""
+    """Complete to the recipes of the package."""
     return _beginning(incomplete, recipe_names())
 
 
 def several(*words: str) -> Completer:
-    """Words separated by commas: completes the last, to one that is not there yet."""
+    """Return a completer for a comma-separated list that offers the `words` not yet in it."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -80,7 +81,7 @@ def several(*words: str) -> Completer:
 
 
 def tokenizers(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Kinds of tokenizers, then data sets and runs, which have one."""
+    """Complete to kinds of tokenizers, then data sets and runs, each of which has a tokenizer."""
     kinds = _beginning(incomplete, ("char", "byte", *PUBLISHED))
     return [*kinds, *datasets(ctx, incomplete), *runs(ctx, incomplete)]
 
@@ -90,26 +91,26 @@ def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
 
 
 def complete(root: Any, instruction: str) -> int:
-    """Answers a shell's question, and returns the exit code that it waits for.
+    """Answer a shell's completion request, and return the exit code that the shell expects.
 
-    Whatever is wrong with the words so far, nothing but an answer is written.
+    Print nothing but the answer, even if the words typed so far are invalid.
     """
     from typer import completion as typers
 
-    # As if rich were not installed: Typer would draw each line of help with it, which takes longer
-    # to load than all the rest.
+    # Make rich look uninstalled: Typer would render each line of help with it, and importing rich
+    # takes longer than everything else.
     sys.modules["rich"] = None  # type: ignore[assignment]
     typers.completion_init()  # type: ignore[attr-defined]
     try:
         return int(typers.shell_complete(root, {}, "attnlm", VARIABLE, instruction))
-    except SystemExit as end:  # fish asks by exit codes
+    except SystemExit as end:  # fish also reads exit codes
         return int(end.code or 0)
-    except Exception:  # noqa: BLE001 - a message would land in the middle of what is being typed
+    except Exception:  # noqa: BLE001 - a message would appear within the line being typed
         return 1
 
 
 def install(wanted: bool) -> None:
-    """The option --install-completion."""
+    """Handle the option --install-completion."""
     if wanted:
         from typer import completion as typers
 
@@ -121,13 +122,13 @@ def install(wanted: bool) -> None:
 
 
 def show(ctx: typer.Context, wanted: bool) -> None:
-    """The option --show-completion."""
+    """Handle the option --show-completion."""
     if wanted:
         raise typer.Exit(complete(ctx.command, f"source_{_shell()}"))
 
 
 def _shell() -> str:
-    """The shell that called this command. Raises UsageError where it is none of ours."""
+    """Return the shell that called this command. Raises UsageError if it is not in `SHELLS`."""
     import shellingham
 
     try:

@@ -1,4 +1,4 @@
-"""What the command line prints: results on stdout, all else on stderr, bars only on a terminal."""
+"""Print results on stdout and everything else on stderr; show bars only on a terminal."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from attnlm.base.readable import harmless
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_FLAGS = {"start_from": "--from"}  # whose names differ
-_NARROWEST = 8  # characters that a text is cut to at most
+_FLAGS = {"start_from": "--from"}  # options not named after their setting
+_NARROWEST = 8  # characters: a column of texts is not cut below this width
 _BETWEEN = "  "
 
 
 def write(text: str) -> None:
-    """A piece of what was asked for; on a terminal nothing in it can take that over."""
+    """Write a part of the result to stdout; on a terminal, with its control characters escaped."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def result(text: str) -> None:
-    """A line of what was asked for."""
+    """Write a line of the result to stdout."""
     write(f"{text}\n")
 
 
 def result_json(content: Mapping[str, Any]) -> None:
-    """One object on one line. Raises ValueError for NaN and infinity, which JSON does not have."""
+    """Write one JSON object on one line. Raises ValueError for NaN or infinity: JSON lacks them."""
     result(json.dumps(content, allow_nan=False))
 
 
 def has_colour() -> bool:
-    """Whether stdout is a terminal whose reader wants colour."""
+    """Return True if stdout is a terminal, and NO_COLOR and TERM allow colour."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not plain
 
 
 def result_in_colour(parts: Callable[[int], Iterable[RenderableType]]) -> None:
-    """Print parts of the result, made for the terminal's width."""
+    """Print the parts of the result that `parts` makes for the terminal's width."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
@@ -53,21 +53,21 @@ def result_in_colour(parts: Callable[[int], Iterable[RenderableType]]) -> None:
 
 
 def say(text: str) -> None:
-    """A line for the person at the keyboard; on a terminal it wraps at words."""
+    """Print a line for the user on stderr; on a terminal it wraps at words."""
     say_styled("", "", text)
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
-    """Aligned lines `label  value`, the labels in colour on a terminal."""
+    """Print aligned lines `label  value`, with coloured labels on a terminal."""
     width = max(map(len, facts))
     for label, value in facts.items():
         say_styled(f"{label:<{width}}", "cyan", f"  {value}")
 
 
 def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False) -> None:
-    """`text` in a style, `rest` plain; on anything but a terminal all plain.
+    """Print `text` in a style and `rest` plain; without a terminal, print both plain.
 
-    `unbroken`: the terminal wraps it, so that it can be copied as one line.
+    With `unbroken` the terminal itself wraps the line, so that it can be copied as one line.
     """
     if not sys.stderr.isatty():
         print(one_line(text + rest), file=sys.stderr, flush=True)  # noqa: T201
@@ -80,7 +80,7 @@ def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False)
 
 
 def say_aside(text: str) -> None:
-    """A dimmed line on a terminal, cut to its width."""
+    """Print a dimmed line, cut to the width of the terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -89,34 +89,34 @@ def say_aside(text: str) -> None:
 
 
 def say_next(command: str, about: str = "") -> None:
-    """What to type after this."""
+    """Print the command to type next."""
     words = f"  {command}" + (f"  # {about}" if about else "")
     say_styled("next", "bold green", words, unbroken=True)
 
 
 def fail(message: str, hint: str) -> None:
-    """What went wrong, and what to do about it."""
+    """Print what went wrong, and what to do about it."""
     say_styled("error:", "bold red", f" {one_line(with_flags(message))}")
     say_styled("hint:", "bold yellow", f" {one_line(with_flags(hint))}")
 
 
 def with_flags(text: str) -> str:
-    """Write the library's settings, such as `embed_dim`, as they are typed here: --embed-dim."""
+    """Return the text with settings written as options: `embed_dim` becomes --embed-dim."""
     return re.sub(r"`(\w+)`", lambda name: _FLAGS.get(name[1], flag(name[1])), text)
 
 
 def one_line(text: str) -> str:
-    """With what is not printable escaped: names of files may hold anything."""
+    """Return the text with unprintable characters escaped: file names may hold any."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def result_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str]
 ) -> None:
-    """A table on stdout; the columns named in `texts` are to the left, numbers to the right.
+    """Print a table on stdout, with the columns named in `texts` left-aligned, others right.
 
-    On a terminal long texts are cut to its width, and what then is too much on the right is left
-    out. A pipe gets all of it.
+    On a terminal, long texts are cut to fit its width, then columns that do not fit are dropped
+    from the right. A pipe gets the whole table.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in fitted(header, rows, texts, width):
@@ -124,14 +124,14 @@ def result_table(
 
 
 def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows under their header, the first column to the left and numbers to the right."""
+    """Print a table on stderr, with the first column left-aligned and numbers right-aligned."""
     if sys.stderr.isatty():
         from rich.box import SIMPLE
         from rich.console import Console
         from rich.table import Table
 
         drawn = Table(box=SIMPLE)
-        drawn.add_column(header[0], overflow="fold")  # which has the width that numbers leave
+        drawn.add_column(header[0], overflow="fold")  # it gets the width that the numbers leave
         for title, *cells in list(zip(header, *rows, strict=True))[1:]:
             widest = max(map(len, [*title.split(), *cells]))
             drawn.add_column(title, justify="right", width=widest)
@@ -146,7 +146,7 @@ def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def fitted(
     header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str], width: int | None
 ) -> Iterator[str]:
-    """The lines of a table of at most `width` characters; None: of any."""
+    """Yield the lines of a table at most `width` characters wide; None sets no limit."""
     table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
     filled = [i for i in range(len(header)) if any(row[i] for row in table[1:])]
     widths = {i: max(len(row[i]) for row in table) for i in filled}
@@ -161,8 +161,8 @@ def fitted(
 
 
 def _narrow(widths: dict[int, int], texts: Sequence[int], width: int) -> None:
-    """Narrows the widest of the texts by and by, the first column last, then drops columns from
-    the right."""
+    """Narrow the widest column of texts until the table fits, the first column last; then drop
+    columns from the right."""
 
     def excess() -> int:
         return sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - width

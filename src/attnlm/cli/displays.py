@@ -1,4 +1,4 @@
-"""Listeners of the library's events, and other things that several commands show."""
+"""Listeners that display the library's events, and texts that several commands print."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
-    """Losses to compare a model's with, as far as they are known."""
+    """Return the known losses to compare a model's loss with: guessing, bigram and floor."""
     parts = [f"guessing (ln V) {math.log(vocab_size):.4f}"]
     if bigram is not None:
         parts.append(f"counted bigram {bigram:z.4f}")
@@ -51,7 +51,7 @@ _SIZES = (
 
 
 def parts_in_words(model: Architecture) -> str:
-    """`heads 4, embed_dim 64, mlp none`: sizes, and what differs from the model of that name."""
+    """Return `heads 4, embed_dim 64, mlp none`: sizes, and settings not at the default."""
     settings, usual = model.settings(), resolve({"model": model.model}).model.settings()
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
@@ -59,7 +59,7 @@ def parts_in_words(model: Architecture) -> str:
 
 
 class PreparationDisplay:
-    """Listens to `prepare`: notes as lines; progress as bars, or a line now and then elsewhere."""
+    """Listener that prints notes as lines, and progress as bars, or as lines without a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet, self._bar = quiet, ProgressBar()
@@ -72,13 +72,13 @@ class PreparationDisplay:
             self._bar(event)
 
     def close(self) -> None:
-        """Ends the bar that is open."""
+        """End the open bar."""
         self._bar.close()
 
 
 _SECONDS_BETWEEN_LINES = 0.25
-# Without a terminal the time left is printed once: after so many seconds of steps, if it is as long
-# as that.
+# Without a terminal, the time left is printed once, after this many seconds of steps, and only if
+# it is at least this long.
 _SECONDS_OF_STEPS, _SECONDS_WORTH_TELLING = 3.0, 60.0
 
 
@@ -87,15 +87,15 @@ _TENSORBOARD = "tensorboard --logdir"
 
 @dataclass
 class TrainingDisplay:
-    """Listens to `train`: a header, then a bar with samples above it, or losses line by line."""
+    """Listener to `train` that prints a header, then a bar below samples, or a line per loss."""
 
     quiet: bool = False
     log: Sequence[str] = ()
-    """The tools that were named to follow it."""
+    """The tools named with --log."""
     run: Run | None = None
     """The run, once it has begun."""
     memory: int | None = None
-    """Bytes that it takes, as estimated."""
+    """Estimated memory of the run, in bytes."""
     _bar: ProgressBar | None = None  # on a terminal
     _next_line: float = 0.0
     _tell_time_at: float | None = None  # None before the first steps
@@ -119,7 +119,7 @@ class TrainingDisplay:
                 self._say(f"stopped at step {event.step}: --patience ran out")
 
     def close(self) -> None:
-        """Ends the bar."""
+        """End the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -175,7 +175,7 @@ class TrainingDisplay:
         self._bar(event)
 
     def _said(self, event: Any) -> None:
-        """What the model says now, above the bar; calmly where evaluations follow each other."""
+        """Print the model's current sample above the bar; skip some if evaluations come quickly."""
         assert self._bar is not None
         now = time.perf_counter()
         if event.snapshot is None or (now < self._next_line and not event.is_last):
@@ -192,7 +192,7 @@ class TrainingDisplay:
 
 
 def adapters_in_words(config: Config) -> dict[str, str]:
-    """`rank 8 on query, value: 294,912 parameters are trained`; nothing without adapters."""
+    """Return `rank 8 on query, value: 294,912 parameters are trained`; {} without adapters."""
     lora = config.training.adapters
     if lora is None:
         return {}
@@ -202,7 +202,7 @@ def adapters_in_words(config: Config) -> dict[str, str]:
 
 
 def division_in_words(training: TrainingConfig) -> str:
-    """`2 processes, sharded, at most 8 windows at once, activations recomputed`, or less of it."""
+    """Return `2 processes, sharded, at most 8 windows at once, activations recomputed`, or some."""
     words = [_counted(training.processes, "process")] if training.processes > 1 else []
     words += ["sharded"] if training.is_sharded else []
     if training.micro_batch_size is not None:
@@ -216,7 +216,7 @@ def _device_in_words(device: Device, threads: int) -> str:
 
 
 def _length_in_words(training: TrainingConfig) -> str:
-    """`800 steps`, `2 min in steps` or `2 min, at most 800 steps`."""
+    """Return `800 steps`, `2 min in steps` or `2 min, at most 800 steps`."""
     steps = "in steps" if training.steps is None else _counted(training.steps, "step")
     if training.budget is None:
         return steps
@@ -231,12 +231,12 @@ def _counted(number: int, noun: str) -> str:
 
 @dataclass
 class ChoiceDisplay:
-    """Show tokens with their probabilities: tinted on a terminal, a line for each elsewhere."""
+    """Display of tokens with probabilities: tinted text on a terminal, else a line per token."""
 
     _boldest: list[Choice] = field(default_factory=list)
 
     def begin(self, prompt: str) -> None:
-        """Print the prompt, where the text is shown."""
+        """Print the prompt, if the text is shown in colour."""
         if has_colour():
             write(prompt)
 
@@ -249,7 +249,7 @@ class ChoiceDisplay:
 
         from attnlm.see.text import tint
 
-        # Line ends without colour, or it would run to the end of the line.
+        # Print line ends without colour: the tint would fill the rest of the line.
         for piece in choice.text.splitlines(keepends=True):
             line = piece.rstrip("\r\n")
             Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
@@ -260,7 +260,7 @@ class ChoiceDisplay:
         self._boldest = sorted([*self._boldest, choice], key=lambda c: c.probability)[:_BOLDEST]
 
     def end(self) -> None:
-        """On a terminal, the least likely choices with the likeliest others."""
+        """Print the least likely choices with the likeliest others, after a coloured text."""
         if self._boldest:
             write("\n\nleast likely tokens, each with the likeliest others\n")
             for choice in self._boldest:
@@ -271,7 +271,7 @@ _BOLDEST = 10
 
 
 def choice_in_words(choice: Choice) -> str:
-    """One line: token, probability, runners-up."""
+    """Return one line: token, probability, runners-up."""
     from attnlm.see.text import visible
 
     others = (f"{visible(token)} {p:.4f}" for token, p in choice.runners_up)

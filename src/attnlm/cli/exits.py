@@ -1,6 +1,7 @@
-"""From how a command ends to an exit code and at most two lines: no traceback reaches a user.
+"""Turn the end of a command into an exit code and at most two lines: users see no traceback.
 
-0 done, 1 a problem, 2 invalid arguments, 129, 130 and 143 stopped by a signal, 70 internal error.
+The codes are 0 for success, 1 for a problem, 2 for invalid arguments, 70 for an internal error, and
+129, 130 and 143 after a signal.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     sys.unraisablehook = _dropped
     try:
         code = run(command)
-        # All is done: Python would let a signal break off its own end.
+        # The command is done, but a signal could still interrupt Python's shutdown.
         _on_signals(signal.SIG_IGN)
-    except KeyboardInterrupt as error:  # after the command, or as its failure was being told
+    except KeyboardInterrupt as error:  # after the command, or while its failure was printed
         code = _code_of(error)
-    # After a signal a thread may still run, and Python would wait for it. A launched process would
-    # wait for others, which may never answer. What was said is flushed, or has no reader.
+    # After a signal, a thread may still run, and Python would wait for it. A launched process would
+    # wait for others, which may never answer. All output is flushed, or has no reader.
     if code > 128 or (code and is_launched()):
         os._exit(code)
     sys.exit(code)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise Interrupted; a second signal, or some patience, ends the process."""
+    """Raise Interrupted; a second signal, or a wait of `_PATIENCE`, ends the process."""
     global _came
     _came = signum
     _on_signals(leave)
-    if signals.HANGUP is not None:  # a closed terminal sends several
+    if signals.HANGUP is not None:  # a closed terminal sends this signal several times
         signal.signal(signals.HANGUP, signal.SIG_IGN)
-    # Some code keeps every exception for itself, as PyTorch's import does.
+    # Some code swallows every exception, as PyTorch's import does.
     timer = threading.Timer(_PATIENCE, leave, [signum])
     timer.daemon = True
     timer.start()
@@ -68,7 +69,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _dropped(dropped: UnraisableHookArgs) -> None:
-    """Leave if Python drops an Interrupted, as in `__del__` and callbacks of weak references."""
+    """End the process if Python drops an Interrupted, as in `__del__` and weakref callbacks."""
     if isinstance(dropped.exc_value, Interrupted):
         leave(dropped.exc_value.signum)
     sys.__unraisablehook__(dropped)
@@ -80,13 +81,13 @@ def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 in any locale; a stream that the process was started without becomes an empty one."""
+    """Make the streams UTF-8 in any locale; replace missing ones by the null device."""
     nowhere = Path(os.devnull)
     sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
     sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
     sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
     sys.stdout, sys.stderr = (_outliving(stream) for stream in (sys.stdout, sys.stderr))
-    # Names of files need not be Unicode, and what is typed need not be UTF-8.
+    # File names need not be Unicode, and typed input need not be UTF-8.
     for stream, errors in (
         (sys.stdin, "replace"),
         (sys.stdout, "surrogateescape"),
@@ -97,7 +98,7 @@ def _prepare_streams() -> None:
 
 
 class _Terminal(io.FileIO):
-    """A terminal that may be closed before we end: from then on, nowhere."""
+    """Terminal that discards what is written after it was closed."""
 
     def write(self, content: Any) -> int:
         try:
@@ -120,7 +121,7 @@ def _code_of(error: KeyboardInterrupt) -> int:
 
 
 def run(command: Callable[[], object]) -> int:
-    """Runs `command` and returns its exit code; a failure is printed in two lines."""
+    """Run `command` and return its exit code; print a failure in two lines."""
     _prepare_streams()
     try:
         command()
@@ -134,10 +135,10 @@ def run(command: Callable[[], object]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except BrokenPipeError:
-        # The reader has had enough. What is buffered goes nowhere, or Python would complain.
+        # The reader is gone. Send buffered output to the null device, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except BaseException as error:  # noqa: BLE001 - whatever it is, no traceback reaches a user
-        if _came is not None:  # PyTorch kept Interrupted for itself, and is half loaded
+    except BaseException as error:  # noqa: BLE001 - users see no traceback
+        if _came is not None:  # PyTorch swallowed Interrupted, and is partly loaded
             return 128 + _came
         return _explain(error)
     return 0
@@ -157,7 +158,7 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
         if not about and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
-            about = "can't write the output: "  # files have names
+            about = "can't write the output: "  # an error of a file would have a name
         console.fail(f"{about}{error.strerror or error}", remedy(error))
         return 1
     if isinstance(error, ValueError) and "embedded null" in str(error):
@@ -193,7 +194,7 @@ def _usage_hint(error: Any) -> str:
 
 
 def _option_hint(error: Any, otherwise: str) -> str:
-    """What to do about an unknown option: it has another name, or is an argument or elsewhere."""
+    """Return the hint for an unknown option: a similar option, an argument or another command."""
     typed, command = error.option_name, error.ctx.command
     ours = _options(command)
     if same(typed, ours):
@@ -216,7 +217,7 @@ def _options(command: Any) -> list[str]:
 
 
 def _command_of(error: Any) -> str:
-    """`attnlm eval`, also where an option of it lacks its value, which names no command."""
+    """Return `attnlm eval`; from sys.argv if the error has no context, as for a missing value."""
     if error.ctx is not None:
         return str(error.ctx.command_path)
     return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])

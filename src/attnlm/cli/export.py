@@ -1,4 +1,4 @@
-"""`attnlm export`: a run for other tools, or runs in a page."""
+"""`attnlm export`: write a run for other tools, or runs as a page."""
 
 from __future__ import annotations
 

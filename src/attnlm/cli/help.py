@@ -1,4 +1,4 @@
-"""What `--help` shows: options in groups, each with its default."""
+"""Make the text of `--help`: options in groups, each with its default."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
 class Command(TyperCommand):
-    """A command with its options in groups. One with the argument RUN takes `--run` too, hidden."""
+    """Command whose help groups its options. With an argument RUN it has a hidden `--run` too."""
 
     groups: ClassVar[Mapping[str, Iterable[str]]] = {}
-    """Which options each section of `--help` has; the others come last."""
+    """The options in each section of `--help`; all other options come last."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -45,11 +45,11 @@ class Command(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`TEXT [RUN]`: Typer puts braces around arguments that are required."""
+        """Return `TEXT`, `[RUN]`, without the braces that Typer puts around required arguments."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The sections of `--help`."""
+        """Write the sections of `--help`."""
         group_of = {name: group for group, names in self.groups.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {
             group: [] for group in ("Arguments", *self.groups, "Options")
@@ -80,7 +80,7 @@ def _typed(kind: type[int] | type[float], words: str, parameter_type: Any) -> An
 
 
 def help_with_default(name: str) -> str:
-    """A setting's line of help, with its default where that is not told in words."""
+    """Return a setting's line of help, with its default if the line does not state it."""
     text, default = help_of(name), _default(name)
     return text if "default:" in text or not default else f"{text}; default: {default}"
 
@@ -117,7 +117,7 @@ def _defaults(**settings: Setting) -> Mapping[str, Settings]:
 
 
 def in_words(value: Setting) -> str:
-    """A setting's value as a person reads it: `yes`, `0.03`, `1000000`."""
+    """Return a setting's value for a reader: `yes`, `0.03`, `1000000`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

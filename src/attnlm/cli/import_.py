@@ -1,4 +1,4 @@
-"""`attnlm import`: a model of others as a run."""
+"""`attnlm import`: import a model of another project as a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attnlm ladder`: several models trained alike."""
+"""`attnlm ladder`: train several models on the same batches, and compare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attnlm list`, `diff`, `rm` and `doctor`: runs, data sets, recipes and this machine."""
+"""`attnlm list`, `diff`, `rm` and `doctor`: manage runs, data sets, recipes; check the machine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _show_runs(entries: Sequence[attnlm.RunEntry]) -> None:
 
 
 def _steps(entry: attnlm.RunEntry) -> str:
-    """`1,000`, or `400/1,000` where the others were not made."""
+    """Return `1,000`, or `400/1,000` if not all steps were made."""
     if entry.steps is None or entry.step is None or entry.step == entry.steps:
         return _known(entry.step if entry.kind == "run" else entry.steps, "{:,}".format)
     return f"{entry.step:,}/{entry.steps:,}"
@@ -189,7 +189,7 @@ def _known(value: _Value | None, words: Callable[[_Value], str]) -> str:
 
 
 def _time(seconds: tuple[float, float]) -> str:
-    """`2 s`, or `17.3 to 22.2 min`."""
+    """Return `2 s`, or `17.3 to 22.2 min`."""
     shortest, longest = (duration(bound, 2) for bound in seconds)
     if shortest == longest:
         return shortest
@@ -299,7 +299,7 @@ def rm(
 
 
 def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
-    """As `removable`, which does not know data sets by name."""
+    """Call `removable`, and explain the error if `run` is the name or path of a data set."""
     from attnlm.runs.remove import removable
 
     try:
@@ -313,7 +313,7 @@ def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
 
 
 def _in_words(entry: attnlm.RunEntry) -> str:
-    """`multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
+    """Return `multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
     part = f" on {entry.evaluated_part}" if entry.evaluated_part else ""
     facts = [
         entry.kind if entry.model is None else entry.model,
@@ -327,7 +327,7 @@ def _in_words(entry: attnlm.RunEntry) -> str:
 
 
 def _agreed(count: int) -> bool:
-    """Whether the person at the keyboard says yes. Raises UsageError where there is none."""
+    """Return True if the user answers yes. Raises UsageError without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("rm asks first, and there is no terminal to ask on", "give --yes")
     what = "it" if count == 1 else f"these {count}"
@@ -364,7 +364,7 @@ def doctor(
 
 
 def _with_terminal(findings: Iterator[attnlm.Finding]) -> Iterator[attnlm.Finding]:
-    """Yield the findings, and one on the terminal, which only the command line knows."""
+    """Yield the findings, and one about the terminal, which only the command line knows."""
     yield from findings
     streams = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name).isatty()]
     colour = "colour" if console.has_colour() else "no colour"

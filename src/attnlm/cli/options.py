@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and texts as they were typed."""
+"""Arguments and options that several commands share, and the decoding of typed texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _record_of(name: str) -> type:
 
 
 def _checked(name: str) -> Callable[[str], str]:
-    """Refuses what the setting can't be, before torch is loaded."""
+    """Return a callback that checks a setting's value, before torch is loaded."""
 
     def check(value: str) -> str:
         check_setting(name, value)
@@ -39,7 +39,7 @@ def _checked(name: str) -> Callable[[str], str]:
 def setting_option(
     name: str, help: str | None = None, callback: Callable[[str], str] | None = None
 ) -> Any:
-    """The option of a setting."""
+    """Return the option of a setting."""
     words = fields_of(_record_of(name))[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
@@ -109,7 +109,7 @@ _TIME = re.compile(
 
 
 def with_settings(*names: str) -> Callable[[_Command], _Command]:
-    """Gives a command an option for each of these settings, in place of its `**settings`."""
+    """Return a decorator that replaces `**settings` of a command by an option for each name."""
     annotated: Any = Annotated
 
     def option_of(name: str) -> inspect.Parameter:
@@ -134,12 +134,12 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
 
 
 def budget_option(help: str) -> Any:
-    """The option for a time, which arrives in seconds."""
+    """Return the option for a time, whose value is in seconds."""
     return typer.Option(help=help, parser=seconds, metavar="<time>")
 
 
 def seconds(text: str) -> float:
-    """The seconds of a time such as 90s, 5min, 1h30m or 90. Raises UsageError for other texts."""
+    """Return the seconds of 90s, 5min, 1h30m, 90 or the like. Raises UsageError for other texts."""
     match = _TIME.fullmatch(text.strip().lower())
     parts = match.groups("0") if match else ()
     total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
@@ -149,18 +149,18 @@ def seconds(text: str) -> float:
 
 
 def typed(argument: str, name: str) -> str:
-    """The text of an argument: Python decodes it by the locale, which need not be UTF-8.
+    """Return an argument decoded as UTF-8: Python decodes by the locale, which may differ.
 
-    Raises AttnlmError where it is not UTF-8.
+    Raises AttnlmError if the argument is not UTF-8.
     """
     try:
         return decoded(os.fsencode(argument), name)
-    except UnicodeEncodeError:  # not typed, but given by a program
+    except UnicodeEncodeError:  # passed by a program, not typed
         return decoded(argument.encode(errors="surrogatepass"), name)
 
 
 def decoded(content: bytes, origin: str) -> str:
-    """The text of these bytes. Raises AttnlmError where they are not UTF-8."""
+    """Return the bytes as text. Raises AttnlmError if they are not UTF-8."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`attnlm plan`: what a training costs, before it is paid."""
+"""`attnlm plan`: the cost of a training run before it starts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SETTINGS = [
 
 
 class PlanCommand(Command):
-    """`attnlm plan`, whose help has sections."""
+    """Command `attnlm plan`, whose help has sections."""
 
     groups: ClassVar = {
         "Model": fields_of(Architecture),
@@ -142,7 +142,7 @@ def plan(
 
 
 def _find(dataset: str | None, data_dir: Path) -> None:
-    """Raises AttnlmError where there is no such data set, before torch is loaded."""
+    """Raise AttnlmError if the data set does not exist, before torch is loaded."""
     try:
         find_folder(dataset, data_dir, kind="data set")
     except AttnlmError as error:
@@ -167,7 +167,7 @@ def _in_words(planned: Plan) -> Iterator[str]:
 
 def _facts(planned: Plan) -> dict[str, str]:
     model, training = planned.config.model, planned.config.training
-    # Of a trained parameter that would say little where most are frozen.
+    # With adapters, tokens per trained parameter would say little: most parameters are frozen.
     each = f", {planned.tokens / planned.parameters:.3g} per parameter"
     each = each if training.adapters is None else ""
     update = f"; update {quantity(planned.update_flops, 'FLOP')} a step"
@@ -190,7 +190,7 @@ def _facts(planned: Plan) -> dict[str, str]:
 
 
 def _compute(planned: Plan) -> str:
-    """`104 EFLOP, 1.21 PF-days, 73.2 device-hours`: the last ones where they are any."""
+    """Return `104 EFLOP, 1.21 PF-days, 73.2 device-hours`, without amounts of a unit below 0.01."""
     amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
     large = [
         f"{amount:,.3g} {unit}" if amount < 1000 else f"{amount:,.0f} {unit}"

@@ -1,4 +1,4 @@
-"""`attnlm prepare`: from a text to a data set."""
+"""`attnlm prepare`: make a data set of a text."""
 
 from __future__ import annotations
 

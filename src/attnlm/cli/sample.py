@@ -1,4 +1,4 @@
-"""`attnlm sample`: text from a run."""
+"""`attnlm sample`: generate text with a run."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ def sample(
                 "step": chosen.step,
             }
         )
-    elif not show_probs:  # which ends on a line of its own
+    elif not show_probs:  # its output ends with a line end
         if sys.stdout.isatty():
             console.write("\n")
         else:
-            console.say("")  # where both streams are shown, the text ends on a line of its own
+            console.say("")  # a terminal may show both streams: start a new line
     console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
     console.say_next(command_for("attnlm report", opened.path))
 
@@ -186,7 +186,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _choices(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool
 ) -> tuple[list[str], dict[str, object]]:
-    """Show tokens with their probabilities, or return the text and what --json tells of them."""
+    """Print tokens with their probabilities; for --json, return the text and the facts instead."""
     if json:
         choices = list(sampler.choices(ids, config))
         text = prompt + "".join(choice.text for choice in choices)
@@ -203,7 +203,7 @@ def _choices(
 
 
 def _talk(sampler: Sampler, prompt: str, config: SamplingConfig) -> None:
-    """Each line typed is added to the text, and the model continues it."""
+    """Read lines, add each to the text, and print how the model continues it."""
     console.say("type a line and the model continues it; /help lists commands, /bye stops")
     ids: list[int] = []
     if prompt:
@@ -224,9 +224,9 @@ def _talk(sampler: Sampler, prompt: str, config: SamplingConfig) -> None:
 
 
 def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
-    """Whether `text` could be added to the ids; if not, an error is printed."""
+    """Add `text` to the ids and return True; on an error, print the error and return False."""
     if sampler.tokenizer.newline is None:
-        text = text.rstrip("\n")  # the end of a line is no part of such texts
+        text = text.rstrip("\n")  # the tokenizer has no line end
     try:
         ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))
     except AttnlmError as error:
@@ -244,7 +244,7 @@ _COMMANDS = {
 
 
 def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
-    """The settings after a typed command; an error in it is printed."""
+    """Return the settings after a typed command; print an error in the command."""
     kinds: dict[str, type[int] | type[float]] = {"seed": int, "temperature": float}
     if command == "help":
         console.say_facts(_COMMANDS)

@@ -1,4 +1,4 @@
-"""`attnlm attend`, `trace`, `heads` and `report`: what a run learned."""
+"""`attnlm attend`, `trace`, `heads` and `report`: show what a run learned."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def attend(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
-    facts = attention.facts() if json else None  # which may fail, before anything is written
+    facts = attention.facts() if json else None  # may fail: made before any file is written
     if output is not None:
         files.write_bytes(output, _drawn(attention, kind))
     if facts is not None:
@@ -103,9 +103,10 @@ def _drawn(attention: Attention, kind: str) -> bytes:
 
 
 def _check_output(output: Path, *kinds: str) -> str:
-    """Return the kind of file that `output` is by its name, one of `kinds`.
+    """Return the kind of file that the name of `output` ends in, one of `kinds`.
 
-    Raises UsageError for another kind, AttnlmError if it can't be written or is no regular file.
+    Raises UsageError for another kind, and AttnlmError if its folder does not exist or something
+    other than a regular file has its name.
     """
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:

@@ -1,4 +1,4 @@
-"""`attnlm train`: an option for every setting."""
+"""`attnlm train`: train a model, with an option for every setting."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RUN = (
 
 
 class TrainCommand(Command):
-    """`attnlm train`, whose help has sections."""
+    """Command `attnlm train`, whose help has sections."""
 
     groups: ClassVar = {
         "Model": fields_of(Architecture),
@@ -108,7 +108,7 @@ def train(
     weights = None if parent is None or is_launched() else (parent.config.model, parent.name)
     if print_config:
         if recipe is not None:
-            load_recipe(recipe)  # has one size
+            load_recipe(recipe)  # raises UsageError for a recipe of several sizes
         console.result(to_toml(resolve_new(given, recipe, weights).config.settings()).rstrip())
         return
     tools = None if log is None else _tools(log)
@@ -116,12 +116,12 @@ def train(
     data: str | Path | None = dataset
     count = 1
     if is_launched():
-        # PyTorch warns of each attempt to connect, with the stack of its C++ code.
+        # PyTorch logs a warning with its C++ stack for each failed attempt to connect.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
     elif resume is not None:
         count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
-    else:  # what is wrong is said before torch is loaded
+    else:  # errors are reported before torch is loaded
         asked = resolve_new(given, recipe, weights)
         data, given = find_folder(dataset, data_dir, kind="data set"), {}
         count = asked.config.training.processes
@@ -174,7 +174,7 @@ def train(
 _BEST = "a transformer, as large as the text and two minutes allow"
 
 
-_MOST_FOR_EACH_CORE = 4  # processes, unless they were asked for here
+_MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 
 
 def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
@@ -190,7 +190,7 @@ def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
 
 
 def _tools(log: str) -> list[str]:
-    """Which were named, all of them installed."""
+    """Return the named tools. Raises an error if one is not installed."""
     from attnlm.see.logs import check_tools
 
     tools = [] if log == "none" else [name.strip() for name in log.split(",")]
@@ -199,7 +199,7 @@ def _tools(log: str) -> list[str]:
 
 
 def _saved_step(run: attnlm.Run) -> str:
-    """`, 1,200,`, where that can be read."""
+    """Return the last step as `, 1,200,`, or "" if it can't be read."""
     with contextlib.suppress(AttnlmError):
         return f", {run.checkpoint('last').step:,},"
     return ""
