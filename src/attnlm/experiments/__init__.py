@@ -1,1 +1,1 @@
-"""Whole tasks: train, evaluate, ladder."""
+"""Complete tasks, such as training, evaluation and a ladder."""

@@ -1,4 +1,4 @@
-"""Which size of a recipe a budget is enough for: by trials on this machine, and by the text."""
+"""Choose the size of a recipe that fits a budget, by trials on this machine and by the text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from attnlm.training.state import keeping_random_state
 
 # Measured on several texts and budgets: docs/speed.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
-"""A size that sees fewer learns no more than the one before it."""
+"""A size that sees fewer tokens learns no more than the size before it."""
 _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
-"""Up to so many passes over the text, so much."""
+"""Pairs of a number of passes over the text and the dropout up to that number."""
 _MOST_PASSES = 40.0
-"""After these, models only learn the text by heart."""
-# Of the budget, for all sizes together.
+"""After this many passes over the text, models only overfit."""
+# Fraction of the budget for the trials of all sizes together.
 _TRIAL_SHARE = 0.03
-# By how much a larger model may make more operations a second than a smaller one.
+# Largest factor by which a larger model may do more operations per second than a smaller one.
 _MOST_GAINED = 2.0
 
 
@@ -42,12 +42,11 @@ def affordable_size(
     began: float,
     on_event: OnEvent,
 ) -> tuple[Config, float]:
-    """Return the largest size of a recipe that sees enough tokens, and the steps there is time for.
+    """Return the largest size of a recipe that sees enough tokens, and the steps that fit the time.
 
-    The sizes are in order, and each is tried for a moment until one is too large. The budget counts
-    from `began`; its steps are limited to those that are of use. `settings` are those given beside
-    the recipe, which hold for every size. Raises AttnlmError where the first is too large for the
-    data or the memory.
+    The sizes are in ascending order, and each is tried briefly until one is too large. The budget
+    counts from `began`; steps that would only overfit are left out. `settings` override the recipe
+    in every size. Raises AttnlmError if the first size is too large for the data or the memory.
     """
     on_event(Note("measuring how large a model there is time for"))
     budget = resolve(settings, sizes[0]).training.budget
@@ -64,7 +63,7 @@ def affordable_size(
             break
         try:
             seconds = _seconds_per_token(config, dataset, each)
-        except (AttnlmError, torch.OutOfMemoryError):  # it takes too much memory or time
+        except (AttnlmError, torch.OutOfMemoryError):  # the size takes too much memory or time
             if not number:
                 raise
             break
@@ -75,7 +74,7 @@ def affordable_size(
     passes = seen / dataset.train_tokens
     dropout = next(share for most, share in _DROPOUT if passes <= most)
     config = resolve(settings, sizes[chosen])
-    if "dropout" in config.model.settings():  # the recipe's own goes before the rule's
+    if "dropout" in config.model.settings():  # a recipe's own dropout overrides this rule
         config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
     on_event(Note(_in_words(config, passes)))
     useful = math.ceil(most / config.tokens_per_step)
@@ -86,12 +85,12 @@ def affordable_size(
 
 
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
-    """Return the time of a token in a training step, measured for `least` seconds or two steps."""
+    """Return the seconds per token of training, measured for `least` seconds or two steps."""
     device = choose_device(config.training.device, config.training.dtype)
     with keeping_threads(), keeping_random_state(device):  # each trial begins with all threads
         stepper = trial(settle(config, device, dataset).config, device, dataset)
         began = time.perf_counter()
-        stepper.step().item()  # slower than others
+        stepper.step().item()  # the first step is slower than others
         since = now = time.perf_counter()
         while now == since or now - began < least:
             stepper.step().item()

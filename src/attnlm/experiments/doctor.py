@@ -1,4 +1,4 @@
-"""Examines what attnlm needs of a machine: what is there, what is missing, what to do about it."""
+"""Examine a machine for what attnlm needs: what is present, what is missing, and the remedies."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from attnlm.text.corpus import TINY_SHAKESPEARE_URL
 
 _PACKAGES = ("numpy", "safetensors", "tiktoken", "tokenizers", "typer", "matplotlib", "requests")
 _PATIENCE = 3.0  # seconds for the network
-_FREE = 10**9  # bytes of disk: less is soon full
+_FREE = 10**9  # bytes: a disk with less free space is soon full
 _CHOICES_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact about the machine. With a remedy it is a problem, in one line."""
+    """Fact about the machine, in one line. If it has a remedy, it is a problem."""
 
     name: str
     text: str
     remedy: str = ""
     is_fatal: bool = False
-    """Whether attnlm can't train because of it."""
+    """True if attnlm can't train because of the problem."""
 
 
 def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterator[Finding]:
-    """Examines this machine, one thing after another, in about six seconds.
+    """Examine this machine in about six seconds, and yield a finding for each thing.
 
         problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
 
     Versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale, the
-    speed of ten steps, and the newest choices that were made by measuring. `on_event` receives a
-    Note before what takes long. Nothing is raised: what can't be examined is a finding too.
+    speed of ten steps, and the newest choices made by measuring are examined. `on_event` receives a
+    Note before a slow examination. Nothing is raised: a failed examination is a finding too.
     """
     yield from _examined("versions", _versions)
     torch = list(_examined("PyTorch", _torch))
@@ -95,7 +95,7 @@ def _versions() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - a library that it needs may be missing
+    except Exception as error:  # noqa: BLE001 - a library that PyTorch needs may be missing
         told = next(iter(str(error).splitlines()), type(error).__name__)
         remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
         yield Finding("PyTorch", f"can't be loaded: {told}", remedy, is_fatal=True)
@@ -184,7 +184,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return True if a file can be made in the folder, which is made if it is missing."""
+    """Return True if a file can be created in the folder. Create the folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -220,7 +220,7 @@ def _network() -> Iterator[Finding]:
         except (requests.RequestException, OSError, ValueError) as error:
             answers.append(type(error).__name__)
 
-    # The name of a host is looked up without any limit of ours.
+    # The timeout of requests does not limit the lookup of the host's name.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_PATIENCE)

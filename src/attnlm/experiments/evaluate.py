@@ -1,4 +1,4 @@
-"""The loss of a run on a validation split, at fixed windows."""
+"""Measure the loss of a run on a validation split, in fixed windows."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ def evaluate(
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Evaluation:
-    """Return the loss of a run's checkpoint on the validation split, of `data` if given.
+    """Return the loss of a run's checkpoint on the validation split of its data set, or `data`.
 
         attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
 
-    Of a larger split, the first 4,194,304 tokens are measured. The loss equals the number that
-    training logged, if it measured the same tokens, to the bit on the same machine: parameters
-    lie in memory as in training, and threads and precision are the same. `verify` is that of
-    `open_dataset`.
+    At most the first 4,194,304 tokens of the split are measured. The loss equals the number that
+    training logged for the same tokens, bit for bit on the same machine: the layout of parameters
+    in memory, the threads and the precision are the same. `open_dataset` describes `verify`.
 
-    Raises AttnlmError when something is missing or damaged, when `data` was encoded with another
-    tokenizer, or when the loss is not finite.
+    Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
+    tokenizer, or if the loss is not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if data is None:
@@ -61,7 +60,7 @@ def evaluate(
     if training.lora is None:
         lay_side_by_side(model, training)
     else:
-        model.requires_grad_(False)  # other libraries compute with what is frozen
+        model.requires_grad_(False)  # other libraries compute with frozen parameters
     with keeping_threads():
         use_precision(chosen)
         evaluation = validation_loss(
@@ -70,7 +69,7 @@ def evaluate(
             chosen,
             bytes_per_token=dataset.bytes_per_token,
             kernels=kernels_of(training),
-            threads=max(training.threads or 1, torch.get_num_threads()),  # training leaves one
+            threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
         )
     if not math.isfinite(evaluation.loss):
         raise NotFiniteError
@@ -78,9 +77,10 @@ def evaluate(
 
 
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
-    """Measure and record the best and the last checkpoint of a run that has ended.
+    """Measure the best and last checkpoints of a run on the whole split, and record the results.
 
-    Only if its evaluations took a part of the split, and all of it is cheap beside the training.
+    Do so only if the run's evaluations took a part of the split, and the whole split costs little
+    compared with the training.
     """
     if not run.evaluated_part or run.whole():
         return

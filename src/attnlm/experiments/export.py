@@ -51,8 +51,8 @@ def export(
     on_event: OnEvent | None = None,
 ) -> Exported:
     """Write a run's checkpoint in another format: `hf`, a new folder for `transformers`; `gguf`, a
-    new file for llama.cpp, its numbers of `type` f32 (default), f16 or q8_0; or `html`, a page in
-    which the model runs, its numbers of `type` f32 (default up to 2 million parameters) or f16.
+    new file for llama.cpp, with `type` f32 (default), f16 or q8_0; or `html`, a page in which the
+    model runs, with `type` f32 (default up to 2 million parameters) or f16.
 
         attnlm.export("transformer-001", "exported")
         attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
@@ -60,10 +60,10 @@ def export(
     A page holds one run or several. `force` replaces a page, and allows more than 60 million
     parameters.
 
-    What is written is whole or absent. Notes say what llama.cpp does differently. Raises UsageError
-    for an unknown format or type and for a model that the format can't express, AttnlmError when
-    there is something at `path` already, when files are missing or damaged, and where the tokenizer
-    can't be expressed.
+    The output is complete or absent. Notes state what llama.cpp does differently. Raises UsageError
+    for an unknown format or type and for a model that the format can't express; AttnlmError if
+    `path` exists already, if files are missing or damaged, or if the format can't express the
+    tokenizer.
     """
     check_format(to, type)
     if not str(path):
@@ -87,7 +87,7 @@ def export(
 
 
 class _Tensors:
-    """The tensors of a form: `shapes` by their names there, and `tensor`, made when asked for."""
+    """Tensors of a form: `shapes` holds all shapes by name, and `tensor` makes one tensor."""
 
     def __init__(self, form: Form, a: Architecture, weights: Mapping[str, Tensor]) -> None:
         self._architecture, self._weights = a, weights
@@ -95,7 +95,7 @@ class _Tensors:
         self.shapes = {name: self._shape(stored) for name, stored in self._stored.items()}
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor in float32; not always contiguous."""
+        """Return a tensor in float32, which may not be contiguous."""
         stored = self._stored[name]
         parts = [
             self._weights[part] if part in self._weights else torch.zeros(self._part_shape(part))
@@ -133,7 +133,7 @@ def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
     content = {
         **_tokenizer_files(run),
         "config.json": _json(_config(stock, run)),
-        # As `attnlm sample` does by default: from all tokens, at temperature 1.
+        # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
         "generation_config.json": _json(
             _special_ids(run) | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         ),
@@ -171,7 +171,7 @@ def _config(stock: StockClass, run: Run) -> dict[str, Any]:
 
 
 def _special_ids(run: Run) -> dict[str, Any]:
-    """Return special ids, None too: by default the classes have ids of other vocabularies."""
+    """Return the special ids, even if None: the classes default to ids of other vocabularies."""
     end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
     first = end if beginning is None else beginning
     return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
@@ -219,7 +219,7 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
 
 
 def _plain(text: str) -> str:
-    """Return a name in one line of Markdown, with nothing that is read as markup."""
+    """Return the text as one line of Markdown, with its markup escaped."""
     return "".join(f"\\{c}" if c in r"\`*_[]<>#|" else c if c.isprintable() else "?" for c in text)
 
 
@@ -230,7 +230,7 @@ def _description(run: Run) -> str:
 
 
 def _facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield how a checkpoint was trained: labels and values."""
+    """Yield labels and values that describe how a checkpoint was trained."""
     about, training = run.dataset, run.config.training
     if run.imported_from:
         yield "origin", f"imported from {run.imported_from}"
@@ -257,10 +257,10 @@ def _facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
 
 # --- GGUF files for llama.cpp ---------------------------------------------------------------------
 
-_CONTEXT_STEP = 256  # tokens: llama.cpp rounds contexts up to a multiple
+_CONTEXT_STEP = 256  # tokens: llama.cpp rounds contexts up to a multiple of this
 _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # as llama.cpp numbers them
 _LARGEST = {"F16": 65_504.0, "Q8_0": 127 * 65_504.0}  # the scale of Q8_0 is a float16
-_BLOCK = 32  # numbers with one scale
+_BLOCK = 32  # numbers that share one scale
 
 
 def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
@@ -329,7 +329,7 @@ def _write_gguf(
         writer = GGUFWriter(file.name, form)
         try:
             for key, value in metadata.items():
-                if isinstance(value, str):  # names of folders need not be Unicode
+                if isinstance(value, str):  # folder names need not be Unicode
                     value = value.encode(errors="backslashreplace").decode()
                 writer.add_key_value(key, value, GGUFValueType[kinds[value.__class__]])
             for name, shape in tensors.shapes.items():
@@ -359,7 +359,7 @@ def _type_of(name: str, shape: Shape, asked: str) -> str:
 
 
 def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
-    """Return the numbers in a GGUF type, as their bytes lie in the file.
+    """Return the numbers converted to a GGUF type, as the file stores them.
 
     Raises AttnlmError for numbers that the type can't hold.
     """

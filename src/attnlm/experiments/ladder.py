@@ -1,4 +1,4 @@
-"""Trains the rungs of a ladder alike, measures them, and samples from them."""
+"""Train the rungs of a ladder on the same batches, evaluate them, and sample from them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ from attnlm.training.state import saved_facts
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
-# All rungs have these: the defaults of most rungs.
+# Sizes of all rungs, and the defaults of most models.
 _BLOCK_SIZE, _BATCH_SIZE = 64, 32
-# Of a budget: seconds for a rung's sample and the page, the smaller of two; the shortest training;
-# and by how much a ladder may end too late for equal numbers of steps, the larger of two.
+# Within a budget: time for a rung's sample and the page, the smaller of seconds and a fraction; the
+# shortest training in seconds; and how late a ladder may end to keep numbers of steps equal, the
+# larger of seconds and a fraction.
 _SPEAKING, _SPEAKING_SHARE, _SHORTEST, _LATE, _LATE_SHARE = 0.8, 0.015, 0.1, 3.0, 0.05
 _STEP_OVERHEAD = 2e7
-"""Operations that a step could make in the time it takes for anything else."""
+"""Fixed overhead of a step, as the number of operations that would take as long."""
 
 
 @dataclass(frozen=True)
 class LadderStarted:
-    """The ladder in the folder `path` is about to train its rungs, or to resume them."""
+    """Event: the ladder in the folder `path` is about to train its rungs, or to resume them."""
 
     path: Path
     plan: Plan
@@ -70,17 +71,17 @@ def climb(
     data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
 ) -> Ladder:
-    """Train the rungs on the same batches, and return them in their order.
+    """Train the rungs on the same batches, and return them in the given order.
 
-    A rung is a model, or a variant of one such as `transformer:learning_rate=0.005`. Each is a run
-    of its own, `<ladder>-<rung>`, or `seeds` runs, of which the one with the median loss is shown.
-    `budget` is in seconds for all of them together: the largest is then trained first, in its share
-    of the time, and the others make as many steps. A ladder that exists, by `resume` or by its
-    `name`, is resumed; other arguments must then equal those it was started with. `on_event`
-    receives LadderStarted and all events of `train`.
+    A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is a run,
+    `<ladder>-<rung>`, or `seeds` runs, of which the run with the median loss is shown. `budget` is
+    in seconds for all rungs together: the largest rung is trained first, in its share of the time,
+    and the others make the same number of steps. An existing ladder, given by `resume` or `name`,
+    is resumed; other arguments must then equal the original ones. `on_event` receives LadderStarted
+    and all events of `train`.
 
-    Raises AttnlmError (UsageError for invalid arguments); Interrupted on a signal,
-    after the last complete step was saved.
+    Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
+    the last complete step.
     """
     began, folder, data_dir = clock.began(), Path(checkpoint_dir), Path(data_dir)
     on_event = on_event or ignore
@@ -120,7 +121,7 @@ def climb(
             for rung in made.rungs
         }
         order = list(runs)
-        if made.budget is not None:  # the largest takes most of the time
+        if made.budget is not None:  # train the largest first: it takes most of the time
             order.sort(key=lambda key: (-prices[key[0]], key[1]))
         for number, (rung, seed) in enumerate(order):
             named = f"rung {number + 1} of {len(runs)}: {rung}"
@@ -141,7 +142,7 @@ def climb(
 
 
 def _existing(name: str | None, resume: str | Path | None, folder: Path) -> Path | None:
-    """Return the folder of the ladder to resume; None if a new one is to begin."""
+    """Return the folder of the ladder to resume, or None for a new ladder."""
     if resume is not None:
         if name is not None:
             raise UsageError("`resume` and `name` cannot be combined", "give one of them")
@@ -166,7 +167,7 @@ def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path
 
 
 def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan:
-    """Return the plan of a new ladder, checked before anything is made."""
+    """Return the plan of a new ladder, after checking it. Nothing is written yet."""
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
@@ -203,7 +204,7 @@ def _resolved(made: Plan, rung: str) -> Config:
 
 
 def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
-    """Make the folder of a new ladder, complete from the start."""
+    """Create the folder of a new ladder, with its plan in it from the start."""
 
     def taken(path: Path) -> Path | None:
         return next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
@@ -229,11 +230,11 @@ def _share(
     prices: Mapping[str, float],
     began: float,
 ) -> float:
-    """Return the seconds of the next run: those of the first decide how many steps all make.
+    """Return the seconds of the next run; the first run's steps become the steps of all runs.
 
-    `prices_left` are the operations of a step of each run to come, the next one first: its share
-    follows from them. The others make fewer steps than the first only if the ladder would otherwise
-    end much too late.
+    `prices_left` holds the operations per step of each remaining run, the next run first, and
+    determines its share of the time. Later runs make fewer steps than the first only if the ladder
+    would otherwise end much too late.
     """
     assert made.budget is not None
     own, others = prices_left[0], sum(prices_left[1:])
@@ -249,7 +250,7 @@ def _share(
 
 
 def _with_steps_of(made: Plan, first: Run) -> Plan:
-    """Return the plan with the steps that the first run of a ladder with a budget has made."""
+    """Return the plan with the number of steps that the first run made within its budget."""
     steps = int(first.metrics()[-1]["step"])
     every = made.eval_every or max(1, math.ceil(steps / 10))
     part = first.config.training.eval_tokens
@@ -264,18 +265,18 @@ def _trained(
     data_dir: Path,
     on_event: OnEvent,
 ) -> Run:
-    """Return a run of the ladder: a new one, one that is resumed, or one that is finished."""
+    """Return a trained run of the ladder: train or resume it, unless it is finished."""
     if path.is_dir():
         run = open_run(path)
         _check_belongs(run, made, settings)
         if run.last.exists():
             facts = saved_facts(run)
             if facts["evaluated_step"] == facts["step"] == run.config.training.steps:
-                run.metrics_until(facts["evaluated_step"])  # refuses if some are missing
+                run.metrics_until(facts["evaluated_step"])  # raises AttnlmError if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=path, data_dir=data_dir, on_event=on_event)
-        with run.alone():  # nothing was saved yet: it begins again
+        with run.alone():  # nothing was saved yet: start again
             delete_folder(path)
     asked = Resolved(resolve({}, settings), began=time.perf_counter())
     return train(
@@ -284,7 +285,7 @@ def _trained(
 
 
 def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError for a run of another training; one with more steps belongs still."""
+    """Raise AttnlmError if the run's settings or data differ, except in the length of training."""
     recorded = {**run.config.settings(), **run.dataset}
     expected = {**settings, "train_sha256": made.train_sha256}
     for key in expected.keys() - {"steps", "eval_every", "budget"}:
@@ -296,7 +297,7 @@ def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
 
 
 def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
-    """Return what is shown of a rung: of several runs, the one with the (lower) median loss."""
+    """Return the rung to show: of several runs, the run with the (lower) median loss."""
     best = [run.whole()["best"] if is_whole else best_record(run.metrics()) for run in runs]
     order = sorted(range(len(runs)), key=lambda number: float(best[number]["val_loss"]))
     run, losses = runs[order[(len(runs) - 1) // 2]], tuple(best[i]["val_loss"] for i in order)

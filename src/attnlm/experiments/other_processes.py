@@ -1,4 +1,4 @@
-"""Training by several processes: what the main one tells the others, and what these do then."""
+"""Training by several processes: what the main process broadcasts, and what the others do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RUN = "run"
 
 
 def check_launched(training: TrainingConfig, processes: Processes) -> None:
-    """Raise UsageError unless the configuration names the number of processes."""
+    """Raise UsageError if the configuration's `processes` is not the number of started ones."""
     if training.processes != processes.count:
         raise UsageError(
             f"`processes` is {training.processes}, but {processes.count} started",
@@ -34,7 +34,7 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
 
 
 def check_alike(processes: Processes, *options: object) -> None:
-    """Raise UsageError, in all processes, if the options of one differ from the main process's."""
+    """Raise UsageError in all processes if one has options other than the main process."""
     if processes.count == 1:
         return
     text = json.dumps(options, sort_keys=True, default=str)
@@ -49,7 +49,7 @@ def check_alike(processes: Processes, *options: object) -> None:
 
 
 def tell(run: Run, fresh: bool, processes: Processes) -> None:
-    """Lets the others join the training of a run, which begins or is resumed."""
+    """Let the other processes join the training of a run, new or resumed."""
     if processes.count == 1:
         return
     processes.remember(_RUN, str(run.path.absolute()))
@@ -59,16 +59,16 @@ def tell(run: Run, fresh: bool, processes: Processes) -> None:
 
 
 def begun_before(processes: Processes) -> Path | None:
-    """The run that these processes were training when the launcher started them again."""
+    """Return the run that these processes trained before the launcher restarted them, or None."""
     path = processes.recalled(_RUN)
     return Path(path) if path is not None and Path(path).exists() else None
 
 
 def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
-    """Does a process' part of the training that the main process has begun.
+    """Do this process's part of the training that the main process has begun.
 
-    Nothing is reported and nothing written. Raises AttnlmError as `fit` does, and where the data
-    set is not there, or is another one.
+    Emit no events and write no files. Raises AttnlmError as `fit` does, and if the data set is
+    missing or another one.
     """
     told = processes.from_main(None)
     if "refused" in told:

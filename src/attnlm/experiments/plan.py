@@ -37,17 +37,17 @@ from attnlm.training.state import keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
 TOKENS_PER_PARAMETER = 20
-"""The tokens that make the best of a number of operations (Hoffmann et al., 2022)."""
+"""The compute-optimal number of tokens per parameter (Hoffmann et al., 2022)."""
 USUAL_SHARE = 0.4
 """The fraction of a GPU's peak that large training runs reached, 0.38 to 0.46 (Chowdhery et al.,
 2022; Grattafiori et al., 2024)."""
 _PF_DAY = 86_400 * 10**15
 
-# A measurement: steps that are not counted, and those that are; more if they take less than a
-# second together, fewer if they take a minute.
+# Warm-up steps and timed steps of a measurement. More steps are timed if these take less than a
+# second together, fewer if they take more than a minute.
 _FIRST, _STEPS = 2, 10
 _SHORTEST, _LONGEST = 1.0, 60.0
-# In place of a data set: long enough for every evaluation.
+# Sizes of random data in place of a data set: enough tokens for every evaluation.
 _VAL_TOKENS = 2**20
 _MADE_UP_WINDOWS = 64
 _LIMITS = {"vocab_size": (1, 2**32), "tokens": (1, 10**18), "peak": (1e6, 1e21), "share": (1e-6, 1)}
@@ -59,7 +59,7 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The costs of a configuration on a device."""
+    """Costs of training a configuration on a device."""
 
     config: Config
     vocab_size: int
@@ -89,19 +89,19 @@ class Plan:
 
     @functools.cached_property
     def memory(self) -> MemoryEstimate:
-        """Return the estimate for one process."""
+        """Return the estimated memory of one process."""
         return estimate_memory(
             self.config, self.vocab_size, self.parameters, self.val_tokens, self.device
         )
 
     @property
     def forward_flops(self) -> int:
-        """Return the operations of one token's forward pass."""
+        """Return the operations of the forward pass for one token."""
         return forward_flops(self.config.model, self.vocab_size)
 
     @property
     def training_flops(self) -> int:
-        """Return the operations of one token, forward and backward."""
+        """Return the operations of the forward and backward passes for one token."""
         return training_flops(self.config.model, self.vocab_size, self.config.training.adapters)
 
     @property
@@ -121,7 +121,7 @@ class Plan:
     def step_flops(self) -> int:
         """Return the operations of one process in a step.
 
-        Each process computes the whole update, or its part of it if the model is sharded.
+        Each process computes the whole update, or only a part if the model is sharded.
         """
         training = self.config.training
         shared = self.training_flops * self.tokens_per_step // training.processes
@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def flops_per_second(self) -> float:
-        """Return the speed of one process."""
+        """Return the FLOP/s of one process."""
         return self.step_flops / self.step_seconds
 
     @property
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def flops(self) -> int:
-        """Return the operations of the model in all steps, by which compute is compared."""
+        """Return the operations of the model in all steps, for comparing compute."""
         return self.steps * self.tokens_per_step * self.training_flops
 
     @property
@@ -164,7 +164,7 @@ class Plan:
         return self.seconds * self.config.training.processes / 3600
 
     def grown(self) -> Iterator[tuple[str, Plan]]:
-        """Yield the plans with one size doubled, in which matmuls are as fast."""
+        """Yield plans with one size doubled, on the assumption that matmuls stay as fast."""
         for name, config in _doubled(self.config):
             grown = replace(self, config=config)
             # A model without matmuls takes time in proportion to its tokens.
@@ -226,7 +226,7 @@ def _wider(a: Architecture) -> dict[str, Any]:
 
 
 def _muon_flops(rows: int, columns: int) -> int:
-    """Return the operations for a matrix: five times x xᵀ, its square and a matmul with x."""
+    """Return Muon's operations for a matrix: five times x xᵀ, its square and a matmul with x."""
     small, large = min(rows, columns), max(rows, columns)
     return 5 * (4 * small * small * large + 2 * small**3)
 
@@ -245,14 +245,15 @@ def plan(
     on_event: OnEvent | None = None,
     **settings: Setting,
 ) -> Plan:
-    """Return what it costs to train with these settings, which are those of `train`.
+    """Return the costs of training with these settings, as given to `train`.
 
-    A vocabulary of `vocab_size` stands for a data set. Ten steps are measured on this machine, by
-    as many processes as have been started; or else each process is said to reach `share` of `peak`
-    FLOP/s. `tokens` is the budget; default: 20 per parameter, of adapters one pass over the data.
-    With `start_from` the model is that of another run, whose weights are not read.
+    `vocab_size` replaces a data set by random tokens. Ten steps are measured on this machine, by
+    all processes that were started; with `peak`, each process is assumed to reach the fraction
+    `share` of `peak` FLOP/s instead. `tokens` is the budget; default: 20 per parameter, or for
+    adapters one pass over the data. `start_from` plans for another run's model, without reading its
+    weights.
 
-    Raises AttnlmError as `train` does, and where what is to be measured does not fit.
+    Raises AttnlmError as `train` does, and if the measured steps do not fit into memory.
     """
     if dataset is not None and vocab_size is not None:
         raise UsageError("a data set and `vocab_size` cannot be combined", "give one of them")
@@ -363,7 +364,7 @@ def _measured(
 
 
 def _step_seconds(stepper: Stepper) -> float:
-    """Return the mean time of ten steps, or of more or fewer if that takes a second to a minute."""
+    """Return the mean time of ten steps; of more or fewer, so as to take a second to a minute."""
     for _ in range(_FIRST):
         began = time.perf_counter()
         stepper.step().item()

@@ -1,4 +1,4 @@
-"""Settles what a configuration leaves open: seed, compilation, micro-batch, kernels, threads."""
+"""Settle what a configuration leaves open: seed, compilation, micro-batch, kernels, threads."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from attnlm.training.memory import (
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
 
-# Floating-point operations: some minutes of a large GPU.
+# Floating-point operations of a long run: a large GPU takes some minutes.
 _LONG = 1e17
 _LONG_BUDGET = 600.0  # seconds
-# Floating-point operations of a step that is too long for a trial: every thread is of use.
+# Floating-point operations of a step that is too long for a trial, and uses every thread well.
 _LARGE_STEP = 4e9
-# A second thread that saves less than this fraction of the time isn't worth what it costs on a busy
-# machine, where each matmul waits for the slowest.
+# A second thread that saves less than this fraction of the time isn't worth its cost on a busy
+# machine, where each matmul waits for the slowest thread.
 _WORTH = 0.1
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:
-    """Return the device to train on: for `auto`, the faster one by a trial if a step is small.
+    """Return the device to train on: for `auto` and small steps, the faster device in a trial.
 
-    A GPU waits for the processor at every operation of a small model.
+    With a small model, a GPU waits for the processor at every operation.
     """
     training = config.training
     device = choose_device(training.device, training.dtype)
@@ -71,7 +71,7 @@ def chosen_device(config: Config, dataset: TrainingData) -> Device:
 
 
 class Settled(NamedTuple):
-    """A complete configuration, the number of parameters, and the memory that training takes."""
+    """Complete configuration, number of parameters, and estimated memory of training."""
 
     config: Config
     parameters: int
@@ -81,10 +81,10 @@ class Settled(NamedTuple):
 def settle(
     config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
 ) -> Settled:
-    """Settle what a configuration leaves open, so that the run that records it can be repeated.
+    """Settle what a configuration leaves open, so that the recorded run can be repeated.
 
-    The micro-batch of a run that is resumed stays as it is. Raises AttnlmError if the data are too
-    short for the context, or the run can't fit into memory.
+    The micro-batch of a resumed run stays as it is. Raises AttnlmError if the data are too short
+    for the context, or the run can't fit into memory.
     """
     training = replace(
         config.training,
@@ -108,7 +108,7 @@ def settle(
 
 
 def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
-    """Raise AttnlmError if data are too short for the context, or memory for the training run."""
+    """Raise AttnlmError if the data are too short for the context, or the memory is too small."""
     longest = min(len(dataset.train), dataset.val_tokens) - 1
     hint = f"give `block_size` {longest} or less, or prepare a longer text"
     check_length(len(dataset.train), config.model.block_size, "training", hint)
@@ -118,10 +118,10 @@ def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
 
 
 def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
-    """Return what is compiled: "on" the whole step, "parts" of it, or "off" nothing.
+    """Return "on" to compile the whole step, "parts" for some operations, or "off" for none.
 
-    Raises AttnlmError if it was asked for and there is no compiler, no folder for what it makes, or
-    there are no such parts.
+    Raises AttnlmError if the settings demand compilation, but a compiler or a folder for compiled
+    code is missing, or the model lacks such operations.
     """
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
@@ -158,7 +158,7 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
 
 
 def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> TrainingConfig:
-    """Return the settings of a training with the faster kernels where they were left open."""
+    """Return the training settings, with the faster kernels if they were left open."""
     a, training = config.model, config.training
     is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
     matmul, attention = training.matmul, training.attention_kernel
@@ -178,7 +178,7 @@ def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> Trai
 
 
 def _is_long(config: Config, dataset: TrainingData) -> bool:
-    """Return True if a GPU's code can be compiled, in about a minute, and that pays off."""
+    """Return True if code for a GPU can be compiled, and the run is worth the minute it takes."""
     has_triton = importlib.util.find_spec("triton") is not None
     if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
         return False
@@ -193,7 +193,7 @@ def _work(config: Config, dataset: TrainingData) -> float:
 
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
-    """Return the number of threads that makes a step fastest, by a trial on a model of its own."""
+    """Return the number of threads that makes a step fastest, by a trial on a separate model."""
     training, everything = config.training, torch.get_num_threads()
     work = _work(config, dataset)
     if device.name != "cpu" or training.compile == "on" or training.is_sharded:
@@ -215,7 +215,7 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
 def trial(
     config: Config, device: Device, dataset: TrainingData, processes: Processes = ALONE
 ) -> Stepper:
-    """Return the steps of a model that is made to measure them."""
+    """Return a stepper for a new model, on which steps can be measured."""
     config = replace(config, training=with_steps(config.training, 2**30))
     state = initial_state(config, dataset.vocab_size, device, processes)
     return Stepper(state, config, dataset, processes)
@@ -228,5 +228,5 @@ def _sizes(config: Config, dataset: TrainingData) -> str:
 
 
 def _has_compiler(*commands: str) -> bool:
-    """Return True if one of these commands exists; by default those that compile C++."""
+    """Return True if one of the commands exists; the default commands compile C++."""
     return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))

@@ -1,4 +1,4 @@
-"""Takes a snapshot of a model: 80 sampled tokens, and every head's map of one short passage."""
+"""Take a snapshot of a model: 80 sampled tokens at most, and each head's map of a passage."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from attnlm.see.text import token_texts
 def take_snapshot(
     dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
 ) -> tuple[Snapshot, list[str]]:
-    """Return a sample of so many tokens and attention maps, and the tokens that the maps are of.
+    """Return a sample of `tokens` tokens with attention maps, and the tokens that the maps show.
 
-    PyTorch's random state is not used. The sample is "" if the model's numbers give no
+    PyTorch's random state is not used. The sample is "" if the model's outputs give no
     probabilities.
     """
     length, training = min(PASSAGE, model.architecture.block_size), model.training

@@ -1,4 +1,4 @@
-"""Compares the speed of ten training steps with that of matmuls on this machine."""
+"""Compare the speed of ten training steps with the speed of matmuls on this machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.linear import product
 
-# Of the speed of matmuls, on a CPU: 0.42 to 0.48 were measured with two threads, 0.48 to 0.52 with
-# one, on an idle machine.
+# Fraction of the speed of matmuls on a CPU: 0.42 to 0.48 were measured with two threads, 0.48 to
+# 0.52 with one, on an idle machine.
 _USUAL_SHARE = 0.45
-# Below these fractions something is wrong.
+# Limits of the processor time and of the usual speed, as fractions: less means a problem.
 _LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
 
 _MODEL: dict[str, Any] = {
@@ -35,8 +35,8 @@ _SMALL_SIZE, _SECONDS = 192, 0.25
 def check_speed() -> tuple[str, str]:
     """Return how fast a small transformer trains here, and what to do if it is slow, else "".
 
-    Ten steps are made, and on a CPU compared with matmuls: about three seconds. Raises AttnlmError
-    if no step can be made.
+    Ten steps are made and, on a CPU, compared with matmuls, in about three seconds. Raises
+    AttnlmError if steps can't be made.
     """
     device, threads = choose_device().name, torch.get_num_threads()
     on_cpu = device == "cpu"
@@ -68,9 +68,9 @@ def check_speed() -> tuple[str, str]:
 
 
 def peak_of_products(threads: int) -> float:
-    """Return the FLOP/s of float32 matmuls on a CPU, by the faster of PyTorch's two libraries.
+    """Return the FLOP/s of float32 matmuls on a CPU with the faster one of PyTorch's libraries.
 
-    The fastest of several counts: another program hardly disturbs all of them.
+    The fastest of several matmuls counts: another program hardly slows down all.
     """
     one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
     best = float("inf")
@@ -85,7 +85,7 @@ def peak_of_products(threads: int) -> float:
 
 
 def _processor_share(threads: int) -> float:
-    """Return the fraction of the time for which threads that only compute were running."""
+    """Return the fraction of wall time for which the processor ran threads that only compute."""
 
     def compute() -> float:
         one = torch.rand(_SMALL_SIZE, _SMALL_SIZE)

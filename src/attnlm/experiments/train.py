@@ -1,4 +1,4 @@
-"""From settings to a run that trains: a new one, or one that is resumed."""
+"""Train a model: begin a new run, or resume a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ROUNDING = (
     *("device", "dtype", "threads", "compile", "matmul", "attention_kernel"),
     *("processes", "micro_batch_size", "recompute"),
 )
-_FEW_STEPS = 10  # teach a model next to nothing
+_FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _OF_THE_DEVICE = ("dtype", "compile", "matmul", "attention_kernel", "threads")
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
@@ -67,31 +67,30 @@ def train(
     on_step: OnStep | None = None,
     **settings: Setting,
 ) -> Run:
-    """Trains a model on a prepared data set, and returns the run.
+    """Train a model on a prepared data set, and return the run.
 
         run = attnlm.train("tales-char", model="transformer", steps=500, seed=1)
 
-    `dataset` is an opened one, a name or a path; default: the one prepared last. `settings` are the
-    fields of Architecture and TrainingConfig.
+    `dataset` is an open data set, a name or a path; default: the last prepared one. `settings` are
+    the fields of Architecture and TrainingConfig.
 
-    `resume` continues that run; only steps, eval_every, patience, and what it is computed with
-    (device, dtype, threads, compile, …) can be given with it. `start_from` takes the model of
-    another run and the weights of its `checkpoint` (auto, best or last): a new run, with data of
-    the same tokenizer and a training of its own; with `lora` it trains adapters of them. A run
-    called `name` that exists is an error; with `exist_ok` it is returned if it is finished and has
-    this configuration and data set. `verify` reads all of the data's bins where `open_dataset`
+    `resume` continues a run; only steps, eval_every, patience and the means of computation (device,
+    dtype, threads, compile, …) can be given with it. `start_from` begins a new run with the model
+    of another run and the weights of its `checkpoint` (auto, best or last); the data must have the
+    same tokenizer, and the training settings are new. With `lora`, it trains adapters for these
+    weights. An existing run called `name` is an error; `exist_ok` returns it if it is finished and
+    has this configuration and data set. `verify` reads all of the data's bins where `open_dataset`
     would read samples. A `budget` is for the whole call: the learning rate and the evaluations
     follow the clock.
 
-    `on_event` is called with what happens: Note, Started, Stepped, Evaluated and Finished. The
-    run's curve.png is redrawn at each evaluation. `on_step` is called after every step, with the
-    number of steps made and the batch's loss, a tensor () on the device. `log` names tools that
-    follow too: tensorboard, wandb, mlflow, trackio; a resumed run goes on with those that it had,
-    unless others are given.
+    `on_event` is called with the events Note, Started, Stepped, Evaluated and Finished. The run's
+    curve.png is redrawn at each evaluation. `on_step` is called after every step, with the number
+    of steps made and the batch's loss, a tensor () on the device. `log` names other tools to log
+    to: tensorboard, wandb, mlflow, trackio; by default, a resumed run keeps its tools.
 
-    Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and
-    SIGHUP the last complete step is saved, then Interrupted, a KeyboardInterrupt, is raised. So
-    `on_event` can stop a training in the main thread: `signal.raise_signal(signal.SIGINT)`.
+    Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and SIGHUP, training
+    saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
+    training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
     began, folder = clock.began(), Path(checkpoint_dir)
     log = [log] if isinstance(log, str) else log
@@ -136,7 +135,7 @@ def train(
             meanwhile.enter_context(begun.run.alone())
         else:
             _check_beside_resume(settings, dataset, recipe, name, start_from)
-            # It may have been trained further since it was opened.
+            # The run may have been trained further since it was opened.
             where = resume.path.absolute() if isinstance(resume, Run) else resume
             run = open_run(where, checkpoint_dir=folder)
             meanwhile.enter_context(run.alone())
@@ -172,17 +171,17 @@ Settings; their defaults depend on the model:
 
 
 class _Begun(NamedTuple):
-    """A run that is about to train."""
+    """Run that is ready to train."""
 
     run: Run
     dataset: Dataset
     device: Device
     is_fresh: bool
-    """Whether it starts with its first step."""
+    """True if the run starts with its first step."""
     memory: int
-    """Bytes that it takes, as estimated."""
+    """Estimated memory of the run, in bytes."""
     expected_steps: float | None = None
-    """The steps that a trial promised for a budget, if there was one."""
+    """Steps within the budget as predicted by a trial; None without a trial."""
 
 
 def _begin(
@@ -195,7 +194,7 @@ def _begin(
     began: float,
     on_event: OnEvent,
 ) -> _Begun:
-    """Make the folder of a new run, after its configuration is settled."""
+    """Settle the configuration of a new run, then make its folder."""
     config, record, expected_steps = asked.config, None, None
     if parent is not None:
         check_tokenizer(parent, dataset)
@@ -229,7 +228,7 @@ def _begin(
 
 @contextlib.contextmanager
 def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
-    """Remove a new run that ends before there is anything to resume."""
+    """Remove a new run that fails or is interrupted before its first checkpoint."""
     try:
         yield
     except FolderGoneError:
@@ -244,10 +243,10 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
 def _existing(
     run: Run, asked: Resolved, dataset: Dataset, parent: Run | None, on_event: OnEvent
 ) -> Run:
-    """Return a run that exists if it is finished and is what is asked for. Raises AttnlmError."""
+    """Return an existing run. Raises AttnlmError if it is unfinished or not the requested one."""
     wanted = {k: v for k, v in asked.config.settings().items() if v != "auto"}
     if "budget" in wanted:
-        wanted.pop("warmup", None)  # which a run with a budget may have shortened
+        wanted.pop("warmup", None)  # a run with a budget may have shortened the warmup
     recorded = run.config.settings()
     differing = [key for key, value in wanted.items() if recorded.get(key) != value]
     if run.dataset["train_sha256"] != dataset.train_sha256:
@@ -292,7 +291,7 @@ def _resume(
     processes: Processes,
     on_event: OnEvent,
 ) -> _Begun:
-    """Return a run as it was saved last, with what has changed recorded."""
+    """Return a run as last saved, ready to train, and record its changed settings."""
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume", "train a new run"
@@ -318,7 +317,7 @@ def _resume(
     dataset = open_dataset_of(run, data_dir, verify=verify)
     config, _, memory = settle(config, device, dataset, is_resumed=True)
     run = replace(run, config=config)
-    fresh = not run.last.exists() and restarts() > 0  # it ended before it was saved
+    fresh = not run.last.exists() and restarts() > 0  # the run ended before its first checkpoint
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
     step, evaluated_step = saved["step"], saved["evaluated_step"]
     more = f"give `steps` {2 * step}, or any total above {step}"
