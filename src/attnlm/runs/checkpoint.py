@@ -1,6 +1,6 @@
-"""Checkpoints: weights, the optimizer's state and facts, complete or absent, checked when loaded.
+"""Checkpoints of weights, optimizer state and facts: written atomically, checked when loaded.
 
-Each is one safetensors file; a sharded run has folders (sharded_checkpoint.py).
+Each is one safetensors file, or for a sharded run a folder (see sharded_checkpoint.py).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _HEADER_ROOM = 2**16  # bytes
-_HEADER_BYTES_PER_PARAMETER = 2**10  # itself, mean and square: each a name, a shape and a place
-_BYTES_PER_NUMBER = 12  # in float32, with mean and square
+_HEADER_BYTES_PER_PARAMETER = 2**10  # name, shape and offsets of weight, mean and square
+_BYTES_PER_NUMBER = 12  # a float32 weight with its mean and square
 
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """The facts in a checkpoint, and a file's tensors and digest.
+    """The facts of a checkpoint and, if it is a single file, the header of that file.
 
-    Names, shapes and types of all tensors were compared with the model's; no number was read.
+    The names, shapes and types of all tensors match the model; their values have not been read.
     """
 
     facts: Mapping[str, Any]
@@ -52,7 +52,7 @@ class CheckpointHeader:
 
     @property
     def digest(self) -> str:
-        """The digest in the file, which is checked when the file is loaded."""
+        """The digest stored in the file; loading the file checks it."""
         return "" if self.file is None else self.file.metadata.get("digest", "")
 
 
@@ -64,8 +64,8 @@ def save_checkpoint(
 ) -> None:
     """Write weights by their names, `facts` (JSON values) and, if given, the optimizer's state.
 
-    For a model with adapters the weights are the adapters'. The file replaces an older one in one
-    step, and the same content gives the same bytes. It contains a digest of its content.
+    For a model with adapters, `weights` are the adapters. The file replaces an older one
+    atomically, contains a digest of its content, and has the same bytes for the same content.
     """
     tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -78,9 +78,9 @@ def save_weights_in_turn(
     weight: Callable[[str], Tensor],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint of weights of which only one at a time is in memory.
+    """Write a checkpoint of weights, holding one tensor in memory at a time.
 
-    `weight` returns the weights of a name, in float32 and of its shape.
+    `weight` returns the tensor of a name, in float32 and with the shape given in `shapes`.
     """
     _save(path, _named(shapes), lambda name: weight(name.removeprefix(_MODEL)), facts)
 
@@ -113,16 +113,16 @@ def load_checkpoint(
     lora: LoRA | None = None,
     header: CheckpointHeader | None = None,
 ) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return a checkpoint's facts, weights and optimizer's state.
+    """Return a checkpoint's facts, weights and optimizer state.
 
     If `count` processes share the rows of all tensors, return the rows of process `rank`
-    (`rows_of`). With `lora` the weights are the adapters'. A `header` is not read again. Raises
-    AttnlmError when the file is missing, damaged, or holds another model, and NotFiniteError for
+    (`rows_of`). With `lora`, the weights are the adapters. Pass `header` to avoid reading it again.
+    Raises AttnlmError if the file is missing, damaged or of another model, and NotFiniteError for
     weights that are NaN or infinite, which training never saves.
     """
     found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
-    if path.suffix and count > 1:  # a file is read, and checked, as a whole
+    if path.suffix and count > 1:  # a file is always read and checked whole
         weights, state = (
             {name: t[rows_of(len(t), rank, count)].clone() for name, t in tensors.items()}
             for tensors in (weights, state)
@@ -132,7 +132,7 @@ def load_checkpoint(
 
 
 def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights and an optimizer's state by their names in a checkpoint."""
+    """Return weights and optimizer state by their names in a checkpoint."""
     named = {_MODEL + name: tensor for name, tensor in weights.items()}
     return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
@@ -140,7 +140,7 @@ def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
 def load_header(
     path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
 ) -> CheckpointHeader:
-    """Return the header. The numbers are not read, and the digest is not checked.
+    """Return the header without reading the tensors or checking the digest.
 
     Raises AttnlmError as `load_checkpoint` does.
     """
@@ -162,14 +162,14 @@ def _read(
             "the run stopped before it was written; train it again",
         )
 
-    # A folder has several files, and a trainer may replace it in between.
+    # A folder has several files, and a trainer may replace it between two reads.
     def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
         hint = "the run's other checkpoint may be intact: try `checkpoint` last or best"
         with explaining_reads(path, ": it does not match its own digest", hint):
             if path.suffix:
                 try:
                     found = _read_file(path, shapes, header, numbers)
-                except ValueError:  # a trainer may have replaced the file that the header is of
+                except ValueError:  # a trainer may have replaced the file after `header`
                     if header is None:
                         raise
                     found = _read_file(path, shapes, None, numbers)
@@ -190,7 +190,7 @@ def _read(
 def _read_file(
     path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]] | None:
-    """Return the header and the tensors, or None if the file holds another model."""
+    """Return the header and the tensors, or None for a file of another model."""
     with files.open_regular(path) as opened:
         if header is None or header.file is None:
             most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
@@ -232,7 +232,7 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_of_model(header: Header, expected: Mapping[str, Shape]) -> bool:
-    """Return True for all of the model's tensors, and no others but the optimizer's state."""
+    """Return True if the file has all of the model's tensors and otherwise only optimizer state."""
     for name, found in header.tensors.items():
         if found.dtype != "F32" or found.shape != whole_shape(name, expected):
             return False

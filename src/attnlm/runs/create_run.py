@@ -32,9 +32,9 @@ def create_run(
     checkpoint_dir: Path,
     parent: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Make the folder of a new run in one step; by default its name is `<model>-001` and so on.
+    """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
-    A run that trains adapters gets its parent's weights too. Raises AttnlmError if the name is
+    A run that trains adapters also gets its parent's weights. Raises AttnlmError if the name is
     taken, UsageError if it can't be a folder's name.
     """
     about = {name: getattr(dataset, name) for name in fields_of(DatasetFacts)}
@@ -45,12 +45,12 @@ def create_run(
 
 
 def nothing(run: Run) -> Run:
-    """Return the run of a folder that needs no more files."""
+    """Return the run unchanged: its folder needs no more files."""
     return run
 
 
 def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
-    """Raise the errors of `create_run`, before anything that takes time."""
+    """Raise the errors of `create_run` for a name, before any slow work begins."""
     check_name(name)
     if os.path.lexists(checkpoint_dir / name):
         raise _taken(checkpoint_dir / name, is_trained)
@@ -63,9 +63,9 @@ def put_new(
     checkpoint_dir: Path,
     fill: Callable[[Run], Run] = nothing,
 ) -> Run:
-    """Make the folder of a run, with the files that `fill` writes, and put it in place.
+    """Create the folder of a run with the files that `fill` writes, and move it into place.
 
-    `fill` returns the run, which may record what was written. Raises as `create_run` does.
+    `fill` may return a run that records what it wrote. Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -82,9 +82,9 @@ def put_new(
 
 
 def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
-    """Move a run's folder to its name, unless the name is taken.
+    """Move a run's folder to its final name, unless the name exists.
 
-    The number of a removed run is not used again while other runs name it as their parent.
+    The number of a removed run is not reused while other runs record it as their parent.
     """
     gone = _parents(checkpoint_dir) if name is None else set()
     for number in itertools.count(1):
@@ -92,7 +92,7 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
         if path.name in gone:
             continue
         try:
-            # An empty folder could be replaced, but it is somebody's.
+            # A rename would replace an empty folder, which may belong to somebody.
             if not os.path.lexists(path):
                 run.path.rename(path)
                 return path

@@ -1,4 +1,4 @@
-"""Compare two runs: settings, data, results. Torch is not needed."""
+"""Compare the settings, data and results of two runs, without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pairs = Mapping[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Two runs, and the values of A and B that differ, by name; None for a missing value."""
+    """Two runs and the values that differ, as (a, b) by name, with None for a missing value."""
 
     a: Run
     b: Run
@@ -24,17 +24,17 @@ class RunDiff:
     result: Pairs
     """all results, equal ones too"""
     warnings: tuple[str, ...]
-    """reasons why the results can't be compared like for like"""
+    """reasons why the results are not directly comparable"""
 
 
 def diff_runs(
     a: str | Path | Run, b: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints"
 ) -> RunDiff:
-    """Return the differences of two runs in settings and data, and their results side by side.
+    """Return how two runs differ in settings and data, and the results of both.
 
         attnlm.diff_runs("multi-head-001", "transformer-001").settings
 
-    Raises AttnlmError as `open_run` does, and where metrics are damaged.
+    Raises AttnlmError as `open_run` does, and if metrics are damaged.
     """
     first, second = (open_run(run, checkpoint_dir=checkpoint_dir) for run in (a, b))
     results = [_result(run) for run in (first, second)]

@@ -1,7 +1,7 @@
-"""Models of other tools: which of ours they can express, and the names of sizes and tensors there.
+"""Model formats of other tools: the models they can express, their names of sizes and tensors.
 
-A form fits a model by its parts, whatever the model's name. Where a form has biases or positions
-that the model lacks, zeros stand for them, which changes no logit.
+Whether a form fits depends on the model's parts, not on its name. If a form has biases or positions
+that the model lacks, they are filled with zeros, which changes no logit.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import MAP_NAMES, map_name
 
 FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
-"""The formats that runs are exported to, and the number types of each."""
+"""The formats that runs are exported to, each with its number types."""
 
 Expressible = Mapping[str, Container[object] | None]
-"""The values that a form can express, for each field of Architecture; None stands for all values.
-Only the default can be expressed of a field that is missing here."""
+"""The values that a form can express, by field of Architecture; None stands for all values.
+For a field that is missing here, the form can express only the default."""
 
 
 class Stored(NamedTuple):
-    """A tensor of another tool, and the parameters of ours that it holds, joined along their
+    """A tensor of another tool, and which of our parameters it holds, concatenated along their
     outputs.
 
-    Matrices may be transposed. The two halves of rotated heads may be interleaved: outputs 0, D/2,
-    1, D/2 + 1, … of each of `interleaved` heads.
+    A matrix may be transposed. The two halves of rotated heads may be interleaved: the outputs of
+    each of the `interleaved` heads are then in the order 0, D/2, 1, D/2 + 1, …
     """
 
     name: str
@@ -40,24 +40,24 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of model of another tool."""
+    """A model architecture of another tool."""
 
     name: str
     expressible: Callable[[Architecture], Expressible]
     sizes: Mapping[str, str]
-    """the names of sizes there, and the attributes of Architecture that they are"""
+    """the tool's names of sizes, and the attribute of Architecture for each"""
     modules: Mapping[str, str]
-    """our modules, and their names there with {} for the block's number; several of ours, separated
-    by spaces, if one tensor there holds them all"""
+    """our modules, and the tool's names for them, with {} for the block's number; a key names
+    several modules, separated by spaces, if one tensor of the tool holds them all"""
     has_bias: Callable[[Architecture, str], bool]
-    """whether the module there has a bias, by the last part of our name"""
+    """whether the tool's module has a bias, by the last part of our name"""
     transposes: bool = field(default=False, kw_only=True)
-    """whether the matrices of linear maps are transposed"""
+    """whether the matrices of linear layers are transposed"""
     interleaves: bool = field(default=False, kw_only=True)
-    """whether rotary positions rotate pairs of neighbours; ours rotate pairs from two halves"""
+    """whether rotary positions rotate adjacent pairs; ours pair the two halves of a head"""
 
     def reasons(self, a: Architecture) -> list[str]:
-        """Return the parts of the model that this form can't express."""
+        """Return the parts of the model that this form can't express, in words."""
         expressible = self.expressible(a)
         return [
             _in_words(part.name, value)
@@ -67,12 +67,12 @@ class Form:
         ]
 
     def size_values(self, a: Architecture) -> dict[str, Any]:
-        """Return the model's sizes by their names there."""
+        """Return the model's sizes by the tool's names."""
         return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
 
     def stored(self, a: Architecture) -> Iterator[Stored]:
-        """Return all tensors of the model; the LM head only if it is not the token embedding."""
-        for layer in range(-1, a.layers):  # -1: the modules outside of blocks
+        """Yield all tensors of the model; the LM head only if it is not tied to the embedding."""
+        for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
             for ours, theirs in self.modules.items():
                 if ("{}" in theirs) == (layer >= 0) and _has_module(a, ours):
                     block = f"blocks.{layer}." if layer >= 0 else ""
@@ -97,7 +97,7 @@ class StockClass(Form):
 
     model_type: str
     options: Callable[[Architecture], dict[str, Any]]
-    """what config.json tells besides sizes"""
+    """what config.json contains in addition to sizes"""
 
 
 def _in_words(name: str, value: object) -> str:
@@ -114,17 +114,17 @@ def _has_module(a: Architecture, ours: str) -> bool:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     path: Path
     form: str
-    """the stock class of `transformers`, the architecture of llama.cpp, or the content of a page"""
+    """the stock class of `transformers`, the architecture of llama.cpp, or a page and its size"""
     checkpoint: str
-    """best or last; for a page with several runs, of each"""
+    """best or last; for a page with several runs, every one that occurs, separated by commas"""
 
 
 def check_format(to: str, type: str | None) -> None:
-    """Raise UsageError for an unknown format, or a number type that it does not have."""
+    """Raise UsageError for an unknown format, or a number type that the format lacks."""
     for name, value, words in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
         if value is not None and name == "type" and not words:
             hint = f"leave `type` out: {to} has float32"
@@ -145,15 +145,15 @@ def fitting_class(a: Architecture) -> StockClass | None:
 
 
 def stock_class_for(a: Architecture, run: str) -> StockClass:
-    """Return the class of transformers for a model. Raises UsageError, with reasons, without one.
+    """Return the class of transformers for a model. Raises UsageError, with reasons, if none fits.
 
-    `run` is the name that the error gives.
+    `run` is the name shown in the error.
     """
     return _form_for(a, STOCK_CLASSES, run, "stock class of transformers")
 
 
 def gguf_architecture_for(a: Architecture, run: str) -> Form:
-    """Return the architecture of llama.cpp for a model. Raises UsageError as above."""
+    """Return the architecture of llama.cpp for a model. Raises as `stock_class_for` does."""
     return _form_for(a, GGUF_ARCHITECTURES, run, "architecture of llama.cpp")
 
 
@@ -219,7 +219,7 @@ def _gguf_gpt2(a: Architecture) -> Expressible:
 
 
 def _unscaled(family: Callable[[Architecture], Expressible]) -> Callable[..., Expressible]:
-    """Return what llama.cpp can express of a family: all but scaled rotary positions."""
+    """Return what llama.cpp can express of a family: everything but `rotary_factor`."""
     return lambda a: {**family(a), "rotary_factor": (None,)}
 
 
@@ -232,7 +232,7 @@ def _own_biases(a: Architecture, kind: str) -> bool:
 
 
 def _llama_biases(a: Architecture, kind: str) -> bool:
-    """Return the same, but with one switch for the query, key, value and output maps."""
+    """Return the same, but with one switch for the query, key, value and output projections."""
     if kind in ("query", "key", "value", "projection"):
         return a.qkv_bias or a.bias
     return _own_biases(a, kind)
@@ -242,7 +242,7 @@ def _gpt2_biases(a: Architecture, kind: str) -> bool:
     return kind in MAP_NAMES or kind.endswith("norm")
 
 
-# --- Names: of ours, in transformers, in llama.cpp ------------------------------------------------
+# --- Our names, and the names in transformers and llama.cpp ---------------------------------------
 
 _GPT2_MODULES = {
     "token_embedding": ("transformer.wte", "token_embd"),
@@ -313,11 +313,11 @@ _GGUF_LLAMA_SIZES = {
     "rope.freq_base": "rotary_base",
 }
 
-# --- What config.json tells besides sizes ---------------------------------------------------------
+# --- What config.json contains in addition to sizes -----------------------------------------------
 
 LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""turns within the original context: frequencies below the first are divided by the factor, those
-above the second are not"""
+"""rotations within the original context: frequencies with fewer than the first number are divided
+by the factor, frequencies with more than the second are not"""
 
 
 def _gpt2_options(a: Architecture) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def _rotary_options(a: Architecture) -> dict[str, Any]:
     if a.rotary_context is not None:
         context = {"original_max_position_embeddings": a.rotary_context}
         rotary |= {"rope_type": "llama3", **LLAMA3_TURNS, **context}
-    theta = {"rope_theta": a.rotary_base}  # which older versions of transformers read
+    theta = {"rope_theta": a.rotary_base}  # for older versions of transformers
     return {"hidden_act": "silu", **theta, "rope_parameters": rotary, "attention_dropout": 0.0}
 
 

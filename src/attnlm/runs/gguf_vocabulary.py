@@ -1,8 +1,8 @@
 """Tokenizers as llama.cpp reads them: a vocabulary and the name of a pre-tokenizer.
 
-For byte pairs llama.cpp splits texts by patterns of its own, which a file can only name. Characters
-and bytes use its tokenizer for RWKV, which takes the longest token that comes next; it is the only
-one without a default id that ends a text.
+For BPE, llama.cpp splits texts by built-in patterns, which a file can only name. Character and byte
+tokenizers use its RWKV tokenizer, which takes the longest token that matches next; it is the only
+one without a default end-of-text id.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import check_equal, listed_pairs, pairs_tokenizer
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # types of tokens
-# For O200K_PATTERN there is gpt-4o, which splits capitals and marks beyond ASCII differently.
+# gpt-4o is not O200K_PATTERN: it splits capitals and marks beyond ASCII differently.
 _SPLITTERS = {
     GPT2_PATTERN: "gpt-2",
     CL100K_PATTERN: "llama-bpe",
     LLAMA3_PATTERN: "llama-bpe",
     SMOLLM_PATTERN: "smollm",
 }
-_TAKE_WORDS_WHOLE = ("llama-bpe",)  # pre-tokenizers that do not merge a word that is a token
+_TAKE_WORDS_WHOLE = ("llama-bpe",)  # pre-tokenizers that skip merges if the whole word is a token
 _OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
-# Texts that llama.cpp reads as special tokens, whatever their type; some of them end a text.
+# Texts that llama.cpp reads as special tokens, whatever their type; some mean end of text.
 _MARKS = (
     "<|endoftext|> <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_text|> <EOT> _<EOT> [EOT] "
     "[EOS] <eos> </s> <end_of_utterance> <|eom_id|> <|return|> <|call|> <|calls|> <|flush|> "
@@ -43,9 +43,9 @@ _MARKS = (
 
 
 def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the keys of a file below `tokenizer.ggml`.
+    """Return the values of a GGUF file under `tokenizer.ggml`.
 
-    Raises AttnlmError for a vocabulary that llama.cpp would read differently.
+    Raises AttnlmError for a tokenizer that llama.cpp would read differently.
     """
     if isinstance(tokenizer, BpeTokenizer):
         adds = tokenizer.beginning is not None
@@ -57,10 +57,10 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def encodes_alike(tokenizer: Tokenizer) -> bool:
-    """Return True if llama.cpp gives every text the same ids.
+    """Return True if llama.cpp encodes every text to the same ids.
 
-    With cl100k_base, ids may differ for a text that ends with a newline followed by spaces: its
-    pattern makes one word of them, llama.cpp's makes two.
+    With cl100k_base, ids may differ for a text that ends with a newline followed by spaces: the
+    pattern of cl100k_base makes them one word, the pattern of llama.cpp makes them two.
     """
     return not (isinstance(tokenizer, BpeTokenizer) and tokenizer.pattern == CL100K_PATTERN)
 
@@ -68,7 +68,7 @@ def encodes_alike(tokenizer: Tokenizer) -> bool:
 def _check_characters(tokenizer: CharTokenizer) -> None:
     """Raise AttnlmError for a vocabulary with which llama.cpp could hang.
 
-    It hangs at a character that begins with the same bytes as one in the vocabulary.
+    It hangs on an unknown character that begins with the same bytes as a known one.
     """
     if not tokenizer.characters.isascii():
         known = next(c for c in tokenizer.characters if not c.isascii())
@@ -80,7 +80,7 @@ def _check_characters(tokenizer: CharTokenizer) -> None:
 
 
 def _escaped(token: bytes) -> str:
-    """Return a token as the tokenizer for RWKV reads it: not visible bytes in hexadecimal."""
+    """Return a token as the RWKV tokenizer reads it, with invisible bytes in hexadecimal."""
     return "".join(
         chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}" for byte in token
     )
@@ -106,7 +106,7 @@ def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
             _OTHER,
         )
     for i, token in enumerate(tokenizer.tokens):
-        if not token:  # no token has a space: it is written otherwise
+        if not token:  # cannot collide: written tokens have no spaces
             tokens[i], types[i] = f"<unused {i}>", _UNUSED
     for text, i in tokenizer.special.items():
         tokens[i], types[i] = text, _CONTROL
@@ -114,7 +114,7 @@ def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
     check_equal(tokenizer, pairs_tokenizer(tokenizer, pairs, whole=splitter in _TAKE_WORDS_WHOLE))
     begin, end = tokenizer.beginning, tokenizer.end_of_text
     if end is None:
-        # By default 11 is the id that ends a text. No text has the byte 255, and so none ends.
+        # llama.cpp would end texts at id 11 by default. Byte 255 occurs in no text, so none ends.
         end = tokenizer.ranks.index(b"\xff")
         begin = tokenizer.newline if begin is None else begin
     return {

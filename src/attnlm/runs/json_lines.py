@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows while a run trains, each line with its own checksum."""
+"""Append-only JSON lines files, in which each line has its own checksum."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Journal:
-    """A file of records, one per line, in ascending order of their `step`."""
+    """A file of records, one per line, in ascending order of `step`."""
 
     path: Path
     record: type
-    """the dataclass that each line is checked by"""
+    """the dataclass that each line is validated against"""
     hint: str
     """what to do about a damaged file"""
     largest: int
-    """the whole file, in bytes"""
+    """the maximum size of the file, in bytes"""
 
     def records(self) -> list[Record]:
-        """Return all records, oldest first. A line cut short by a crash is left out.
+        """Return all records, oldest first, without a last line that a crash truncated.
 
         Raises AttnlmError if the file is damaged or can't be read.
         """
@@ -45,26 +45,26 @@ class Journal:
         return records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record; afterwards it is on disk."""
+        """Append a record, and flush it to disk."""
         with files.naming(self.path), files.open_regular(self.path, "ab") as file:
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
 
     def has_room(self, record: Mapping[str, Any]) -> bool:
-        """Return True if the file can be read back with that record."""
+        """Return True if the file stays within its maximum size with this record."""
         return self.size() + len(_line(record)) <= self.largest
 
     def size(self) -> int:
-        """Return the file's bytes, 0 without a file."""
+        """Return the file's size in bytes, or 0 if the file does not exist."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def replace(self, records: list[Record]) -> None:
-        """Replace all records by these."""
+        """Replace all records with `records`."""
         files.write_bytes(self.path, b"".join(map(_line, records)))
 
     def damaged(self) -> AttnlmError:
-        """Return the error for a file that is not what was written."""
+        """Return the error for a damaged file."""
         return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
 
     def _record(self, line: bytes) -> Record:
@@ -80,7 +80,7 @@ class Journal:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    """A record and its own checksum, which finds every changed bit."""
+    """Return the line of a record, with a checksum that detects any changed bit."""
     return (json.dumps({**record, "crc32": _checksum(record)}) + "\n").encode()
 
 

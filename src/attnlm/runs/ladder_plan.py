@@ -35,23 +35,23 @@ class Plan:
     prompt: str
     tokens: int
     steps: int | None = None
-    """steps of each run; None until the first run of a ladder with a budget has ended"""
+    """steps of each run; with a budget, None until the first run has ended"""
     eval_every: int | None = None
     budget: float | None = None
-    """seconds for all runs, if given in place of steps"""
+    """seconds for all runs together, if given in place of steps"""
     eval_tokens: int | None = None
-    """tokens of the validation split per evaluation; None for all"""
+    """validation tokens per evaluation; None for the whole split"""
     threads: int | None = None
     seeds: int = 1
-    """number of runs of each rung, with the seeds from `seed` on"""
+    """runs per rung, with consecutive seeds from `seed` on"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
-        """Return the training settings of a rung with a seed."""
+        """Return the training settings of a rung for one seed."""
         alike = {key: value for key in _ALIKE if (value := getattr(self, key)) is not None}
         return {**alike, "seed": seed, **variant(rung)}
 
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
-        """Return the folder of each run, by rung and seed, beside the ladder's folder `path`."""
+        """Return the folder of each run, by rung and seed, next to the ladder's folder `path`."""
         seeds = range(self.seed, self.seed + self.seeds)
         return {
             (rung, seed): path.with_name(
@@ -62,8 +62,8 @@ class Plan:
         }
 
     def check(self) -> None:
-        """Raise UsageError for a rung that does not exist or is named twice, and for numbers that
-        are out of range."""
+        """Raise UsageError for a rung that does not exist or is named twice, and for numbers out of
+        range."""
         meant = {tuple(sorted(variant(rung).items())) for rung in self.rungs}
         if not self.rungs or len(meant) < len(self.rungs):
             raise UsageError(
@@ -77,7 +77,7 @@ class Plan:
             resolve(self.settings(rung, self.seed + self.seeds - 1))
 
     def write(self, folder: Path) -> None:
-        """Write the record in a ladder's folder."""
+        """Write the plan to a ladder's folder."""
         content = {"format": _FORMAT, "attnlm": attnlm.__version__, "plan": asdict(self)}
         files.write_json(folder / RECORD, content)
 
@@ -88,11 +88,11 @@ class _Stored:
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the record in a ladder's folder. Raises AttnlmError if it is missing or damaged."""
+    """Return the plan in a ladder's folder. Raises AttnlmError if it is missing or damaged."""
     hint = "start another ladder, with another `name`"
     made = read_record(_Stored, path / RECORD, format=_FORMAT, hint=hint).plan
     try:
-        "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no half surrogate pairs
+        "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no lone surrogates
         made.check()
     except (UsageError, UnicodeEncodeError):
         raise AttnlmError(f"{path / RECORD} is damaged", hint) from None
@@ -100,5 +100,5 @@ def read_plan(path: Path) -> Plan:
 
 
 def check_rungs(rungs: Sequence[str]) -> None:
-    """Raise UsageError as `Plan.check` does, before anything else of a ladder is known."""
+    """Raise UsageError for invalid `rungs`, before the rest of the plan is known."""
     Plan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0).check()

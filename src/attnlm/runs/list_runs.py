@@ -1,4 +1,4 @@
-"""List the runs and ladders of a folder. Torch is not needed."""
+"""List the runs and ladders in a folder, without torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attnlm.base.workspaces import is_locked
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.open_run import open_run
 
-# A folder with one of these files is, or was, a run.
+# A folder with any of these files counts as a run, even if other files are missing.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """A run or a ladder in a list, damaged ones too. Unknown values are None."""
+    """A run or a ladder in a list, possibly damaged, with None for unknown values."""
 
     name: str
     path: Path
@@ -33,28 +33,28 @@ class RunEntry:
     steps: int | None = None
     """the number of steps of the whole training run"""
     val_loss: float | None = None
-    """the lowest, in nats per token; on the whole split if that was measured"""
+    """the lowest validation loss, in nats per token; on the whole split if measured"""
     evaluated_part: str | None = None
-    """the part of the split that the loss is measured on; None for all"""
+    """the part of the split that the loss is measured on; None for the whole split"""
     bits_per_byte: float | None = None
-    """of the same evaluation"""
+    """from the same evaluation"""
     seconds: float | None = None
-    """of training"""
+    """duration of training"""
     bytes: int = 0
-    """of all files in its folder; 0 for a link"""
+    """total size of the files in its folder; 0 for a link"""
     modified: float = 0.0
     """when it was last trained, in seconds since 1970"""
     parent: str | None = None
-    """the run whose weights it started from"""
+    """the name of the run whose weights it started from"""
     imported_from: str | None = None
     rungs: tuple[str, ...] = ()
     """the names of a ladder's runs"""
     link: str | None = None
     """the target, if `path` is a link"""
     is_latest: bool = False
-    """whether commands use it when no run is named"""
+    """whether commands use it by default"""
     is_training: bool = False
-    """whether a process trains it now"""
+    """whether a process is training it"""
     problem: str | None = None
     """why it can't be read"""
 
@@ -62,11 +62,11 @@ class RunEntry:
 def list_runs(
     checkpoint_dir: str | Path = "checkpoints", *, on_event: OnEvent | None = None
 ) -> list[RunEntry]:
-    """Return the runs and ladders in a folder, newest first; damaged ones too, with the reason.
+    """Return the runs and ladders in a folder, newest first; damaged ones have a `problem`.
 
         best = min(attnlm.list_runs(), key=lambda entry: entry.val_loss or 99.0)
 
-    A Note names the folders that are neither. Raises AttnlmError if `checkpoint_dir` can't be read.
+    A Note lists folders that are neither. Raises AttnlmError if `checkpoint_dir` can't be read.
     """
     entries, others = newest_first(Path(checkpoint_dir), run_entry)
     if others and on_event is not None:
@@ -75,7 +75,7 @@ def list_runs(
 
 
 def run_entry(path: Path) -> RunEntry | None:
-    """Return the run or ladder in the folder `path`, perhaps damaged, or None for neither."""
+    """Return the run or ladder in `path`, possibly damaged, or None for another folder."""
     link = link_target(path)
     if problem := problem_of(path):
         return RunEntry(name=path.name, path=path, link=link, problem=problem)
@@ -110,7 +110,7 @@ def _ladder(found: RunEntry) -> RunEntry:
 
 
 def _run(found: RunEntry) -> RunEntry:
-    # By its absolute path, since a name could be found elsewhere.
+    # Open the absolute path, since a bare name could be found in another folder.
     run = open_run(found.path.absolute())
     result = run.result()
     return replace(

@@ -1,7 +1,8 @@
-"""Load the weights of a run, with its adapters folded in, and its model.
+"""Load the model of a run, or its weights with adapters merged.
 
-The checkpoints of a run that trains adapters hold the adapters only. Its folder has the weights
-that they adapt: a link to its parent's file, which takes no room and stays when that is replaced.
+The checkpoints of a run that trains adapters hold only the adapters. Its folder has the base
+weights, if possible as a hard link to the parent's file: it takes no space and stays valid if that
+file is replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def load_model(
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
 ) -> tuple[LanguageModel, Device]:
-    """Return the model of a run (default: the newest one), ready for use, and its device.
+    """Return the model of a run (default: the newest one), and its device.
 
     The model is a torch.nn.Module in evaluation mode, on `device.torch`: ids (B, T) of at most
     block_size tokens → logits (B, T, V).
@@ -37,12 +38,12 @@ def load_model(
         ids = attnlm.open_run("multi-head-001").tokenizer.encode("Once ")
         logits = model(torch.tensor([ids], device=device.torch))
 
-    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError when
+    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError if
     files are missing or damaged, or the device is not available.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = run.checkpoint(checkpoint)
-    # A run in float32 stays so on any device; bfloat16 only where the hardware has it.
+    # A float32 run stays float32 on any device; others use bfloat16 if the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     placed = choose_device(device, dtype)
     model = model_of(run.config.model, run.vocab_size, load_weights(run, chosen))
@@ -52,7 +53,7 @@ def load_model(
 def load_weights(
     run: Run, checkpoint: Checkpoint, rank: int = 0, count: int = 1
 ) -> dict[str, Tensor]:
-    """Return the weights of a run's model, adapters folded in.
+    """Return the weights of a run's model, with adapters merged.
 
     If `count` processes share the rows, return the rows of process `rank`. Raises as
     `load_checkpoint` does.
@@ -70,7 +71,7 @@ def load_weights(
 
 
 def base_weights(run: Run) -> dict[str, Tensor]:
-    """Return the weights that a run's adapters adapt. Raises as `load_checkpoint` does."""
+    """Return the base weights of a run with adapters. Raises as `load_checkpoint` does."""
     hint = "copy the run's folder again, with all of its files"
     if not run.base.exists():
         raise AttnlmError(
@@ -84,6 +85,6 @@ def base_weights(run: Run) -> dict[str, Tensor]:
             return load_checkpoint(*about, header=header)[1]
     except NotFiniteError:
         raise
-    except AttnlmError as error:  # both of the run's checkpoints need it
+    except AttnlmError as error:  # `checkpoint` can't help: best and last both need the base
         raise AttnlmError(error.message, hint) from None
     raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)

@@ -1,4 +1,4 @@
-"""Open runs and their data sets, without torch, which takes a second to load."""
+"""Open runs and their data sets without loading torch, which takes a second."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attnlm.runs.run import COPY_THE_RUN, FORMAT, Run, StoredRun, damaged
 def open_run(
     name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
 ) -> Run:
-    """Return the run with a name in `checkpoint_dir` or at a path; default: the newest run.
+    """Return the run with a name in `checkpoint_dir`, or at a path (default: the newest run).
 
         run = attnlm.open_run("multi-head-001")
         run.config.training.steps, run.metrics()[-1]["val_loss"]
 
-    An opened run is returned unchanged. Raises AttnlmError if it does not exist or its
+    A Run is returned unchanged. Raises AttnlmError if it does not exist or its
     configuration is damaged.
     """
     if isinstance(name, Run):
@@ -55,9 +55,9 @@ def open_run(
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
-    """Return the data set that a run is trained on, at its old path or by its name in `data_dir`.
+    """Return the data set of a run, from its recorded path or by its name in `data_dir`.
 
-    Raises AttnlmError if it is gone or has changed, and for an imported run.
+    Raises AttnlmError if the data set is missing or has changed, and for an imported run.
     """
     if run.imported_from:
         raise AttnlmError(

@@ -23,7 +23,7 @@ from attnlm.runs.sharded_checkpoint import FACTS
 
 
 def check_tokenizer(parent: Run, dataset: Dataset) -> None:
-    """Raise AttnlmError if the data were encoded with another tokenizer than a run's."""
+    """Raise AttnlmError if the data set was not encoded with the parent's tokenizer."""
     if dataset.tokenizer.to_json() != parent.tokenizer.to_json():
         raise AttnlmError(
             f"{dataset.name} was not encoded with the tokenizer of {parent.name}, "
@@ -33,7 +33,7 @@ def check_tokenizer(parent: Run, dataset: Dataset) -> None:
 
 
 def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
-    """Return what a run records of its parent. Raises as `Run.checkpoint` does."""
+    """Return what a run records about its parent. Raises as `Run.checkpoint` does."""
     start = parent.checkpoint(checkpoint)
     return asdict(
         Parent(
@@ -47,9 +47,9 @@ def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
 
 
 def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
-    """Return the weights that a run starts from: the rows of process `rank` of `count`.
+    """Return the weights that a run starts from, or the rows of process `rank` of `count`.
 
-    Raises AttnlmError as `load_checkpoint` does, and if the parent was trained further since.
+    Raises AttnlmError as `load_checkpoint` does, and if the parent was trained further.
     """
     parent, start = _start(run)
     weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
@@ -58,10 +58,10 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 
 
 def keep_base(run: Run) -> Run:
-    """Put the parent's weights into the folder of a run of adapters; return it with their digest.
+    """Add the parent's weights to the folder of a run of adapters; return it with their digest.
 
-    They are a link to the parent's file if that holds these weights only and the file system has
-    links. Raises as `parent_rows` does, and OSError.
+    The weights are a hard link to the parent's file if this file holds only these weights and the
+    file system supports links. Raises as `parent_rows` does, and OSError.
     """
     parent, start = _start(run)
     assert run.parent is not None
@@ -97,7 +97,7 @@ def _check_unchanged(path: Path, run: Run) -> None:
 
 
 def _hash(checkpoint: Path) -> str:
-    """Return the hash of a file, or of a sharded run's facts.json, which has the other hashes."""
+    """Return the hash of a file, or of a sharded run's facts.json, which lists the other hashes."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
     with explaining_reads(path, "", COPY_THE_RUN):
         return files.file_hash(path)

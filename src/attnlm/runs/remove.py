@@ -1,4 +1,4 @@
-"""Remove runs, whole or not at all; files outside of their folder stay."""
+"""Remove runs atomically; files outside of their folders stay."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
             entry.path.unlink()
             _rename_latest(parent, entry.name)
             return
-        # One rename removes it. The next command deletes what a killed process left.
+        # One rename removes it. If killed here, the next command deletes the leftovers.
         with trained_alone(entry.path, _WAIT), workspace(parent) as work:
             entry.path.rename(work / "removed")
             _rename_latest(parent, entry.name)
@@ -96,7 +96,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
 
 
 def _rename_latest(parent: Path, removed: str) -> None:
-    """Let `latest` name the newest run that can be opened; delete it if there is none."""
+    """Point `latest` to the newest run that can be opened; delete it if no run can."""
     with contextlib.suppress(AttnlmError):
         if latest_name(parent) != removed:
             return
@@ -109,7 +109,7 @@ def _rename_latest(parent: Path, removed: str) -> None:
 
 
 def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
-    """Return warnings to show before a run is removed; `others` are all runs beside it."""
+    """Return warnings to show before a run is removed; `others` are the runs in its folder."""
     name, warnings = entry.name, []
     if entry.link is not None:
         warnings.append(f"{name} is a link: {link_target(entry.path)} stays")

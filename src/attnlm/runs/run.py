@@ -34,7 +34,7 @@ _COUNT: Any = {"at_least": 0, "below": 2**48}
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """What config.json records of the data set; an imported run has none, only its name."""
+    """The data set as config.json records it; an imported run has only a name."""
 
     name: str
     path: str = limited(default="", matches=r"[^\0]*")
@@ -49,7 +49,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """What config.json records of the run whose weights a run started from."""
+    """The run whose weights a run started from, as config.json records it."""
 
     name: str
     path: str = limited(matches=r"[^\0]*")
@@ -91,7 +91,7 @@ class _Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class _CheckpointFacts:
-    """The facts that every checkpoint has."""
+    """The facts in every checkpoint."""
 
     step: int = limited(at_least=0)
     val_loss: float | None = None
@@ -121,9 +121,9 @@ class Result:
     """The results of a run's evaluations."""
 
     records: Sequence[Mapping[str, Any]]
-    """one per evaluation while it trained, oldest first"""
+    """one per evaluation during training, oldest first"""
     whole: Mapping[str, Mapping[str, Any]]
-    """the `best` and the `last` checkpoint on the whole validation split; empty if not measured"""
+    """losses of `best` and `last` on the whole validation split; empty if not measured"""
     _evaluated_part: str
 
     @property
@@ -138,16 +138,16 @@ class Result:
 
     @property
     def final(self) -> Mapping[str, Any]:
-        """The best checkpoint's step and losses: on the whole split if that was measured."""
+        """The best checkpoint's step and losses, on the whole split if measured."""
         return self.whole.get("best", self.best)
 
     @property
     def part(self) -> str:
-        """The part of the validation split that `final` is measured on; "" for all of it."""
+        """The part of the validation split that `final` is measured on; "" for the whole split."""
         return "" if self.whole else self._evaluated_part
 
     def facts(self) -> dict[str, Any]:
-        """The step reached, the best losses and the seconds of training."""
+        """Return the step reached, the best losses and the seconds of training."""
         return {
             "step": self.last["step"],
             "val_loss": self.final["val_loss"],
@@ -165,11 +165,11 @@ class Checkpoint:
     path: Path
     step: int
     val_loss: float | None
-    """nats per token; None if no evaluation of this step is recorded"""
+    """in nats per token; None if no evaluation at this step is recorded"""
     part: str = ""
-    """the part of the validation split that the loss was measured on; "" for all"""
+    """the part of the validation split that the loss was measured on; "" for the whole split"""
     header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
-    """its header, so that loading it need not read that again"""
+    """passed on, so that loading does not read it again"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -179,18 +179,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run. The folder `path` has all that sampling and resuming need."""
+    """A run. Its folder `path` has everything needed to sample and resume."""
 
     path: Path
     config: Config
     vocab_size: int
     parameters: int
     dataset: Mapping[str, Any]
-    """of the data set: name, path, hashes of its files, tokens, and the losses to compare with"""
+    """its name, path, file hashes, token counts, and losses to compare with (see DatasetFacts)"""
     stopped_after: float = 0.0
-    """seconds of training when it was stopped between evaluations; 0 if it never was"""
+    """seconds of training when it was stopped between evaluations; 0 if it was not"""
     parent: Mapping[str, Any] | None = None
-    """the run whose weights it started from: name, path, checkpoint, its step and its hash"""
+    """the run whose weights it started from: name, path, checkpoint, step and hash (see Parent)"""
     imported_from: str = ""
     """where its weights were imported from; "" if it was trained here"""
 
@@ -198,7 +198,7 @@ class Run:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
 
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows; None, for the plain line, if a file is damaged."""
+        """Return HTML for a notebook, or None for damaged files: the notebook then shows repr."""
         from attnlm.runs.run_html import run_html
 
         try:
@@ -219,12 +219,12 @@ class Run:
         return self._path_of("last")
 
     def _path_of(self, which: str) -> Path:
-        """Return the path of a file, or of a folder that several processes write."""
+        """Return the path of a checkpoint: a file, or for a sharded run a folder."""
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
     def base(self) -> Path:
-        """The weights that the run's adapters adapt, if it trains adapters."""
+        """The file of base weights, if the run trains adapters."""
         return self.path / "base.safetensors"
 
     @property
@@ -234,7 +234,7 @@ class Run:
 
     @property
     def started_from(self) -> str:
-        """`multi-head-001, step 1,000 (best)`: where its weights started; "" for a random start."""
+        """The origin of its initial weights: `multi-head-001, step 1,000 (best)`; "" if random."""
         if self.parent is None:
             return ""
         which = self.parent["checkpoint"].removesuffix(".safetensors")
@@ -242,14 +242,14 @@ class Run:
 
     @property
     def evaluated_part(self) -> str:
-        """`65,536 of 1,115,394 tokens`: what evaluations took while it trained; "" for all."""
+        """The part evaluated in training: `65,536 of 1,115,394 tokens`; "" for the whole split."""
         most, length = self.config.training.eval_tokens, self.config.model.block_size
         if most is None or most >= self.dataset["val_tokens"] - 1:
             return ""
         return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
 
     def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
-        """Return the `best` or `last` checkpoint; `auto`: last if only step 0 was evaluated.
+        """Return the `best` or `last` checkpoint; `auto`: best; last if only step 0 was evaluated.
 
         Raises UsageError for any other word, AttnlmError if the file is missing or damaged.
         """
@@ -268,7 +268,7 @@ class Run:
         return best
 
     def _checkpoint(self, which: str) -> tuple[Checkpoint, int | None]:
-        """Return a checkpoint, and the step of the newest evaluation before it, if recorded."""
+        """Return a checkpoint, and the step of the last evaluation before it, if recorded."""
         from attnlm.runs.checkpoint import load_header  # loads torch
 
         path = self.best if which == "best" else self.last
@@ -277,7 +277,7 @@ class Run:
         facts = decoded(_CheckpointFacts, header.facts, path, COPY_THE_RUN)
         loss = facts.val_loss
         if loss is None:
-            with contextlib.suppress(AttnlmError):  # a damaged record is not what is asked for
+            with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
                 loss = of_steps.get(facts.step)
         found = Checkpoint(which, path, facts.step, loss, self.evaluated_part, header)
@@ -294,10 +294,10 @@ class Run:
         return attnlm.load_model(self, checkpoint=checkpoint, device=device)[0]
 
     def attention(self, text: str, *, checkpoint: str = "auto") -> attnlm.Attention:
-        """Return what each head attends to in `text`: arrays, with the tokens as labels.
+        """Return what each head attends to in `text`, as arrays labelled with tokens.
 
             attention = run.attention("Once upon")
-            weights_TT = attention.weights[0, 0]  # of the first layer's first head
+            weights_TT = attention.weights[0, 0]  # first head of the first layer
 
         Raises AttnlmError as `attend` does.
         """
@@ -305,7 +305,7 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
-        """The tokenizer that the run's data were encoded with; it lies in the run's folder."""
+        """The tokenizer of the run's data, loaded from the run's folder."""
         path = self.path / "tokenizer.json"
         loaded = tokenizer.load(path)
         if loaded.vocab_size != self.vocab_size:
@@ -314,19 +314,19 @@ class Run:
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return one record per evaluation, oldest first. A line cut short by a crash is left out.
+        """Return one record per evaluation, oldest first, without a line that a crash truncated.
 
             losses = [(record["step"], record["val_loss"]) for record in run.metrics()]
 
-        `pandas.DataFrame(run.metrics())` is a table of them. Raises AttnlmError if the file is
+        `pandas.DataFrame(run.metrics())` makes a table. Raises AttnlmError if the file is
         damaged.
         """
         return self._metrics.records()
 
     def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
-        """Return the records up to the evaluation of a step; −1 for none.
+        """Return the records up to `evaluated_step`, which is −1 before any evaluation.
 
-        Raises AttnlmError if the record of this step is missing.
+        Raises AttnlmError if the record of `evaluated_step` is missing.
         """
         kept = [record for record in self.metrics() if record["step"] <= evaluated_step]
         if (kept[-1]["step"] if kept else -1) != evaluated_step:
@@ -334,9 +334,9 @@ class Run:
         return kept
 
     def ticker(self) -> list[Snapshot]:
-        """Return the snapshots of the model at its evaluations, oldest first; older runs have none.
+        """Return the snapshots of the model at its evaluations, oldest first; old runs have none.
 
-        Raises AttnlmError if the file is damaged. Missing lines are not noticed.
+        Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
         try:
             return [snapshot_of(record, self.config.model) for record in self._ticker.records()]
@@ -344,14 +344,14 @@ class Run:
             raise self._ticker.damaged() from None
 
     def ticker_passage(self) -> list[str]:
-        """Return the tokens that the ticker's maps show; older runs have none."""
+        """Return the tokens that the ticker's maps show; old runs have none."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
     def whole(self) -> dict[str, dict[str, Any]]:
         """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
         Each is like a record of the metrics. Empty if evaluations covered the whole split anyway,
-        or if that would have taken too long. Raises AttnlmError if the file is damaged.
+        or if measuring it would have taken too long. Raises AttnlmError if the file is damaged.
         """
         path = self.path / _WHOLE
         if not path.exists():
@@ -359,7 +359,7 @@ class Run:
         return asdict(decoded(_Whole, files.read_json(path), path, COPY_THE_RUN))
 
     def result(self) -> Result | None:
-        """Return the results of its evaluations, or None without any.
+        """Return the results of the run's evaluations, or None before the first.
 
         Raises AttnlmError if a file is damaged.
         """
@@ -367,7 +367,7 @@ class Run:
         return Result(records, self.whole(), self.evaluated_part) if records else None
 
     def references(self) -> dict[str, float]:
-        """Return known losses to compare with the run's, in nats per token, by their labels."""
+        """Return reference losses, in nats per token, by label."""
         known = {
             "guessing, ln V": math.log(self.vocab_size),
             "counted bigram": self.dataset["bigram_loss"],
@@ -382,9 +382,9 @@ class Run:
     def append_evaluation(
         self, record: Mapping[str, Any], snapshot: Snapshot, passage: list[str]
     ) -> None:
-        """Add a record to the metrics, and a snapshot to the ticker while that has room.
+        """Add a record to the metrics, and a snapshot to the ticker unless the ticker is full.
 
-        The ticker's first line holds the passage that its maps show.
+        The ticker's first line also holds the passage that its maps show.
         """
         self._metrics.append(record)
         about = {} if self._ticker.size() else {"passage": passage}
@@ -393,9 +393,9 @@ class Run:
             self._ticker.append(line)
 
     def keep_until(self, evaluated_step: int) -> None:
-        """Drop the records after an evaluation. Raises AttnlmError as reading does."""
+        """Drop all records after `evaluated_step`. Raises as `metrics_until` and `ticker` do."""
         metrics = self.metrics_until(evaluated_step)
-        self.ticker()  # which is checked
+        self.ticker()  # raises if it is damaged
         steps = {record["step"] for record in metrics}
         ticker = [line for line in self._ticker.records() if line["step"] in steps]
         self._metrics.replace(metrics)
@@ -414,7 +414,7 @@ class Run:
     def alone(self) -> Iterator[None]:
         """Hold the run's training lock, and remove the leftovers of killed processes.
 
-        Raises AttnlmError if another process trains it.
+        Raises AttnlmError if another process is training the run.
         """
         with trained_alone(self.path, "wait until that ends, or stop it; or train another run"):
             files.remove_leftovers(self.path)

@@ -1,4 +1,4 @@
-"""Show a run in a notebook: facts, its curve and links, in plain HTML."""
+"""Show a run in a notebook as plain HTML: facts, loss curve and links."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from attnlm.runs.run import Run
 
-_LARGEST_PICTURE = 2**20  # bytes; ours have some 50,000
+_LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
 _LINKED = ("report.html", "curve.png", "config.json", "metrics.jsonl")
 
 
 def run_html(run: Run) -> str:
-    """Return the run's table, its picture if it has one, and links to its files.
+    """Return the run's table, its loss curve if it has been drawn, and links to its files.
 
     Raises AttnlmError if its metrics are damaged, OSError if a file can't be read.
     """
@@ -28,7 +28,7 @@ def run_html(run: Run) -> str:
 
 
 def run_facts(run: Run) -> dict[str, str]:
-    """Return facts about a run's model, data and losses, without times.
+    """Return facts about a run's model, data and losses, but no times.
 
     Raises AttnlmError if its metrics are damaged.
     """
@@ -67,8 +67,8 @@ def _picture(path: Path) -> str:
 
 
 def _links(folder: Path) -> str:
-    """Return links to the folder and its files, relative to the notebook's folder if possible,
-    since a page can't open other files of its machine."""
+    """Return links to the folder and its files, relative to the working folder if possible,
+    since a page can't open other files on its machine."""
     there = folder.absolute()
     if there.is_relative_to(Path.cwd()):
         there = Path(os.path.relpath(there))

@@ -1,6 +1,6 @@
-"""safetensors files, read and written one tensor at a time.
+"""Read and write safetensors files one tensor at a time.
 
-The library maps a file and holds all tensors that it writes: both count as memory.
+The safetensors library maps whole files and holds all tensors that it writes: both count as memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_HEADER = 2**26  # bytes
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: its type as safetensors names it, its shape, and where its bytes are."""
+    """A tensor in a file: its safetensors type, its shape, and its byte offsets."""
 
     dtype: str
     shape: Shape
@@ -34,18 +34,19 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a safetensors file: its tensors, none of them read, and metadata."""
+    """The header of a safetensors file: descriptions of its tensors, and metadata."""
 
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
     begin: int
-    """where the first tensor begins"""
+    """the byte where the first tensor begins"""
 
 
 def read_header(file: IO[bytes], largest: int = LARGEST_HEADER) -> Header:
     """Return the header of an open file.
 
-    Raises ValueError or RecursionError if it is not a safetensors file or has a larger header.
+    Raises ValueError or RecursionError if it is not a safetensors file, or if its header is larger
+    than `largest` bytes.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -77,7 +78,7 @@ class TensorFile(NamedTuple):
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Return a tensor, or some of its rows, in new memory.
 
-        Raises OSError, and ValueError if the file became shorter.
+        Raises OSError, and ValueError if the file was truncated.
         """
         stored = self.header.tensors[name]
         shape, begin = stored.shape, stored.begin
@@ -94,7 +95,7 @@ class TensorFile(NamedTuple):
 
 @contextlib.contextmanager
 def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
-    """Turn errors of reading a file into AttnlmError; `damaged` follows "is damaged"."""
+    """Turn errors while reading a file into AttnlmError; `damaged` follows "is damaged"."""
     try:
         yield
     except OSError as error:
@@ -133,10 +134,10 @@ def write_tensors(
     tensor: Callable[[str], Tensor],
     metadata: Callable[[], Mapping[str, str]] = lambda: {"format": "pt"},
 ) -> None:
-    """Write tensors in float32, in the order of their names; the file is whole or absent.
+    """Write float32 tensors atomically, sorted by name.
 
-    `tensor` returns the tensor of a name. `metadata` is called after the last one, since it may
-    hold a digest of them, and once before, for its length.
+    `tensor` returns the tensor of a name. `metadata` is called after the last tensor, since it may
+    contain a digest of the tensors, and once before the first, to learn its length.
     """
     names, header, end = sorted(shapes), {}, 0
     for name in names:
@@ -153,7 +154,7 @@ def write_tensors(
 
 
 def _header_bytes(header: Mapping[str, Any]) -> bytes:
-    """A file's header with its length before it, padded so that the tensors are aligned."""
+    """Return a header preceded by its length, padded so that the tensors are aligned."""
     content = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     content += b" " * (-len(content) % 8)
     return len(content).to_bytes(8, "little") + content

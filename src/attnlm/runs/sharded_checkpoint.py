@@ -1,8 +1,8 @@
-"""Checkpoints in a folder, which all processes write while the training continues.
+"""Sharded checkpoints: folders that all processes write while training continues.
 
 The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP): `shard-K` holds
-rows of every tensor, and where they begin. facts.json has the checkpoint's facts and the files'
-hashes.
+rows of every tensor, and their offsets. facts.json has the checkpoint's facts and the hashes of the
+files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LARGEST_FACTS = 2**24  # bytes
 
 
 class ShardedCheckpoints:
-    """Write checkpoints while the training continues. All processes make the same calls."""
+    """A writer of checkpoints in the background. All processes must make the same calls."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -52,11 +52,11 @@ class ShardedCheckpoints:
         *,
         after: Path | None = None,
     ) -> None:
-        """Begin to write the tensors, which must not change any more; weights are `model.…`.
+        """Start to write the tensors, which must not change any more; weights are named `model.…`.
 
-        An unfinished checkpoint of the same path is finished first. The new checkpoint takes its
-        place after an unfinished checkpoint of the path `after`. Raises OSError if the older one
-        could not be written, and LostProcessError.
+        Waits for an unfinished checkpoint of the same path. The new checkpoint replaces `path` only
+        after an unfinished checkpoint of the path `after` is written. Raises OSError if the older
+        checkpoint of the same path could not be written, and LostProcessError.
         """
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -71,7 +71,7 @@ class ShardedCheckpoints:
             new = self._processes.from_main(new)
             earlier = None if after is None else self._under_way.get(after)
             writer = _writer(Path(new), path, tensors, facts, earlier)
-            # That there is one process only is no news.
+            # Ignore the warning that there is only one process.
             warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
             with noticing_lost():
                 under_way = async_save(
@@ -82,7 +82,7 @@ class ShardedCheckpoints:
                 )
             assert isinstance(under_way, Future)
             lasting = stack.pop_all()
-        # A future's callbacks may come after those who wait for it have gone on.
+        # A future may wake its waiters before it runs its callbacks, so wait for another one.
         self._under_way[path] = finished = Future[None]()
 
         def done(saved: Future[Any]) -> None:
@@ -121,14 +121,14 @@ def _writer(
     facts: Mapping[str, Any],
     earlier: Future[Any] | None,
 ) -> StorageWriter:
-    """Return a writer to `new`, which replaces `path` when all processes have written and
+    """Return a writer to `new`, which replaces `path` after all processes have written and
     `earlier` is done."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.futures import Future as Written
 
     class Writer(HuggingFaceStorageWriter):
         def stage(self, state_dict: Any) -> Any:
-            return state_dict  # copies already
+            return state_dict  # already a copy
 
         def write_data(self, plan: Any, planner: Any) -> Any:
             results = super().write_data(plan, planner).wait()
@@ -162,13 +162,13 @@ def _writer(
 
 
 def whole_shape(name: str, weights: Mapping[str, Shape]) -> Shape | None:
-    """Return the shape that a tensor must have: a weight, or the optimizer's state of one,
-    `optimizer.<parameter>/<what>`. None if it is neither."""
+    """Return the shape of a weight, or of optimizer state named `optimizer.<parameter>/<what>`;
+    return None for any other tensor."""
     return weights.get(f"model.{parameter_of(name)}")
 
 
 def parameter_of(name: str) -> str:
-    """Return the name of a tensor's parameter; `optimizer.…` is state of one."""
+    """Return the name of the parameter that a tensor is, or whose optimizer state it is."""
     if name.startswith("optimizer."):
         return name.removeprefix("optimizer.").rpartition("/")[0]
     return name.removeprefix("model.")
@@ -177,11 +177,11 @@ def parameter_of(name: str) -> str:
 def read_folder(
     path: Path, weights: Mapping[str, Shape], rank: int, count: int, numbers: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Return the facts, and process `rank`'s rows of all tensors, of `count` processes.
+    """Return the facts, and the rows of all tensors that belong to process `rank` of `count`.
 
-    None if the tensors are not of a model of these weights. Each process checks the hashes of some
-    of the files. Without `numbers` no rows are read and no hash is checked. Raises ValueError for a
-    damaged file, OSError, and AttnlmError for facts that can't be read.
+    Return None for tensors that do not match `weights`. Each process checks the hashes of some
+    files. Without `numbers`, read no rows and check no hash. Raises ValueError for a damaged file,
+    OSError, and AttnlmError for facts that can't be read.
     """
     content = files.read_json(path / FACTS, _LARGEST_FACTS)
     facts, hashes = content.get("facts"), content.get("files")
@@ -216,7 +216,7 @@ def read_folder(
 
 
 class _Part(NamedTuple):
-    """Consecutive rows of a tensor, in a file."""
+    """Consecutive rows of a tensor in one file."""
 
     first: int
     end: int
@@ -224,7 +224,7 @@ class _Part(NamedTuple):
 
 
 def _first_row(places: Any, name: str) -> int:
-    """Return where the rows of a tensor begin; all begin at its first column."""
+    """Return the first row of a part of a tensor. Raises ValueError for parts of rows."""
     try:
         first, *others = places[name]["saved_offsets"]
     except (KeyError, TypeError):
@@ -235,7 +235,7 @@ def _first_row(places: Any, name: str) -> int:
 
 
 def _joined(name: str, whole: Shape, parts: list[_Part], ours: slice) -> Tensor:
-    """Return some rows of a tensor. Raises ValueError if any of its rows is missing or doubled."""
+    """Return the rows `ours` of a tensor. Raises ValueError if any row is missing or duplicated."""
     if [part.first for part in parts] + [whole[0]] != [0] + [part.end for part in parts]:
         raise ValueError(f"rows of {name} are missing")
     tensor = torch.empty(ours.stop - ours.start, *whole[1:])

@@ -18,19 +18,19 @@ from attnlm.model.architecture import Architecture
 from attnlm.runs.json_lines import Journal, Record
 
 PASSAGE = 24
-"""the most tokens of the passage that the maps show"""
+"""the maximum number of tokens in the passage that the maps show"""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run's model at one of its evaluations."""
+    """A snapshot of a run's model at one evaluation."""
 
     step: int
     text: str
-    """sampled, always after the same prompt and with the same seed"""
+    """sampled with the same prompt and seed at every evaluation"""
     maps: NDArray[np.float32] | None
-    """(L, H, T, T), in steps of 1/255: the maps of all heads over the run's passage, None for a
-    bigram; row t says how token t divides its attention over the tokens up to itself"""
+    """(L, H, T, T), in steps of 1/255: all heads' attention weights over the run's passage; row t
+    has the weights of token t on the tokens up to itself; None for a bigram"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class _Line:
     text: str
     maps: str | None
     passage: tuple[str, ...] = ()
-    """the tokens that the maps are of, in the first line"""
+    """the tokens that the maps show; only in the first line"""
 
     def __post_init__(self) -> None:
-        "".join((self.text, *self.passage)).encode()  # half of a surrogate pair is no text
+        "".join((self.text, *self.passage)).encode()  # refuse lone surrogates
 
 
 def ticker_journal(folder: Path) -> Journal:
@@ -60,7 +60,7 @@ def snapshot_record(snapshot: Snapshot) -> Record:
 
 
 def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
-    """Return the snapshot of a record. Raises ValueError if it is of another model."""
+    """Return the snapshot of a record. Raises ValueError if it does not fit the model."""
     maps = record["maps"]
     if (maps is None) != (architecture.maps_per_layer == 0):
         raise ValueError("maps where there are no heads, or none where there are")

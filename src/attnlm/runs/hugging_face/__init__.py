@@ -1,1 +1,1 @@
-"""Folders of Hugging Face's format: stock classes of `transformers`, as JSON and safetensors."""
+"""Import folders in Hugging Face's format: JSON and safetensors of stock `transformers` classes."""

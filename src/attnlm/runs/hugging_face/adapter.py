@@ -1,8 +1,8 @@
-"""Adapters in the format of `peft`, written and read: adapter_config.json and
+"""Write and read adapters in the format of `peft`: adapter_config.json and
 adapter_model.safetensors.
 
-Their modules are those of the stock class that the model is exported as. If one holds several of
-our maps, as GPT-2's c_attn holds query, key and value, it has the sum of their ranks.
+The modules have the names of the stock class that the model is exported as. A module that holds
+several of our linear layers, as GPT-2's c_attn holds query, key and value, has their summed rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PREFIX = "base_model.model."
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from where it came"
 _MOST_RANK, _LARGEST_NUMBER = 2**12, 1e9
-# Keys about the training, or about how an adapter is loaded.
+# Keys about training, or about how an adapter is loaded.
 _NO_EFFECT = frozenset(
     (
         *("task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
@@ -51,13 +51,13 @@ _NO_EFFECT = frozenset(
 _REQUIRED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Others have changed the weights that the adapter is for.
+    # Other values change the base weights.
     "init_lora_weights": (True, False, "gaussian", None),
 }
 
 
 class _Module(NamedTuple):
-    """A linear map of a stock class, and the paths of our maps that it holds, by outputs."""
+    """A linear layer of a stock class, and the paths of ours that it holds, in output order."""
 
     name: str
     maps: tuple[str, ...]
@@ -70,20 +70,20 @@ class _Module(NamedTuple):
 
 
 def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
-    """Yield the linear maps of all blocks."""
+    """Yield the linear layers of all blocks."""
     for stored in stock.stored(a):
         if stored.parts[0].startswith("blocks.") and stored.parts[0].endswith(".weight"):
             maps = tuple(part.removesuffix(".weight") for part in stored.parts)
             yield _Module(stored.name.removesuffix(".weight"), maps)
 
 
-# --- Written --------------------------------------------------------------------------------------
+# --- Writing --------------------------------------------------------------------------------------
 
 
 def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
-    """Write a run's adapters, by the names of their parameters, into run.adapter.
+    """Write adapters, given by the names of their parameters, to the folder `run.adapter`.
 
-    Nothing is written for a run without adapters or a model without a stock class. Raises OSError.
+    Write nothing for a run without adapters or a model without a stock class. Raises OSError.
     """
     a, lora = run.config.model, run.config.training.adapters
     stock = fitting_class(a)
@@ -97,7 +97,7 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
         if adapted:
             down, up = module.tensors
             tensors[down] = torch.cat([adapters[f"{path}.lora_down"].cpu() for path in adapted])
-            # Each B has the rows of its map, and columns of its own.
+            # Block-diagonal: each B has the rows of its own layer, and separate columns.
             tensors[up] = torch.block_diag(
                 *(
                     adapters[f"{path}.lora_up"].cpu()
@@ -106,7 +106,7 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
                     for path in module.maps
                 )
             )
-            kind = re.sub(r".*\.\d+\.", "", module.name)  # in every block: self_attn.q_proj
+            kind = re.sub(r".*\.\d+\.", "", module.name)  # without the block: self_attn.q_proj
             ranks[kind] = len(adapted) * lora.rank
     others = {kind: rank for kind, rank in ranks.items() if rank != lora.rank}
     config = {
@@ -124,25 +124,25 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
         "fan_in_fan_out": stock.transposes,
     }
     if run.adapter.is_symlink():
-        run.adapter.unlink()  # nothing is written through a link
+        run.adapter.unlink()  # never write through a link
     run.adapter.mkdir(exist_ok=True)
     files.write_bytes(run.adapter / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     write_tensors(run.adapter / _TENSORS, sizes, tensors.__getitem__)
 
 
-# --- Read -----------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
 
 def is_adapter(source: Path) -> bool:
-    """Return True for a folder with an adapter of peft."""
+    """Return True if the folder `source` has an adapter of `peft`."""
     return (source / _CONFIG).is_file()
 
 
 def import_adapter(
     folder: Path, base: str | Path | Run, *, name: str | None, checkpoint_dir: Path
 ) -> Run:
-    """Make a run of an adapter for the weights of the run `base`.
+    """Create a run from an adapter for the weights of the run `base`.
 
     Raises as `import_run` does, and UsageError if no stock class can express the model.
     """
@@ -179,9 +179,9 @@ def _read_adapter(
 ) -> tuple[LoRA, dict[str, Tensor]]:
     """Return the adapters in a folder of `peft` by the names of our parameters.
 
-    Lower ranks of some modules are filled up with zeros, and B is scaled where alpha / rank
-    differs. Raises AttnlmError for files that are missing or damaged, and for what our adapters
-    can't express.
+    Modules of lower rank are padded with zeros, and B is rescaled if alpha / rank differs between
+    modules. Raises AttnlmError for files that are missing or damaged, and for adapters that our
+    LoRA settings can't express.
     """
     path = folder / _CONFIG
     config = read_object(path)
@@ -228,7 +228,7 @@ def _check_options(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor] | None:
-    """Return A (rank, inputs) and B (outputs, rank) of a module, or None if it has no adapter."""
+    """Return a module's A (rank, inputs) and B (outputs, rank), or None without an adapter."""
     there = [name for name in module.tensors if name in file.header.tensors]
     if not there:
         return None
@@ -252,7 +252,7 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
 
 
 def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) -> float:
-    """Return the factor of a module's B A."""
+    """Return the factor by which a module's product B A is scaled."""
     alpha = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8), path)
     stated = _of_module(config, "rank_pattern", module, config.get("r", 8), path)
     if stated != rank or not alpha > 0:
@@ -263,7 +263,7 @@ def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) ->
 def _of_module(
     config: Mapping[str, Any], key: str, module: _Module, default: Any, path: Path
 ) -> float:
-    """Return a module's value as peft does: the keys are patterns for the end of its name."""
+    """Return a module's value as peft does: `config[key]` maps the ends of names to values."""
     patterns = config.get(key) or {}
     value = default
     if isinstance(patterns, dict):

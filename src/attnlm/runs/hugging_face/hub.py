@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, by name: its own client downloads them to its own cache."""
+"""Download models of the Hugging Face Hub by name, with the Hub's client and its cache."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors"]
 
 
 def is_name(source: str) -> bool:
-    """Return True if this may be the name of a model on the Hub: NAME or OWNER/NAME."""
+    """Return True if `source` has the form of a model name on the Hub: NAME or OWNER/NAME."""
     return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", source))
 
 
 def check_source(source: str | Path) -> None:
-    """Raise AttnlmError for what is neither a folder, a safetensors file nor a model's name."""
+    """Raise AttnlmError if `source` is not a folder, a safetensors file or a model's name."""
     if not str(source):
         raise UsageError(
             "the name of a model can't be empty", "name a folder, a file, or a model on the Hub"
@@ -49,10 +49,10 @@ def check_source(source: str | Path) -> None:
 def downloaded(
     name: str, revision: str | None, check: Callable[[Path], None], on_event: OnEvent
 ) -> Path:
-    """Download what an import reads of a model; return the folder, whose name is the commit.
+    """Download the files that an import needs; return their folder, whose name is the commit.
 
-    `check` sees the folder before it has weights. The client keeps files in its own cache, resumes
-    a download that was interrupted, and takes the cached model if there is no network. Raises
+    `check` is called with the folder before the weights are downloaded. The client caches files,
+    resumes an interrupted download, and uses the cached model if the network is unavailable. Raises
     AttnlmError.
     """
     hub = optional("huggingface_hub", f"downloading {name}")
@@ -68,7 +68,7 @@ def downloaded(
 
 
 def _reporting_bar(on_event: OnEvent) -> type[Any]:
-    """Return a kind of tqdm that shows nothing and reports the bytes of all files as Progress."""
+    """Return a tqdm class that shows nothing and reports the bytes of all files as Progress."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]  # no type of items at run time
@@ -86,7 +86,7 @@ def _reporting_bar(on_event: OnEvent) -> type[Any]:
 
 @contextlib.contextmanager
 def _explaining(name: str, revision: str | None) -> Iterator[None]:
-    """Turn an error of the client into one line and a hint."""
+    """Turn an error of the client into AttnlmError, with a message of one line and a hint."""
     try:
         yield
     except Exception as error:  # from the client, its HTTP library or the Hub

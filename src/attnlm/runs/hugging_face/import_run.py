@@ -1,4 +1,4 @@
-"""Make a run of a Hugging Face folder."""
+"""Create a run from a Hugging Face model or adapter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
 
 _MOST_TOKENIZER = 2**26  # bytes
-_OPENED = 1.3  # times its weights, to sample from it: measured
+_OPENED = 1.3  # memory to sample, as a multiple of the weights: measured
 
 
 def import_run(
@@ -37,21 +37,21 @@ def import_run(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Run:
-    """Make a run of a Hugging Face folder, of one of its safetensors files, or of a model's name.
+    """Create a run from a Hugging Face folder, from one of its safetensors files, or by model name.
 
-    A folder of `peft` has an adapter: it becomes a run of adapters for the weights of the run
+    A folder with an adapter of `peft` becomes a run of adapters for the weights of the run
     `base`.
 
         run = attnlm.import_run("exported", name="imported")
 
     The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
-    merges.txt. Its model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. A name, as in
-    Qwen/Qwen3-0.6B, is looked for on the Hugging Face Hub where no folder is called so; `revision`
-    is a branch, tag or commit of it. The run sees `block_size` tokens at a time, by default as many
-    as the model. One tensor at a time is in memory.
+    merges.txt. The model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. A name such as
+    Qwen/Qwen3-0.6B is downloaded from the Hugging Face Hub if no such folder exists; `revision` is
+    a branch, tag or commit. The run has a context of `block_size` tokens, by default the model's
+    context. Only one tensor at a time is in memory.
 
-    Raises AttnlmError where anything in it is missing, damaged, or can't be expressed exactly, and
-    for weights that this machine's memory can't hold; UsageError for invalid arguments.
+    Raises AttnlmError if anything is missing, damaged, or can't be expressed exactly, and for
+    weights that do not fit into this machine's memory; UsageError for invalid arguments.
     """
     if name is not None:
         check_name(name)
@@ -85,7 +85,7 @@ def import_run(
 def _found(
     source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
 ) -> tuple[str, Path, Path | None]:
-    """Return what is recorded as the origin, the folder, and the file in it if one was named."""
+    """Return the origin to record, the folder, and the weights file if `source` names one."""
     check_source(source)
     path = Path(source)
     if path.exists() or is_folder(path):

@@ -1,7 +1,7 @@
 """Read config.json of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families as an Architecture.
 
-Each key is a size, must have a value that our parts can express, or is known to have no effect
-here. Any other key is refused by name: a model that is almost the same is another one.
+A key is a size, an option with values that our models can express, or known to have no effect. Any
+other key is an error that names it, since it could mean a slightly different model.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _NO_EFFECT = frozenset(
 
 @dataclass(frozen=True)
 class _Family:
-    """A model_type: which of our models it is, and what a config of it may say."""
+    """A model_type, our preset for it, and what its config.json may contain."""
 
     model: str
     """our preset"""
     stock: str
-    """the model_type of the stock class with the same names of sizes and tensors"""
+    """the model_type of the stock class that has the same names of sizes and tensors"""
     defaults: Mapping[str, Any]
-    """of sizes that a config may lack; None stands for the default of our setting"""
+    """defaults of sizes that a config may lack; None stands for the default of our setting"""
     allowed: Mapping[str, tuple[Any, ...]]
-    """of keys that change the model: the values that ours can express; none: checked elsewhere"""
+    """for keys that change the model, the values that ours can express; () if checked elsewhere"""
 
 
 _GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
@@ -85,7 +85,7 @@ _FAMILIES = {
     "qwen3": _Family("qwen3", "qwen3", {**_LLAMA_DEFAULTS, "head_dim": 128}, _QWEN3_ALLOWED),
 }
 _SETTINGS = {"num_kv_heads": "kv_heads", "head_dim": "head_size", "mlp_dim": "mlp_width"}
-"""settings of the sizes that Architecture derives"""
+"""the settings from which Architecture derives these sizes"""
 _DEFAULT_WINDOW = 4096  # tokens, for a Mistral or Qwen config that lacks the key
 _FACTOR = {"factor": "rotary_factor"}
 _ROTARY = {
@@ -93,7 +93,7 @@ _ROTARY = {
     "linear": _FACTOR,
     "llama3": {**_FACTOR, "original_max_position_embeddings": "rotary_context"},
 }
-"""Kinds of scaled rotary positions, and our setting for each key."""
+"""The supported types of rotary scaling, each with our setting for each of its keys."""
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class Described:
     """The model that a config.json describes."""
 
     config: Config
-    """of a run with this architecture"""
+    """the settings of a run with this architecture"""
     vocab_size: int
     positions: int
-    """tokens that the model sees; a run may take fewer"""
+    """the model's context in tokens; a run may use a shorter one"""
     stored: tuple[Stored, ...]
-    """the model's tensors; zeros stand for biases of the architecture that are in none"""
+    """the model's tensors; biases of the architecture that no tensor holds are zero"""
 
 
 def read_config(path: Path, block_size: int | None = None) -> Described:
     """Return the model that a config.json describes, with a context of `block_size` tokens if
     given.
 
-    Raises AttnlmError if our models can't express it, UsageError for a context longer than its own.
+    Raises AttnlmError if our models can't express it, UsageError if its context is shorter.
     """
     content = read_object(path)
     kind = content.get("model_type")
@@ -171,7 +171,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
-    """Return a JSON file's object. Raises AttnlmError for anything else."""
+    """Return the object in a JSON file. Raises AttnlmError for any other content."""
     try:
         content = json.loads(files.read_bytes(path, at_most).decode())
     except (ValueError, RecursionError):
@@ -182,7 +182,7 @@ def read_object(path: Path, at_most: int = _LARGEST) -> Content:
 
 
 def _check_options(path: Path, content: Content, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise AttnlmError for a key that is not known, or a value that ours can't express."""
+    """Raise AttnlmError for an unknown key, or a value that our models can't express."""
     for key, value in content.items():
         if key in allowed:
             refused = bool(allowed[key]) and value not in allowed[key]
@@ -195,7 +195,7 @@ def _check_options(path: Path, content: Content, allowed: Mapping[str, tuple[Any
 
 
 def _size(path: Path, content: Content, key: str, defaults: Mapping[str, Any]) -> Any:
-    """Return a size, or its default. What is no number of things is checked as a setting."""
+    """Return a size, or its default. Booleans and floats are checked later, as settings."""
     value = content.get(key)
     if value is None and key in defaults:
         return defaults[key]
@@ -203,7 +203,7 @@ def _size(path: Path, content: Content, key: str, defaults: Mapping[str, Any]) -
 
 
 def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
-    """Return a number of things, at least one."""
+    """Return a positive integer. Raises AttnlmError for any other value."""
     value = content.get(key)
     if type(value) is not int or not 0 < value <= at_most:
         raise AttnlmError(
@@ -216,7 +216,7 @@ def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
 
 
 def _rotary(path: Path, content: Content) -> dict[str, Any]:
-    """Return settings of rotary positions. Raises AttnlmError for other ways to scale them."""
+    """Return settings of rotary positions. Raises AttnlmError for unsupported scaling."""
     theta = content.get("rope_theta")
     settings = {"rotary_base": 10_000.0 if theta is None else theta}
     for key in ("rope_scaling", "rope_parameters"):
@@ -243,7 +243,7 @@ def _rotary(path: Path, content: Content) -> dict[str, Any]:
 
 
 def _check_window(path: Path, content: Content, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError if some layer has a sliding window that is shorter than the context."""
+    """Raise AttnlmError if a layer may have a sliding window shorter than the context."""
     content = {"sliding_window": _DEFAULT_WINDOW, **content}
     slides = content["model_type"] == "mistral" or bool(content.get("use_sliding_window"))
     slides = slides and content["sliding_window"] is not None

@@ -1,6 +1,6 @@
-"""The tensors of a Hugging Face folder: found, checked by name, shape and type, then read singly.
+"""Find the tensors of a Hugging Face folder, check names, shapes and types, and read one at a time.
 
-They lie in model.safetensors, or in several files that model.safetensors.index.json names.
+They are in model.safetensors, or in the files listed in model.safetensors.index.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _LARGEST_INDEX = 2**24  # bytes
 _MOST_FILES = 2**10
 _COPY = "copy the folder again from where it came"
-# Masks and angles, which are computed: older versions stored them.
+# Masks and rotary frequencies, which are computed here: older versions stored them.
 _COMPUTED = re.compile(
     r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
     r"|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
@@ -35,10 +35,10 @@ _COMPUTED = re.compile(
 
 
 class Weights:
-    """The weights of a model by our names. Use it as a context: its files are open meanwhile.
+    """The weights of a model by our names, as a context manager that keeps its files open.
 
-    Raises AttnlmError, before any tensor is read, when files or tensors are missing, left over, or
-    of another shape or type than `described` has.
+    Raises AttnlmError, before any tensor is read, if files or tensors are missing, unexpected, or
+    of another shape or type than `described` says.
     """
 
     def __init__(self, folder: Path, described: Described, file: Path | None = None) -> None:
@@ -47,8 +47,8 @@ class Weights:
         self._described = described
         self._paths = [file] if file is not None else _files(folder)
         self._open = contextlib.ExitStack()
-        self._files: dict[str, TensorFile] = {}  # by the names of their tensors
-        self._places: dict[str, tuple[Stored, int]] = {}  # of our parameters: a tensor, which part
+        self._files: dict[str, TensorFile] = {}  # by tensor name
+        self._places: dict[str, tuple[Stored, int]] = {}  # by parameter: tensor, index of part
 
     def __enter__(self) -> Weights:
         with contextlib.ExitStack() as opening:
@@ -59,7 +59,7 @@ class Weights:
                         raise AttnlmError(f"the tensor {name} is in two files", _COPY)
                     if not _COMPUTED.fullmatch(name):
                         self._files[name] = file
-            # The published files of GPT-2 are of the model without its head.
+            # The published GPT-2 files lack the prefix, since they hold the model without its head.
             prefix = "transformer."
             has_prefix = any(name.startswith(prefix) for name in self._files)
             for stored in self._described.stored:
@@ -74,7 +74,7 @@ class Weights:
         self._open.close()
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a parameter in float32. Raises AttnlmError for numbers that are not finite."""
+        """Return a parameter in float32. Raises AttnlmError for NaN and infinity."""
         shape = self.shapes[name]
         if name not in self._places:
             return torch.zeros(shape)
@@ -96,7 +96,7 @@ class Weights:
 
     def _check(self) -> None:
         wanted = {stored.name: self._shape(stored) for stored, _ in self._places.values()}
-        head = "lm_head.weight"  # beside a token embedding that is the same
+        head = "lm_head.weight"  # may be stored although it is tied
         is_tied = head not in wanted and head in self._files
         if is_tied and self._described.config.model.tie_embeddings:
             wanted[head] = self.shapes["token_embedding.weight"]
@@ -158,7 +158,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open a safetensors file; no tensor is read yet. Raises AttnlmError."""
+    """Open a safetensors file and read its header. Raises AttnlmError."""
     with contextlib.ExitStack() as opening:
         with explaining_reads(path, ", or is no safetensors file", _COPY):
             file = opening.enter_context(files.open_regular(path))
@@ -167,13 +167,13 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
 
 
 def check_type(name: str, kind: str, hint: str) -> None:
-    """Raise AttnlmError for a tensor whose numbers are no floats."""
+    """Raise AttnlmError for a tensor whose type is not a supported float."""
     if kind not in FLOATS:
         raise AttnlmError(f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}", hint)
 
 
 def read_tensor(file: TensorFile, name: str, rows: slice | None = None) -> Tensor:
-    """Return a tensor, or some of its rows. Raises AttnlmError if the file became shorter."""
+    """Return a tensor, or some of its rows. Raises AttnlmError if it can't be read."""
     try:
         return file.read(name, rows)
     except (OSError, ValueError):
