@@ -109,7 +109,7 @@ def _rename_latest(parent: Path, removed: str) -> None:
 
 
 def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
-    """Return warnings to show before a run is removed; `others` are the runs in its folder."""
+    """Return warnings to show before a run is removed; `others` are all runs next to it."""
     name, warnings = entry.name, []
     if entry.link is not None:
         warnings.append(f"{name} is a link: {link_target(entry.path)} stays")

@@ -1,1 +1,1 @@
-"""What a run learned, made visible: curves, the ladder, attention, heads, one forward pass."""
+"""Show what a run learned: loss curves, ladders, attention, heads, one forward pass."""

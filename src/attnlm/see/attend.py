@@ -1,6 +1,6 @@
-"""What each head of a run attends to in a text, and what the model expects next.
+"""Compute what each head of a run attends to in a text, and the likeliest next tokens.
 
-The numbers, and the forms that a terminal, a pipe and a notebook show.
+The results are arrays, with formats for a terminal, a pipe and a notebook.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float32]
 
-_MOST_IN_JSON = 2**24  # numbers, which then take about 400 MB
-_MOST_CELLS = 4000  # of all grids in a notebook: about 250 kB
-_NUMBERED = 24  # tokens; the cells of a longer text have no numbers there
+_MOST_IN_JSON = 2**24  # numbers, about 400 MB as JSON
+_MOST_CELLS = 4000  # in all grids of a notebook: about 250 kB
+_NUMBERED = 24  # tokens; for a longer text, cells show no numbers
 _MOST_LISTED = 3
 
 CAUTION = (
@@ -43,9 +43,9 @@ CAUTION = (
 
 @dataclass(frozen=True, repr=False)
 class Attention:
-    """Every head's weights over a text of T tokens, and the probabilities after each token.
+    """Every head's attention weights over T tokens, and the next-token probabilities after each.
 
-    A notebook shows it as a shaded grid for each head.
+    A notebook shows a shaded grid for each head.
     """
 
     run: str
@@ -53,12 +53,12 @@ class Attention:
     tokens: list[str]
     vocabulary: list[str]
     weights: Numbers
-    """(L, H, T, T): row t says how token t divides its attention over the tokens up to itself"""
+    """(L, H, T, T): row t has the weights of token t on the tokens up to itself"""
     probabilities: Numbers
-    """(T, V)"""
+    """(T, V): row t has the probabilities of the token after t"""
 
     def next_tokens(self, place: int = -1, count: int = 10) -> list[tuple[str, float]]:
-        """Return the likeliest tokens after the one at `place`, with their probabilities."""
+        """Return the likeliest tokens after the token at index `place`, with probabilities."""
         probabilities_V = self.probabilities[place]
         return [
             (self.vocabulary[i], float(probabilities_V[i]))
@@ -70,7 +70,7 @@ class Attention:
         return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: grids of the first heads, and the likeliest next tokens."""
+        """Return HTML for a notebook: grids of the first heads, and the likeliest next tokens."""
         from attnlm.see.page import fill
 
         heads = list(np.ndindex(*self.weights.shape[:2]))
@@ -97,7 +97,7 @@ class Attention:
 
 
 def check_fits_json(numbers: int) -> None:
-    """Raise AttnlmError for too many numbers."""
+    """Raise AttnlmError for more numbers than JSON output may have."""
     if numbers > _MOST_IN_JSON:
         raise AttnlmError(
             f"{numbers:,} numbers are too many for JSON (at most {_MOST_IN_JSON:,})",
@@ -106,7 +106,7 @@ def check_fits_json(numbers: int) -> None:
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
-    """Return the ids of the `count` largest scores, the largest first; ties in order of id."""
+    """Return the ids of the `count` largest scores in descending order; ties by ascending id."""
     least = np.partition(scores_V, -count)[-count] if count < len(scores_V) else -np.inf
     ids: NDArray[np.int64] = np.flatnonzero(scores_V >= least)
     found: list[int] = ids[np.argsort(-scores_V[ids], kind="stable")][:count].tolist()
@@ -125,13 +125,13 @@ def attend(
 
         attention = attnlm.attend("multi-head-001", "Once upon")
         attention.tokens  # T texts
-        attention.weights[0, 1]  # (T, T), of layer 1, head 2: each row adds up to 1
+        attention.weights[0, 1]  # (T, T), layer 1, head 2: each row sums to 1
         attention.next_tokens(count=3)  # with their probabilities
 
-    If the text is longer than the context, its last tokens that fit are read, and a Note says so.
-    `checkpoint` is auto, best or last; the CPU computes. Raises AttnlmError for characters that the
-    vocabulary lacks, when files are missing or damaged, for numbers that are not finite, and for a
-    bigram, which has no attention.
+    If the text is longer than the context, the model reads the last tokens that fit, and a Note
+    says so. `checkpoint` is auto, best or last. Runs on the CPU. Raises AttnlmError for characters
+    that the vocabulary lacks, for missing or damaged files, for numbers that are not finite, and
+    for a bigram, which has no attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:
@@ -145,9 +145,9 @@ def attend(
 
 
 def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:
-    """Run a forward pass over `ids`; return its attention, and the recorder with all numbers.
+    """Run a forward pass over `ids`; return its attention, and the recorder of all activations.
 
-    A model without attention has no maps.
+    For a model without attention, `weights` is empty.
 
     Raises NotFiniteError for NaN and infinity.
     """
@@ -174,10 +174,10 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
 
 
 def in_colour(attention: Attention, width: int) -> Iterator[Columns]:
-    """Yield each layer as blocks of colour, its heads side by side, for so wide a terminal.
+    """Yield each layer as coloured squares, one per head, for a terminal of `width` columns.
 
-    A head is a square, with a row for each token that looks and a column for each that it looks at.
-    If a square is too wide, only its last row is shown.
+    A square has a row for each query token and a column for each token that it attends to. If a
+    square is too wide, only its last row is shown.
     """
     from rich.cells import set_cell_size
     from rich.columns import Columns
@@ -208,7 +208,7 @@ def _name(layer: int, head: int) -> str:
 
 
 def in_words(attention: Attention) -> Iterator[str]:
-    """Yield a line for each head and token: what it attends to most, and how much."""
+    """Yield a line for each head and token, with its largest attention weights."""
     shown = [visible(token) for token in attention.tokens]
     widest = max(map(len, shown))
     for layer, head in np.ndindex(*attention.weights.shape[:2]):

@@ -1,4 +1,4 @@
-"""Attention as one HTML page: all heads in a grid, one of them large, and the text in its tint."""
+"""Make an HTML page of attention: a grid of all heads, one enlarged, and the text tinted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnlm.see.text import visible
 SCRIPTS = ("components.js", "attend.js")
 CANDIDATES = 8
 TEMPERATURES = [tenths / 10 for tenths in range(1, 21)]
-_MOST_SHARES = 700_000  # of attention that a page holds, of four characters each
+_MOST_SHARES = 700_000  # attention weights in a page, four characters each
 
 
 def attention_page(attention: Attention) -> bytes:
@@ -25,7 +25,7 @@ def attention_page(attention: Attention) -> bytes:
 
 
 def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what SCRIPTS read, and what the templates show."""
+    """Return the data for SCRIPTS, and the content for the templates."""
     layers, heads = attention.weights.shape[:2]
     maps = packed_maps(attention.weights) if layers else None
     data = {
@@ -47,13 +47,13 @@ def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any
 def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
     """Return all heads' maps in a few MB, for attend.js.
 
-    A share of attention is a byte, in steps of 1/255. The page holds the largest shares of all
-    maps, as many as fit: in a short text all that are not 0. The script divides the rest of a row
-    equally among its other tokens, each of which has less than `least` steps. So no drawn share is
-    wrong by more than that, and rows add up to 1.
+    An attention weight is a byte, in steps of 1/255. The page holds the largest weights of all
+    maps, up to a maximum number: for a short text all that are not 0. The script divides the rest
+    of a row equally among its other tokens, each of which has less than `least` steps. So no drawn
+    weight is off by more than `least` steps, and rows sum to 1.
 
-    For each row, head by head, `counts` is how many shares are held; then come the column and the
-    steps of each, in base64 of 16-bit and 8-bit numbers.
+    For each row, head by head, `counts` is the number of weights held; `columns` and `steps` have
+    the column and the steps of each weight. All are base64, of 16-bit numbers (`steps`: 8-bit).
     """
     length = weights_LHTT.shape[-1]
     steps_MTT = np.empty((weights_LHTT[..., 0, 0].size, length, length), np.uint8)
@@ -77,13 +77,13 @@ def _base64(numbers: NDArray[Any]) -> str:
 
 
 def next_tokens_data(attention: Attention) -> dict[str, Any]:
-    """Return the likeliest next tokens at each place, exact at each of TEMPERATURES.
+    """Return the likeliest next tokens after each token, exact at each of TEMPERATURES.
 
-    With logits l and the largest of them m, a candidate is (token, l − m), and the sum at a
-    temperature τ is Σ exp((l − m) / τ) over the whole vocabulary. So a candidate's probability,
-    exp((l − m) / τ) / sum, is exact however large the vocabulary (to the rounding of float32 sums).
+    With logits l and their maximum m, a candidate is (token, l − m), and the sum at a temperature
+    τ is Σ exp((l − m) / τ) over the whole vocabulary. A candidate's probability is then
+    exp((l − m) / τ) / sum, exact for any vocabulary size up to the rounding of float32 sums.
     """
-    with np.errstate(divide="ignore"):  # −∞ for a probability too small for a float
+    with np.errstate(divide="ignore"):  # log 0 = −∞ if a probability underflows
         logs_TV = np.log(attention.probabilities)
     logs_TV -= logs_TV.max(-1, keepdims=True)
     sums_NT = np.array([np.exp(logs_TV / np.float32(t)).sum(-1) for t in TEMPERATURES])

@@ -1,4 +1,4 @@
-"""How runs went: loss curves as pictures and in plain characters, and a verdict in words."""
+"""Draw loss curves as pictures or plain characters, and judge a training run in words."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, QUIET = "#2b2f36", "#7d838d"
-# Apart for the colour-blind and in greyscale too; the training loss is dashed, with squares.
+# Distinct for the colour-blind and in greyscale; the training loss is dashed, with squares.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
-_MARKERS = "os^Dv*PX"  # curves differ by more than their colour
-_WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character of its legend
-# Names of page.css, which has one colour for a light page and one for a dark.
+_MARKERS = "os^Dv*PX"  # curves differ not only in colour
+_WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character in its legend
+# Variables of page.css, which defines them for light and dark pages.
 _IN_A_PAGE = {
     INK: "currentColor",
     QUIET: "var(--quiet)",
@@ -38,12 +38,12 @@ _IN_A_PAGE = {
     _VALIDATION: "var(--validation)",
 }
 
-_SECONDS_BETWEEN_DRAWINGS = 20.0  # each takes about 0.3 s
+_SECONDS_BETWEEN_DRAWINGS = 20.0  # a drawing takes about 0.3 s
 
-# Nats per token. Smaller differences between evaluations are not worth a word.
+# Nats per token. The verdict ignores smaller differences between evaluations.
 _NOTICEABLE = 0.01
 _NEAR_FLOOR = 0.05
-_FEW_TOKENS = 1000  # of validation, whose loss says little
+_FEW_TOKENS = 1000  # fewer validation tokens give an unreliable loss
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Line:
     colour: str
     dashed: bool = False
     band: Sequence[tuple[float, float]] = ()
-    """the lowest and the highest loss of several seeds at each x, if they are known"""
+    """the lowest and highest loss of several seeds at each x, if known"""
 
 
 def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return a run's validation and training loss by step, if there is any."""
+    """Return a run's validation and training loss by step, omitting a loss without values."""
     lines = []
     for label, loss, colour in (
         ("validation", "val_loss", _VALIDATION),
@@ -74,10 +74,10 @@ def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 class CurveDrawer:
-    """A listener that keeps a run's curve.png while it trains, then tells `on_event` the same.
+    """A listener that redraws a run's curve.png during training, and passes events to `on_event`.
 
-    It draws at evaluations, every few seconds at most, and at the end. If drawing fails, one Note
-    says so, and the run continues without a picture.
+    It draws at evaluations, at most every 20 seconds, and at the end. If drawing fails, it sends
+    one Note, and the run continues without a picture.
     """
 
     def __init__(self, on_event: OnEvent) -> None:
@@ -96,9 +96,9 @@ class CurveDrawer:
     def _draw(self, run: Run) -> None:
         try:
             draw_run(run, run.path / "curve.png")
-            # The parts of a figure hold each other: without this, thirty figures would pile up.
+            # A figure is a reference cycle: without this, about thirty would stay in memory.
             gc.collect(1)
-        except Exception as error:  # noqa: BLE001 - no picture is worth a run
+        except Exception as error:  # noqa: BLE001 - a run must not fail for a picture
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._on_event(Note(f"curve.png can't be drawn: {reason}"))
             self._run = None
@@ -106,10 +106,10 @@ class CurveDrawer:
 
 
 def draw_run(run: Run, path: Path) -> None:
-    """Write training and validation loss by step, and the verdict, as a PNG at `path`.
+    """Draw training and validation loss by step, with the verdict, to a PNG at `path`.
 
-    Nothing is drawn before the second evaluation: one point is no curve, and a run of a few seconds
-    ends sooner than matplotlib is loaded.
+    Draw nothing before the second evaluation: one point does not make a curve, and a run of a few
+    seconds would end before matplotlib is loaded.
     """
     result = run.result()
     if result is None or len(result.records) < 2:
@@ -129,19 +129,19 @@ def draw_run(run: Run, path: Path) -> None:
 
 
 def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
-    """Return a PNG of curves side by side; `panels` are by the labels of their x axes."""
+    """Return a PNG with one panel of curves for each x-axis label in `panels`."""
     with drawing(**_STYLE):
         return _png(_figure(panels, known))
 
 
 def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -> str:
-    """Return the same of one panel as an SVG element for a page, whose style gives font and ink.
+    """Return one panel as an SVG element for a page, which takes font and colours from its style.
 
-    Its attributes `data-left` and `data-right` say where the x axis lies, as shares of its width,
-    and `data-end` where the axis ends.
+    The attributes `data-left` and `data-right` are the ends of the x axis as fractions of the
+    width, and `data-end` is the largest value on the axis.
     """
     file = io.StringIO()
-    # Text stays text; the salt makes the same picture the same bytes.
+    # Keep text as text; a fixed salt makes the bytes reproducible.
     with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
         figure = _figure({x_label: lines}, known)
         (axes,) = figure.axes
@@ -152,7 +152,7 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     left, right = axes.get_position().intervalx
     svg = file.getvalue()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.S)
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # two figures in a page would repeat them
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # ids must be unique in a page of several figures
     for colour, named in _IN_A_PAGE.items():
         svg = svg.replace(colour, named)
     place = f'data-left="{left:.4f}" data-right="{right:.4f}" data-end="{axes.get_xlim()[1]}"'
@@ -160,7 +160,7 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
 
 
 def _figure(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> Figure:
-    """Return axes side by side, each wider for longer names in its legend."""
+    """Return a figure with one panel for each x axis, wide enough for the names in the legends."""
     from matplotlib.figure import Figure
 
     names = [line.label for lines in panels.values() for line in lines]
@@ -177,7 +177,7 @@ def _draw_losses(
 ) -> None:
     """Draw curves, and horizontal lines of `known` losses.
 
-    The legend gives the last loss of each, in the order in which the lines end.
+    The legend shows the last loss of each, sorted from high to low.
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
@@ -245,9 +245,9 @@ def plain_curve(
     width: int = 56,
     height: int = 9,
 ) -> str:
-    """Return the validation loss by step in plain characters, with known losses as dashed lines.
+    """Return a text plot of validation loss by step, with known losses as dashed lines.
 
-    The text is empty if there are fewer than two evaluations.
+    The text is empty for fewer than two evaluations.
     """
     steps = [int(record["step"]) for record in records]
     losses = [float(record["val_loss"]) for record in records]
@@ -279,10 +279,10 @@ def best_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) -> str:
-    """Say in one sentence whether the validation loss still falls, has levelled off, or rises.
+    """Return a sentence on whether the validation loss still falls, has levelled off, or rises.
 
-    `records` are the lines of metrics.jsonl, oldest first. `dataset` has the losses to compare
-    with, `bigram_loss` and `floor`, in nats per token, or None if they are not known.
+    `records` are the lines of metrics.jsonl, oldest first. `dataset` has the reference losses
+    `bigram_loss` and `floor`, in nats per token, or None for unknown ones.
     """
     words = [_trend(records, dataset["floor"])]
     bigram_loss = dataset["bigram_loss"]
@@ -295,7 +295,7 @@ def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) ->
 
 
 def _tokens(records: Sequence[Mapping[str, Any]]) -> float:
-    """Return the number of tokens that the last evaluation predicted; infinity if not known."""
+    """Return the number of tokens in the last evaluation, or infinity if unknown."""
     return records[-1].get("evaluated_tokens") or math.inf
 
 
@@ -305,7 +305,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
     losses = [float(record["val_loss"]) for record in records]
     best = losses.index(min(losses))
     risen = losses[-1] - losses[best]
-    # The loss of a token changes by about 1 between evaluations: their mean by 1/√tokens.
+    # The loss of one token varies by about 1 between evaluations, so the mean varies by 1/√tokens.
     if risen > max(_NOTICEABLE, 2 / math.sqrt(_tokens(records))):
         trained = [x for r in records[best:] if (x := r.get("train_loss")) is not None]
         since = f"step {records[best]['step']}"
@@ -325,6 +325,6 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
         over = "over the last fifth of training"
         return f"loss still falling ({fallen:.3f} {over}): more steps would help"
     rates = [float(record.get("learning_rate", 0)) for record in records]
-    if rates[-1] < max(rates) / 2:  # the loss may have levelled off only because of that
+    if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
         return "loss levelled off as the learning rate fell: a longer run may reach a lower one"
     return "loss levelled off: a larger model or another learning rate may help, not more steps"

@@ -1,6 +1,6 @@
-"""Names for attention heads by measurement, and what each head is worth.
+"""Name attention heads by measured patterns, and measure the loss without each head.
 
-A head with weights a (T, T) over a window of tokens x, row t the looking token, is scored by:
+A head with attention weights a (T, T) over a window of tokens x, row t for the query t, scores:
 
     previous-token   mean over t ≥ 1 of a[t, t−1]
     same-token       mean of Σ a[t, s] over s ≤ t with x_s = x_t
@@ -9,16 +9,16 @@ A head with weights a (T, T) over a window of tokens x, row t the looking token,
     start-of-word    mean of Σ a[t, s] over s ≤ t where a word starts
     induction        mean of Σ a[t, s] over 1 ≤ s < t with x_{s−1} = x_t
 
-Each is a share of attention, from 0 to 1. The means of same-token, start-of-word and induction are
-over those t ≥ 1 where there is something to look at: an earlier x_s = x_t, a start of a word, such
-an s. All means are over all windows at once.
+Each score is a fraction of attention, from 0 to 1. The means of same-token, start-of-word and
+induction cover only the t ≥ 1 that have a target: an earlier x_s = x_t, a word start at some s ≤ t,
+or an s as for induction above. Each mean is taken over the tokens of all windows together.
 
-Induction is measured as in the literature (Olsson et al., 2022), on L random tokens that come
-twice: there it is the mean of a[t, t − (L − 1)] over the second L. The others are measured on a
-text, if there is one.
+Induction is measured as in the literature (Olsson et al., 2022), on L random tokens repeated once,
+where it is the mean of a[t, t − (L − 1)] over the second L. The other scores are measured on a
+text, if one is available.
 
-Some of a score is chance: what uniform attention, a[t, s] = 1/(t+1), would score there.
-docs/heads.md has all this in prose.
+Part of a score is chance: the score of uniform attention, a[t, s] = 1/(t+1), on the same tokens.
+See docs/heads.md.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ PATTERNS = (
     "induction",
 )
 THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
-"""What a score must reach to name a head. Any head overlaps much with uniform attention."""
+"""The lowest score that names a head; higher for uniform, which any head overlaps with a lot."""
 
 TIMES_CHANCE = 2
-"""The multiple of uniform attention's score that a score must reach too, except for uniform."""
+"""A score must also be this multiple of uniform attention's score, except for uniform."""
 
 REPEATED = 50
-"""Random tokens that come twice in a window that induction is measured on, if there is room."""
+"""The number of random tokens that a window for induction repeats, if they fit."""
 
 _TOKENS_AT_ONCE = 2**11
 
 
 class TooShortError(AttnlmError):
-    """The windows have too few tokens to measure heads by."""
+    """An error for windows with too few tokens to measure heads."""
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """One head: its place, its scores by pattern, its name, and what it is worth."""
+    """One head: its layer and number, scores by pattern, name, and effect on the loss."""
 
     layer: int
     head: int
     scores: dict[str, float]
     name: str
     loss_change: float | None
-    """validation loss with the head silenced minus that with it, nats per token, if measured"""
+    """loss without the head minus loss with it, in nats per token, if measured"""
 
     def facts(self) -> dict[str, Any]:
         """Return JSON values, in which layers and heads count from 1."""
@@ -88,20 +88,20 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class HeadsReport:
-    """All heads of a run, over `windows` windows of `window` tokens, and as many random ones."""
+    """Scores of all heads of a run over `windows` windows of `window` tokens (see `has_text`)."""
 
     run: str
     windows: int
     window: int
     repeated: int
-    """the random tokens that come twice in each window that induction is measured on"""
+    """the number of random tokens that each of `windows` windows for induction repeats"""
     has_text: bool
-    """whether the other scores are of a text, not of those random tokens too"""
+    """whether scores except induction are measured on a text instead of random tokens"""
     heads: list[HeadReport]
     chance: dict[str, float]
-    """by pattern, the score of uniform attention"""
+    """the score of uniform attention, by pattern"""
     loss: float | None
-    """with all heads, over these windows, if measured"""
+    """the loss with all heads over these windows, if measured"""
 
     @property
     def measured_on(self) -> str:
@@ -129,9 +129,9 @@ def study_heads(
 ) -> HeadsReport:
     """Score every head over at most `windows` windows, spread evenly over a text.
 
-    The text is the run's validation split, or a file or ids, `text`. Induction is measured on
-    random tokens, and so is everything of an imported run without `text`. `ablate` also silences
-    each head in turn and measures the loss over the same windows. Raises AttnlmError if there is no
+    `text` is a file or ids, by default the run's validation split. Induction is measured on random
+    tokens; for an imported run without `text`, so are all scores. `ablate` also silences one head
+    after another and measures the loss over the same windows. Raises AttnlmError if there is no
     such text, if files are missing or damaged, and for a bigram; TooShortError if the text or the
     context is too short; NotFiniteError for NaN and infinity.
     """
@@ -194,7 +194,7 @@ def study_heads(
 
 
 def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[NDArray[Any], str]:
-    """Return ids to measure on, and what to call them in an error."""
+    """Return the ids to measure on, and their name for error messages."""
     if isinstance(text, list):
         return np.array(text), "the text"
     if text is None:
@@ -206,11 +206,11 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
         content = text.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
-    return run.tokenizer.encode_array(content), str(text)  # since the file may be long
+    return run.tokenizer.encode_array(content), str(text)  # an array, since the file may be long
 
 
 def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
-    """Return places of windows of `length` and their targets among `count` tokens, (N, T + 1)."""
+    """Return the indices (N, T + 1) of windows of `length` tokens and targets among `count`."""
     there = (count - 1) // length
     chosen = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
     places: NDArray[np.int64] = chosen[:, None] * length + np.arange(length + 1)
@@ -218,10 +218,10 @@ def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
 
 
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
-    """Return L different random tokens, then the same again, (N, 2 L); the same ones each time.
+    """Return windows (N, 2 L) of L distinct random tokens, repeated once; always the same windows.
 
     L is REPEATED, or less if the vocabulary or the context is smaller. Each token of the second
-    half then has one place to look at, a[t, t − (L − 1)], whatever a model knows of texts.
+    half then has exactly one induction target, a[t, t − (L − 1)], whatever the model has learned.
     """
     length = min(REPEATED, vocab_size, block_size // 2)
     random = np.random.default_rng(1)
@@ -230,10 +230,10 @@ def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> ND
 
 
 def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the tokens at which a word starts: a letter or digit after a token that ends on none.
+    """Mark tokens at word starts: a letter or digit after a token that ends with neither.
 
-    A token such as " the", which begins with another sign before letters, starts a word. Bytes
-    above 127 count as letters. A window's first token starts none, since its past is not known.
+    A token with letters after another character, such as " the", also starts a word. Bytes above
+    127 count as letters. The first token of a window never does, since its past is unknown.
     """
     begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
     for token in np.unique(ids_NT).tolist():
@@ -254,7 +254,7 @@ def _parts(ids_NT: Tensor) -> Iterator[slice]:
 
 
 def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores of all heads, (L, H, P), and those of uniform attention, (P,)."""
+    """Return the scores of all heads, (L, H, P), and of uniform attention, (P,)."""
     length = ids_NT.size(1)
     uniform_TT = torch.ones(length, length, device=ids_NT.device).tril()
     uniform_TT /= uniform_TT.sum(-1, keepdim=True)
@@ -311,7 +311,7 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
 
 
 def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
-    """Return the pattern with the highest score among those that are clear enough, or "mixed"."""
+    """Return the pattern with the highest score among the clear ones, or "mixed" without any."""
 
     def is_clear(pattern: str) -> bool:
         beyond_chance = scores[pattern] >= TIMES_CHANCE * chance[pattern]
@@ -323,7 +323,7 @@ def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
 def _ablate(
     model: LanguageModel, windows_NT: Tensor, places: list[Head], on_event: OnEvent
 ) -> tuple[float, dict[Head, float | None]]:
-    """Return the loss with all heads, and by how much it changes without each."""
+    """Return the loss with all heads, and the change in loss without each head."""
     whole = _loss(model, windows_NT, None)
     changes: dict[Head, float | None] = {}
     for place in places:
@@ -336,7 +336,7 @@ def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> fl
     inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
     losses = []
     for part in _parts(inputs_NT):
-        # `watch` drops the weights of attention, which would take memory.
+        # `watch` discards the attention weights, to save memory.
         logits = record(model, inputs_NT[part], silenced, watch=lambda _: None).logits
         losses.append(float(cross_entropy(logits, targets_NT[part])) * targets_NT[part].numel())
     loss = math.fsum(losses) / targets_NT.numel()
@@ -346,7 +346,7 @@ def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> fl
 
 
 def in_words(report: HeadsReport) -> Iterator[str]:
-    """Yield the lines of a table, one for each head."""
+    """Yield the lines of a table with a row for each head."""
     column: Callable[[str], str] = "{:>14}".format
     columns = "".join(map(column, PATTERNS))
     yield f"layer  head  {'name':<14}{columns}{column('loss change') if report.loss else ''}"

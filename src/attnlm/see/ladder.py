@@ -1,4 +1,4 @@
-"""The rungs of a ladder side by side: losses, gains, what is not like for like, and one page."""
+"""Compare the rungs of a ladder: losses, gains, caveats, and an HTML page."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from attnlm.see.page import render
 from attnlm.see.play import first_text, play_model, play_parts
 from attnlm.see.reproduce import ladder_command
 
-# Legible on white and on black; a model keeps its colour in every picture, a variant takes one that
-# is free.
+# Legible on white and on black. A model has the same colour in all pictures; a variant takes an
+# unused one.
 _COLOURS = (
     *("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d"),
     *("#c2554d", "#8c6bb1", "#5f7f4f"),
 )
 _COLOUR_OF = dict(zip(MODELS, _COLOURS, strict=True))
 
-# Of each rung what it is, why that helps, and why it may not.
+# For each rung: what it is, why it helps, and why it may not.
 _IDEAS = {
     "bigram": (
         "A table in which the last token's row holds the logits of the next",
@@ -81,28 +81,28 @@ _IDEAS |= {
     ),
 }
 _NOTICEABLE = 0.01  # nats per token
-_MOST_TO_TRY = 2_000_000  # parameters of all rungs together, whose page has about 10 MB
+_MOST_TO_TRY = 2_000_000  # parameters of all rungs, for a page of about 10 MB
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A trained rung: its run, the lines of its metrics, and what was sampled from it."""
+    """A trained rung: its run, its metrics, and a text sampled from it."""
 
     model: str
-    """as the ladder names it: a preset, or a variant of one"""
+    """its name in the ladder: a preset, or a variant of a preset"""
     run: Run
     records: Sequence[Mapping[str, Any]]
     text: str
     whole: Mapping[str, Any] = field(default_factory=dict)
-    """what was measured of the best checkpoint on the whole split, if it was of every rung"""
+    """losses of the best checkpoint on the whole split, if measured for every rung"""
     losses: tuple[float, ...] = ()
-    """the lowest loss of each of its runs, in order: with several seeds, `run` has the median"""
+    """the lowest loss of each of its runs, ascending; with several seeds, `run` has the median"""
     every_seed: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """the lines of the metrics of each of its runs"""
+    """the metrics of each of its runs"""
 
     @property
     def best(self) -> Mapping[str, Any]:
-        """The record of the best evaluation: that of the checkpoint which is sampled from."""
+        """The record of the best evaluation, whose checkpoint `text` is sampled from."""
         return {**best_record(self.records), **self.whole}
 
     @property
@@ -115,13 +115,13 @@ class Rung:
 
     @property
     def verdict(self) -> str:
-        """How its training went, in words."""
+        """A sentence on how the training went."""
         return verdict(self.records, self.run.dataset)
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """The rungs of a ladder, trained; `path` is its own folder, beside the runs' folders."""
+    """The trained rungs of a ladder; its folder `path` is next to the folders of the runs."""
 
     path: Path
     plan: Plan
@@ -129,13 +129,13 @@ class Ladder:
 
     @property
     def measured_on(self) -> str:
-        """What part of the validation split the losses are of; empty for all of it."""
+        """The part of the validation split that the losses cover; "" for the whole split."""
         first = self.rungs[0]
         return "" if first.whole else first.run.evaluated_part
 
     @property
     def labels(self) -> dict[str, str]:
-        """Short names of the rungs: `…positions=none` where all variants are of one model."""
+        """Short names of the rungs: `…positions=none` if all variants have the same model."""
         models = [rung.model for rung in self.rungs]
         changed = {model.partition(":")[0] for model in models if ":" in model}
         shared = f"{changed.pop()}:" if len(changed) == 1 else ":"
@@ -143,7 +143,7 @@ class Ladder:
 
     @property
     def rivals(self) -> list[Rung | None]:
-        """For each rung, the best of those before it; None for the first."""
+        """The best earlier rung for each rung; None for the first."""
         rivals: list[Rung | None] = [None]
         for rung in self.rungs[:-1]:
             best = rivals[-1]
@@ -152,14 +152,14 @@ class Ladder:
 
     @property
     def gains(self) -> list[float | None]:
-        """By how much each rung's loss is below the lowest of those before; None for the first."""
+        """The lowest earlier loss minus the rung's loss, for each rung; None for the first."""
         pairs = zip(self.rungs, self.rivals, strict=True)
         return [None if rival is None else rival.loss - rung.loss for rung, rival in pairs]
 
     @property
     def beyond_seeds(self) -> list[bool | None]:
-        """Whether each gain is larger than the spread: the losses of the two rungs' seeds do not
-        overlap. None for the first rung, and with one seed."""
+        """For each gain, True if the losses of the two rungs' seeds do not overlap; None for the
+        first rung, and with one seed."""
         return [
             None
             if rival is None or self.plan.seeds == 1
@@ -168,7 +168,7 @@ class Ladder:
         ]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the names of columns, and a row for each rung."""
+        """Return the column names, and a row for each rung."""
         seeds = ["lowest to highest"] if self.plan.seeds > 1 else []
         header = ["validation loss", *seeds, "gain", "bits per byte", "parameters", "seconds"]
         rows = [
@@ -187,7 +187,7 @@ class Ladder:
 
     @property
     def warnings(self) -> list[str]:
-        """Wherever the comparison is not like for like."""
+        """Sentences on differences that make the comparison unfair."""
         return list(_warnings(self))
 
 
@@ -225,7 +225,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
 
 
 def _differing(facts: Mapping[str, str]) -> str:
-    """Which rungs have which fact; empty where all have the same."""
+    """Return the rungs by fact, in words; "" if all have the same fact."""
     if len(set(facts.values())) < 2:
         return ""
     by_fact: dict[str, list[str]] = {}
@@ -235,9 +235,9 @@ def _differing(facts: Mapping[str, str]) -> str:
 
 
 def explained(ladder: Ladder) -> list[tuple[str, str]]:
-    """Of each rung its name and, in words, what it adds, its gain over the best so far, and why.
+    """Return each rung's name and sentences: what it adds, its gain over the best so far, and why.
 
-    A variant of a model says what was changed, and is compared in the same way.
+    For a variant of a model, the sentences say what was changed, and give the gain without a why.
     """
     sentences = []
     compared = zip(ladder.rungs, ladder.rivals, ladder.gains, ladder.beyond_seeds, strict=True)
@@ -262,7 +262,7 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
 
 
 def _idea(rung: Rung) -> tuple[str, str, str]:
-    """What a rung is, and what follows "better than" and "worse than"."""
+    """Return what a rung is, and the reasons to add after "better than" and "worse than"."""
     model, *changes = rung.model.split(":")
     idea, why, why_not = _IDEAS[model]
     if changes:
@@ -279,7 +279,7 @@ def _colours(ladder: Ladder) -> dict[str, str]:
 
 
 def write_ladder(ladder: Ladder) -> Path:
-    """Writes `curves.png` and `index.html` into the ladder's folder; returns the page's path."""
+    """Write curves.png and index.html to the ladder's folder; return the path of index.html."""
     known = ladder.rungs[-1].run.references()
     panels = {x: _lines(ladder, x) for x in ("tokens", "seconds")}
     files.write_bytes(ladder.path / "curves.png", panels_png(panels, known))
@@ -328,7 +328,7 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
 
 
 def _band(rung: Rung) -> list[tuple[float, float]]:
-    """Return the lowest and the highest loss of all seeds at each evaluation, if all made it."""
+    """Return the lowest and highest loss of all seeds at each evaluation, if all seeds have it."""
     seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
     steps = [record["step"] for record in rung.records]
     if len(seeds) < 2 or not all(step in seed for seed in seeds for step in steps):

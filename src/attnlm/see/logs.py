@@ -1,6 +1,6 @@
-"""Trainings followed by other tools: an adapter for each, and a listener that tells them.
+"""Log training to other tools: an adapter for each, and a listener that sends them events.
 
-A tool's package is imported when a training starts that it follows, not before.
+A tool's package is imported only when a training run that it logs starts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
 _PROJECT = "attnlm"
 _RECORD = "logs.json"
-_MOST_POINTS = 1000  # of a number's curve, evaluations excluded
-# Of a record of metrics.jsonl, by the names that tools show.
+_MOST_POINTS = 1000  # points in a curve, evaluations excluded
+# Keys in metrics.jsonl, by the names that tools show.
 _MEASURED = {
     "loss/train": "train_loss",
     "loss/validation": "val_loss",
@@ -40,9 +40,9 @@ _MEASURED = {
 
 
 class Tool(Protocol):
-    """An adapter of a tool that follows a run.
+    """An adapter for a tool that logs a run.
 
-    `id` identifies the run there, and stays the same when the run is resumed.
+    `id` identifies the run in the tool, and stays the same when the run is resumed.
     """
 
     def __init__(self, run: Run, id: str, first_step: int) -> None: ...
@@ -54,16 +54,16 @@ class Tool(Protocol):
     def image(self, step: int, name: str, pixels: Pixels) -> None: ...
 
     def close(self, *, is_finished: bool) -> None:
-        """Write what is left; the training has ended, `is_finished` or not."""
+        """Write what is left, after training has finished or was interrupted."""
 
 
 class TensorBoard:
-    """Event files in the run's own folder."""
+    """An adapter that writes event files to the run's folder."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        # Discard what a killed process reported after the step that it saved.
+        # Discard what a killed process logged after its last saved step.
         again = first_step + 1 if first_step else None
         self._writer: Any = SummaryWriter(run.path / "tensorboard", purge_step=again)
         settings = run.config.settings().items()
@@ -74,7 +74,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        # TensorBoard shows Markdown, in which indented text stays as it is.
+        # TensorBoard shows Markdown, which keeps indented text unchanged.
         self._writer.add_text(name, "".join(f"    {line}\n" for line in text.split("\n")), step)
 
     def image(self, step: int, name: str, pixels: Pixels) -> None:
@@ -85,7 +85,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The project that WANDB_PROJECT names, or attnlm; offline with WANDB_MODE=offline."""
+    """An adapter for the project WANDB_PROJECT, or attnlm; offline with WANDB_MODE=offline."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import wandb
@@ -100,7 +100,7 @@ class WeightsAndBiases:
             config=dict(run.config.settings()),
             settings=wandb.Settings(console="off"),
         )
-        # W&B's own step counter can't go back to the step at which a killed training resumes.
+        # W&B's own step counter can't go back to the step at which a killed run resumes.
         self._run.define_metric("*", step_metric="step")
 
     def numbers(self, step: int, values: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Where MLFLOW_TRACKING_URI says, in the experiment of MLFLOW_EXPERIMENT_NAME, or attnlm."""
+    """An adapter for MLFLOW_TRACKING_URI; the experiment is MLFLOW_EXPERIMENT_NAME or attnlm."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import mlflow
@@ -152,7 +152,7 @@ class MLflow:
 
 
 class Trackio:
-    """A project on this machine, or where Trackio's own settings say."""
+    """An adapter for a project on this machine, or where Trackio's own settings point."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import trackio
@@ -184,7 +184,7 @@ TOOLS: dict[str, type[Tool]] = {
     "mlflow": MLflow,
     "trackio": Trackio,
 }
-"""By the names of their packages"""
+"""The adapters by package name."""
 
 
 def check_tools(names: Iterable[str]) -> None:
@@ -194,7 +194,7 @@ def check_tools(names: Iterable[str]) -> None:
             hint = suggestion(str(name), TOOLS, f"choose from {', '.join(TOOLS)}")
             raise UsageError(f"`log` can't be {quoted(name)}", hint)
         found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # a folder of that name is no package
+        if found is None or found.origin is None:  # a folder with this name is not a package
             raise AttnlmError(
                 f"`log` {name} needs the package {name}, which is not installed",
                 f"install it: pip install {name}",
@@ -202,10 +202,10 @@ def check_tools(names: Iterable[str]) -> None:
 
 
 class LogListener:
-    """A listener that tells `on_event` of a training, then the tools of these names.
+    """A listener that passes training events to `on_event`, then to the tools in `names`.
 
-    `names` None: the tools that followed the run before. A tool that fails is dropped, and one Note
-    says so: the training continues. What tools print goes to stderr.
+    Without `names`, it uses the tools that logged the run before. It drops a tool that fails and
+    sends one Note; training continues. Output printed by tools goes to stderr.
     """
 
     def __init__(self, on_event: OnEvent, names: Sequence[str] | None) -> None:
@@ -231,7 +231,7 @@ class LogListener:
                 self._each(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
 
     def close(self) -> None:
-        """Let the tools write what is left, and tell them no more."""
+        """Close all tools, which then write what is left."""
         self._each(lambda tool: tool.close(is_finished=self._is_finished))
         self._tools = {}
 
@@ -278,14 +278,14 @@ class LogListener:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
-        except Exception as error:  # noqa: BLE001 - no log is worth a run
+        except Exception as error:  # noqa: BLE001 - a run must not fail for a log
             self._tools.pop(name, None)
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             self._on_event(Note(f"{name} failed, and no longer logs this run: {reason}"))
 
 
 def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str], str]:
-    """Return the tools that follow a run, and its id with them; record both for a resumption."""
+    """Return the tools that log a run, and its id in them; record both for resuming."""
     path = folder / _RECORD
     known: dict[str, Any] = {"id": secrets.token_hex(4), "tools": []}
     if path.exists():

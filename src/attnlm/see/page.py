@@ -1,4 +1,4 @@
-"""Renders the templates of pages/: each page is one HTML file that loads nothing from elsewhere."""
+"""Render the templates in pages/ as single HTML files that load nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def render(
 ) -> bytes:
     """Return the page of a template, in UTF-8, with the stylesheet that all pages share.
 
-    `scripts` are files of pages/ too, and `data` the JSON values that they read.
+    `scripts` are also files in pages/, and `data` are JSON values that the scripts read.
     """
     from markupsafe import Markup
 
@@ -24,15 +24,15 @@ def render(
         template,
         style=Markup(_file("page.css")),
         scripts=[Markup(_file(script)) for script in scripts],
-        # Nothing in the data may end the script element that they lie in.
+        # Escaped, so that no text in the data can end its script element.
         data=Markup(packed.replace("<", "\\u003c")),
         **content,
     )
-    return html.encode(errors="backslashreplace")  # names of folders need not be Unicode
+    return html.encode(errors="backslashreplace")  # folder names may be invalid Unicode
 
 
 def fill(template: str, **content: Any) -> str:
-    """Return the text of a template with this content, which is escaped."""
+    """Return the text of a template, filled with escaped `content`."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""Pictures of attention by matplotlib, which is loaded late and quietly, in a style of our own."""
+"""Draw attention with matplotlib, which is loaded late and quietly, in a fixed style."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 """(height, width, 3)"""
 
-# A font of the user's may have letters that the default font lacks.
+# Keep the user's fonts, which may have letters that the default font lacks.
 _THE_USERS = ("backend", "font.family", "font.sans-serif")
-_MOST_LABELS = 48  # characters on an axis that can still be read
+_MOST_LABELS = 48  # tokens on an axis that are still legible
 _LARGEST_SIDE = 30  # inches
-_CELL = 6  # pixels of a weight
+_CELL = 6  # pixels per attention weight
 
 
 @contextlib.contextmanager
 def drawing(**style: object) -> Iterator[None]:
-    """Draw inside this context in one style, whatever the user's own matplotlib settings are.
+    """Set a fixed style inside this context, whatever the user's matplotlib settings are.
 
     Raises AttnlmError if matplotlib finds no folder for its cache or can't read its settings.
     """
-    # If the home folder is read-only, matplotlib uses a temporary one and says too much about it.
+    # Hide the warning that matplotlib uses a temporary folder if the home folder is read-only.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         import matplotlib as mpl
@@ -64,9 +64,9 @@ def drawing(**style: object) -> Iterator[None]:
 
 
 def picture(attention: Attention, format: str) -> bytes:
-    """Return a PNG or an SVG file (`format` is png or svg), a row of maps for each layer.
+    """Return a PNG or SVG file (`format` is png or svg) with a row of maps for each layer.
 
-    The same attention gives the same bytes.
+    The bytes are reproducible.
     """
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
@@ -96,7 +96,7 @@ def picture(attention: Attention, format: str) -> bytes:
 
 
 def undrawn(attention: Attention) -> str:
-    """Return the characters that no installed font has: a PNG shows boxes in their places."""
+    """Return the characters that no installed font has: a PNG shows them as boxes."""
     return fonts_for(_shown(attention))[1]
 
 
@@ -119,7 +119,7 @@ def _label(axes: Axes, tokens: list[str]) -> None:
 def fonts_for(text: str) -> tuple[list[str], str]:
     """Return the font families that draw a text, and the characters that no installed font has.
 
-    The user's own family comes first, then the fonts that have most of what is still missing.
+    The user's family comes first, then whichever font has most of the missing characters.
     """
     with drawing():
         import matplotlib as mpl
@@ -151,7 +151,7 @@ def _characters(path: str) -> frozenset[int]:
 
 
 def sheet(maps_LHTT: Numbers) -> Pixels:
-    """Return all maps in one image, a row for each layer, a column for each head; dark is much."""
+    """Return all maps in one image: rows are layers, columns are heads, dark is a large weight."""
     lined = np.pad(maps_LHTT, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.3)
     layers, heads, side, _ = lined.shape
     joined = lined.transpose(0, 2, 1, 3).reshape(layers * side, heads * side)

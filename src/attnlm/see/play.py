@@ -1,4 +1,4 @@
-"""A page in which models compute: their weights, tokenizers and a forward pass in JavaScript."""
+"""Make a page that runs models: their weights, tokenizers and a forward pass in JavaScript."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from attnlm.see.page import render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
 _LARGEST_IN_F32 = 2_000_000
-"""Parameters: above, float16 is the default."""
+"""The number of parameters above which float16 is the default."""
 LARGEST = 60_000_000
-"""Parameters of all models: above, a page is made only when it is forced."""
+"""The number of parameters of all models above which a page needs `force`."""
 _SUFFIX = ".html"
 _SCRIPTS = ("components.js", "model.js", "tokenizers.js", "play.js")
 
 
 class PlayModel(NamedTuple):
-    """A model of a page: what is computed, and what a reader is told of it."""
+    """A model in a page, with its description for readers."""
 
     name: str
     architecture: Architecture
     weights: Mapping[str, Tensor]
-    """By the names of the model's parameters; adapters are folded in."""
+    """The weights by parameter name, with adapters merged."""
     tokenizer: Tokenizer
     told: str
-    """Its kind, its size, its data, in words."""
+    """Kind, size and data of the model, in words."""
 
 
 def export_to_html(
     runs: Sequence[Run], path: Path, *, type: str | None, checkpoint: str, force: bool
 ) -> Exported:
-    """Write a page in which the models of `runs` compute.
+    """Write a page that runs the models of `runs`.
 
-    The file is written whole or not at all. Raises UsageError for a name that does not end with
-    .html, AttnlmError when there is something at `path` or the models are too large (unless
-    `force`), when files are missing or damaged, and for a weight that float16 can't hold.
+    The file is written atomically. Raises UsageError for a name that does not end with .html,
+    AttnlmError if `path` exists or the models are too large (unless `force`), if `path` is not a
+    regular file, if files are missing or damaged, and for a weight that float16 can't represent.
     """
     if path.suffix != _SUFFIX:
         raise UsageError(
@@ -77,7 +77,7 @@ def export_to_html(
 
 
 def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
-    """Return the model of a run's checkpoint for a page."""
+    """Return the model of a run's checkpoint, for a page."""
     weights = load_weights(run, checkpoint)
     origin = f"imported from {run.imported_from}"
     if not run.imported_from:
@@ -87,7 +87,7 @@ def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
 
 
 def first_text(runs: Sequence[Run]) -> str:
-    """Return the beginning of the validation split, if a run recorded it and all can encode it."""
+    """Return the start of the validation split from the first run, if all can encode it."""
     text = "".join(runs[0].ticker_passage())
     try:
         for run in runs:
@@ -100,16 +100,16 @@ def first_text(runs: Sequence[Run]) -> str:
 def play_page(
     models: Sequence[PlayModel], number_type: str | None = None, prompt: str = ""
 ) -> bytes:
-    """Return one HTML file, in UTF-8, in which models compute.
+    """Return an HTML file, in UTF-8, that runs models.
 
-    `number_type` is f32 or f16; default: f32 up to 2 million parameters, f16 above. `prompt` is the
-    text that the page begins with.
+    `number_type` is f32 or f16 (default: f32 up to 2 million parameters, f16 above). `prompt` is
+    the initial text in the page.
     """
     return rendered(play_parts(models, number_type, prompt)["data"])
 
 
 def rendered(data: dict[str, Any]) -> bytes:
-    """Return the page with these data of `play_parts`."""
+    """Return the page for the `data` of `play_parts`."""
     title = " · ".join(model["name"] for model in data["models"])
     several = len(data["models"]) > 1
     return render(
@@ -123,7 +123,7 @@ def rendered(data: dict[str, Any]) -> bytes:
 
 
 def play_parts(models: Sequence[PlayModel], number_type: str | None, prompt: str) -> dict[str, Any]:
-    """Return what `render` takes for the template play_body.html."""
+    """Return the arguments of `render` for the template play_body.html."""
     return {
         "scripts": _SCRIPTS,
         "data": {
@@ -135,7 +135,7 @@ def play_parts(models: Sequence[PlayModel], number_type: str | None, prompt: str
 
 
 def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
-    """Return the JSON values that `unpackModels` reads: the numbers of all tensors in base64."""
+    """Return the JSON values that `unpackModels` reads, with all tensors in base64."""
     tensors = model.weights
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
     if number_type is None:
@@ -159,7 +159,7 @@ def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
 
 
 def described_architecture(a: Architecture) -> dict[str, Any]:
-    """Return the fields that are set, with the size of a head and the key and value heads."""
+    """Return the fields that are set, plus the head size and the number of key/value heads."""
     values = {field.name: getattr(a, field.name) for field in fields(a)}
     if a.embed_dim is not None:
         values |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
@@ -167,7 +167,7 @@ def described_architecture(a: Architecture) -> dict[str, Any]:
 
 
 def described_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what tokenizers.js makes the same tokenizer of."""
+    """Return the JSON values from which tokenizers.js builds the same tokenizer."""
     if isinstance(tokenizer, CharTokenizer):
         return {"kind": "char", "characters": tokenizer.characters}
     if isinstance(tokenizer, BpeTokenizer):
@@ -182,15 +182,15 @@ def described_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def in_javascript(pattern: str) -> str:
-    """Return a pattern of ours for JavaScript's flag `u`: it has no possessive quantifiers there,
-    another \\s, and no part without regard to case. The words that it finds are the same."""
+    """Return a pattern that finds the same words in JavaScript with flag `u`, which lacks
+    possessive quantifiers and case-insensitive groups, and has another \\s."""
     pattern = re.sub(r"([+*?]|\{\d+,\d+\})\+", r"\1", pattern)
     pattern = pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
     return re.sub(r"\(\?i:([^()]*)\)", lambda part: f"(?:{_any_case(part[1])})", pattern)
 
 
 def _any_case(letters: str) -> str:
-    """Return a pattern of single letters, classes of letters and | that matches capitals too."""
+    """Return a pattern of letters, classes of letters and |, extended to match capitals too."""
     in_class = letters.replace("[sdmt]", "[sSſdDmMtT]")
     outside = re.split(r"(\[[^]]*\])", in_class)
     both = [part if i % 2 else re.sub("[a-z]", _both, part) for i, part in enumerate(outside)]

@@ -1,6 +1,6 @@
-"""A listener that shows how far a task is: a bar in a terminal or a notebook, lines elsewhere.
+"""Show the progress of a task: a bar in a terminal or a notebook, lines elsewhere.
 
-It is the only module below `cli` that writes to the screen, for those who pass it as `on_event`.
+This is the only module outside `cli` that writes to the screen, if passed as `on_event`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _TRAINING = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {words}]"
 
 
 class ProgressBar:
-    """A listener that shows how far a task is.
+    """A listener that shows the progress of a task.
 
         run = attnlm.train("tales-char", steps=50, on_event=attnlm.ProgressBar())
 
-    In a terminal and in a notebook it shows a bar, and one line at the end of a training run. Notes
-    are lines. If stderr is a file, evaluations are lines, and so is a long task every ten seconds.
+    In a terminal or notebook it shows a bar, and one line at the end of a training run. Notes are
+    lines. If stderr is a file, it writes a line per evaluation, or every ten seconds of a task.
     """
 
     def __init__(self) -> None:
         self.total: float | None = None
-        """The size of the task that is shown, None if it is unknown."""
+        """The size of the current task, or None for unknown."""
         self._bar: Any = None  # a tqdm, in a terminal or a notebook
         self._task = ""
         self._next_line = 0.0
@@ -57,7 +57,7 @@ class ProgressBar:
             self._follow_training(event)
 
     def begin(self, task: str, total: float | None, unit: str, done: float = 0) -> None:
-        """Show a task from now on, in place of the previous one."""
+        """Start to show a task, in place of the previous one."""
         self.close()
         self._task, self.total = task, total
         self._losses, self._best = {}, None
@@ -78,12 +78,12 @@ class ProgressBar:
             )
 
     def clear(self) -> None:
-        """Make room for a line in the terminal; the bar returns with the next event."""
+        """Clear the bar to print a line in the terminal; the bar returns with the next event."""
         if self._bar is not None:
             self._bar.clear()
 
     def close(self, last: str = "") -> None:
-        """End the bar, with a `last` line in its place."""
+        """Remove the bar, and write the line `last` if given."""
         if self._bar is not None:
             self._bar.close()
         self._bar, self._task = None, ""
@@ -115,7 +115,7 @@ class ProgressBar:
     def _show(
         self, done: float, tokens_per_second: float | None = None, seconds_left: float | None = None
     ) -> None:
-        """Redraw the bar: of training with `loss 2.345  val 2.367  690,460 tokens/s`."""
+        """Redraw the bar; in training it ends with `loss 2.345  val 2.367  690,460 tokens/s`."""
         if (bar := self._bar) is None:
             return
         bar.n, bar.total = done, self.total
@@ -128,7 +128,7 @@ class ProgressBar:
 
 
 class _NotebookOutput:
-    """A file for tqdm in the cell of a notebook: each write replaces the one before."""
+    """A file for tqdm in a notebook cell, where each write replaces the previous one."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -144,17 +144,17 @@ class _NotebookOutput:
             self._handle.update(content, raw=True)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, since writes are not buffered."""
 
 
 def _write_line(text: str) -> None:
-    """Write a line to stderr, or in a notebook to stdout, since stderr is for warnings there."""
+    """Write a line to stderr; in a notebook to stdout, since notebooks show stderr as warnings."""
     stream = sys.stdout if _in_notebook() else sys.stderr
     stream.write(f"{harmless(text) if stream.isatty() else text}\n")
     stream.flush()
 
 
 def _in_notebook() -> bool:
-    """Return True if this is the process of a notebook: IPython with a kernel."""
+    """Return True in the process of a notebook: IPython with a kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -1,4 +1,4 @@
-"""All that a run has to show, gathered: for one page, or to be looked at from Python."""
+"""Gather the results of a run for an HTML page, or for use in Python."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from attnlm.see.text import ids_within_context
 from attnlm.training.schedule import learning_rate
 
 STAGES = 3
-"""Of a report: heads, the longer text, and the page, which `report_page` makes."""
+"""The number of stages: heads, the longer text, and the page that `report_page` makes."""
 
 _TOKENS, _SEED = 500, 1  # of the longer text
-_TOKENS_AT_ONCE = 2**6  # whose logits, over the whole vocabulary, are in memory
+_TOKENS_AT_ONCE = 2**6  # limits the memory for logits over the vocabulary
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class LensRow:
 
 @dataclass(frozen=True)
 class Report:
-    """A run: how its training went, its snapshots, and what its checkpoint does with a text."""
+    """A run's training, its snapshots, and the forward pass of its checkpoint over a text."""
 
     run: Run
     checkpoint: str
     result: Result | None
-    """what its evaluations found; None of an imported run"""
+    """results of its evaluations; None for an imported run"""
     snapshots: Sequence[Snapshot]
-    """at evaluations; empty if none are recorded"""
+    """snapshots at evaluations; empty if not recorded"""
     passage: Sequence[str]
-    """the tokens of the snapshots' maps"""
+    """the tokens that the snapshots' maps show"""
     text_is: str
     """where the text comes from, in words"""
     ids: list[int]
@@ -75,26 +75,26 @@ class Report:
     lens: Sequence[LensRow]
     heads: HeadsReport | None
     heads_over: str
-    """what the heads were measured on, in words; or why they were not"""
+    """the text that the heads were measured on, or why they were not measured"""
     data_gone: str
-    """why there is no data set, in words; empty if there is one"""
+    """why the data set is missing, in words; empty if it was found"""
     commands: Sequence[str]
     """the commands that reproduce the run"""
     sample: str
-    """a longer text, without a prompt"""
+    """a longer text, sampled without a prompt"""
     sample_command: str
-    """the command that prints that text, on a CPU"""
+    """the command that prints `sample` again, on a CPU"""
 
     @property
     def verdict(self) -> str:
-        """How its training went, in words."""
+        """A sentence on how the training went."""
         if self.result is None:
             return "it was imported, so the page shows no training"
         return verdict(self.result.records, self.run.dataset)
 
     @property
     def was_extended(self) -> bool:
-        """Whether it was given more steps later, so that the learning rate did not fall once."""
+        """True if steps were added later, so that the learning rate did not follow one schedule."""
         training = self.run.config.training
         return training.budget is None and any(
             not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
@@ -130,12 +130,12 @@ def report(
     data_dir: Path = Path("data"),
     on_event: OnEvent = ignore,
 ) -> Report:
-    """Gather what a run has to show. Reports its stages, and those of `ablate`, as Progress.
+    """Gather the results of a run. Reports its stages, and the stages of `ablate`, as Progress.
 
-    The model reads `text`, or the beginning of the validation split. Heads are scored over
-    `windows` windows of that split; `ablate` also measures the loss without each. If the data set
-    is gone, they are scored on `text`, if it is given, or not at all; those of an imported run,
-    which has no data set, on random tokens.
+    The model reads `text` (default: the beginning of the validation split). Heads are scored over
+    `windows` windows of that split; `ablate` also measures the loss without each head. If the data
+    set is missing, heads are scored on `text` only, or not at all without `text`. An imported run
+    has no data set: without `text` its heads are scored on random tokens.
 
     Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
     trained here and never evaluated, and if its files are missing or damaged.
@@ -204,14 +204,14 @@ def report(
 
 
 def _text(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
-    """Return the beginning of the validation split, and what it is; None if it can't be had."""
+    """Return the first ids of the validation split, or None, and a description of the text."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
         ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
         return ids, f"the first {len(ids)} tokens of the validation split"
     try:
         ids = ids_within_context(run, "".join(run.ticker_passage()))
-    except AttnlmError:  # none was recorded, or its tokens are no whole characters
+    except AttnlmError:  # not recorded, or its tokens are not whole characters
         return None, ""
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
@@ -226,15 +226,15 @@ def _own_words(run: Run, sampler: Sampler) -> list[int]:
 
 @torch.inference_mode()
 def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[LensRow]:
-    """Return what the LM head reads in the stream after each layer (nostalgebraist, 2020).
+    """Return the logit lens: the LM head applied after each layer (nostalgebraist, 2020).
 
-    In a transformer every layer adds to one residual stream, and norm and head turn its last state
-    into the prediction. The lens applies them to the earlier states too, as if the layers above
-    were not there: a row for the embeddings and one for each layer, of which the last is the
-    model's own prediction. Each has the `count` likeliest tokens, or the whole smaller vocabulary.
+    In a transformer every layer adds to one residual stream, and the final norm and LM head turn
+    its last state into the prediction. The lens applies them to the earlier states too, skipping
+    the layers above: one row for the embeddings and one for each layer, the last of which is the
+    model's own prediction. A row has the `count` likeliest tokens, or the whole vocabulary.
 
-    A bigram has no rows, and embeddings of another width than the head reads, which a one-layer
-    rung may have, none. Raises NotFiniteError for NaN and infinity.
+    The result is empty for a bigram. Embeddings have no row if their width differs from the input
+    of the LM head, as in some one-layer rungs. Raises NotFiniteError for NaN and infinity.
     """
     if not isinstance(model, Transformer):
         return []

@@ -1,4 +1,4 @@
-"""A run's report as one HTML page, to be read from top to bottom, by keyboard, or on paper."""
+"""Make an HTML page of a run's report, for reading from top to bottom, by keyboard, or on paper."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from attnlm.see.text import visible
 
 _MOST_SNAPSHOTS = 32
 _MOST_FILMS = 36
-_MOST_COLUMNS = 24  # of the logit lens
+_MOST_COLUMNS = 24  # in the logit lens
 
 
 def report_page(report: Report) -> bytes:
-    """Return the page, in UTF-8: the same bytes for the same report."""
+    """Return the page, in UTF-8, with the same bytes for the same report."""
     run, records = report.run, report.result.records if report.result else []
     snapshots = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
@@ -50,7 +50,7 @@ def report_page(report: Report) -> bytes:
         facts=facts,
         sample=_shown(report.sample),
         report_command=report_command(run),
-        # The settings of a training say nothing of an imported run.
+        # An imported run has no training settings of its own.
         settings=(run.config.model if run.imported_from else run.config).settings(),
         curve=panel_svg(lines, run.references(), "step") if len(records) > 1 else None,
         snapshots=data["snapshots"],
@@ -66,7 +66,7 @@ def report_page(report: Report) -> bytes:
 
 
 def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return at most _MOST_SNAPSHOTS, spread evenly, with the first and the last."""
+    """Return at most _MOST_SNAPSHOTS evenly spaced snapshots, including first and last."""
     count = min(len(snapshots), _MOST_SNAPSHOTS)
     chosen = np.linspace(0, len(snapshots) - 1, count).round().astype(int)
     return [snapshots[number] for number in chosen]
@@ -83,16 +83,16 @@ def _said(
 
 
 def _shown(text: str) -> str:
-    """Return a text of many lines, with signs for other characters that can't be seen."""
+    """Return a text with symbols for invisible characters except spaces and line ends."""
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join("".join(c if c == " " else visible(c) for c in line) for line in lines)
 
 
 def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Return each head's maps, and its previous-token scores, if maps are recorded.
+    """Return each head's maps and previous-token scores over training, if maps are recorded.
 
-    A map is the rows of its lower triangle, in bytes that stand for steps of 1/255. Of many heads,
-    only those with the largest scores at the end are kept: one takes about 10 KB.
+    A map is its lower triangle row by row, in bytes that count steps of 1/255. If a model has many
+    heads, keep those with the largest final scores: a head takes about 10 KB.
     """
     maps = [one.maps for one in snapshots if one.maps is not None]
     shapes = {one.shape for one in maps}
@@ -117,15 +117,15 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
 
 
 def previous_token_score(weights_TT: Numbers) -> float:
-    """Return the mean share of attention on the token just before, as heads.py scores it."""
+    """Return the mean attention weight on the previous token, as heads.py scores it."""
     return float(np.diagonal(weights_TT, -1).mean())
 
 
 def lens_data(rows: Sequence[LensRow], vocabulary: Sequence[str]) -> dict[str, Any]:
-    """Return the logit lens for attend.js, layer by layer, token by token, the likeliest first.
+    """Return the logit lens for attend.js, by layer and token, the likeliest token first.
 
-    `rows` are the names of the layers, `words` the tokens that occur, `ids` the places of the
-    likeliest among these, with percents.
+    `rows` has the layer names, `words` the distinct tokens, `ids` the index in `words` of each
+    likely token, and `percents` its probability in percent.
     """
     if not rows:
         return {"rows": []}

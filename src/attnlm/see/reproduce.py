@@ -1,4 +1,4 @@
-"""The commands that reproduce a run."""
+"""Build the commands that reproduce a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnlm.runs.run import Run
 def prepare_command(dataset: Dataset) -> str:
     """Return the command that prepares the data set again, if its sources are unchanged.
 
-    A text that came from stdin is called TEXT.
+    In the command, TEXT stands for a text that came from stdin.
     """
     words = ["attnlm", "prepare", *dataset.sources]
     words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
@@ -30,10 +30,10 @@ def prepare_command(dataset: Dataset) -> str:
 
 
 def train_command(run: Run) -> str:
-    """Return the command that trains the run again, with every setting: no default matters.
+    """Return the command that trains the run again, with all settings, whatever the defaults are.
 
-    Of a run with a budget it gives the steps that the run made. The learning rate then falls by the
-    steps, not by the clock, so that the bytes differ.
+    For a run with a budget, it gives the steps that the run made. The learning rate then follows
+    the steps, not the clock, so the resulting bytes differ.
     """
     words = ["attnlm", "train", run.dataset["name"]]
     if run.parent is not None:
@@ -59,7 +59,7 @@ def import_command(run: Run) -> str:
 
 
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
-    """Return the command that prints the run's text again."""
+    """Return the command that prints a text sampled from the run again."""
     flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
     flags += ["--tokens", str(tokens), "--seed", str(seed)]
     return command_for("attnlm sample", run.path, *flags, named=True)

@@ -1,7 +1,7 @@
-"""A run's forward pass as a plain PyTorch script that needs nothing of attnlm but the weights.
+"""Export a run's forward pass as a plain PyTorch script that needs only the weights, not attnlm.
 
-The script is the textbook pass, with the model's parts filled in and without the branches that the
-model does not take.
+The script is the forward pass of textbook.py, with the model's parts filled in and without the
+branches that the model does not take.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ parts = [load_file(file) for file in files]  # the rows of each process, in orde
 weights = {{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}"""
 
 
-# The comparisons in the textbook pass; nothing is evaluated as code.
+# The comparisons that occur in textbook.py, so that no code is evaluated.
 _COMPARISONS = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -54,7 +54,7 @@ _COMPARISONS = {
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """Return a script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
-    It loads the checkpoint from its place and prints the likeliest next tokens. Raises AttnlmError
+    The script loads the checkpoint file and prints the likeliest next tokens. Raises AttnlmError
     if the text does not fit the context or the vocabulary, or if files are missing or damaged.
     """
     ids = ids_within_context(run, text)
@@ -80,7 +80,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
 
 
 def specialised(a: Architecture) -> str:
-    """Return the functions of the textbook pass that this model takes, with its parts filled in."""
+    """Return the functions of textbook.py that the model uses, with its parts filled in."""
     module = ast.parse(inspect.getsource(textbook))
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
     for function in functions.values():
@@ -97,7 +97,7 @@ def specialised(a: Architecture) -> str:
 
 
 class _Specialised(ast.NodeTransformer):
-    """Replaces `a.part` by that part of an Architecture, and takes the branches that follow."""
+    """A pass that replaces `a.part` with its value in `a`, and keeps only the branches taken."""
 
     def __init__(self, a: Architecture) -> None:
         self._architecture = a
@@ -122,7 +122,7 @@ class _Specialised(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
-        """Keep the branch that is taken, if the test needs nothing but the architecture."""
+        """Keep only the branch taken, if the test depends only on the architecture."""
         self.generic_visit(node)
         match node.test:
             case ast.Constant(value):
@@ -133,4 +133,4 @@ class _Specialised(ast.NodeTransformer):
                 return node
         return node.body if is_taken else node.orelse
 
-    visit_IfExp = visit_If  # noqa: N815 - the name that ast looks for
+    visit_IfExp = visit_If  # noqa: N815 - the name that ast calls

@@ -1,4 +1,4 @@
-"""A text as a run's model reads it: its ids, and each token in a form that can be shown."""
+"""Encode a text as a run's model reads it, and make its tokens visible."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
-_BACKGROUNDS = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # red, green and blue of 0 and of 1
+_BACKGROUNDS = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # RGB for 0 and for 1
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -37,12 +37,12 @@ def ids_within_context(run: Run, text: str) -> list[int]:
 
 
 def token_texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return each token decoded by itself; bytes that are no character become U+FFFD."""
+    """Return each token decoded separately; bytes of incomplete characters become U+FFFD."""
     return [tokenizer.decode([i]) for i in ids]
 
 
 def visible(text: str) -> str:
-    """Return a text with signs for spaces and line ends, and escapes for other invisible signs."""
+    """Return a text with symbols for spaces and line ends, and with other invisibles escaped."""
     return "".join(
         _SHOWN.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
         for c in text
@@ -50,6 +50,6 @@ def visible(text: str) -> str:
 
 
 def tint(share: float) -> str:
-    """Return a terminal style for a number from 0 to 1: white on a blue that grows brighter."""
+    """Return a terminal style for a number from 0 to 1: white on dark to bright blue."""
     mixed = (round(low + (high - low) * share) for low, high in zip(*_BACKGROUNDS, strict=True))
     return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)

@@ -1,4 +1,4 @@
-"""One real forward pass, step by step: what is computed, in which shape, with which numbers."""
+"""Trace one forward pass step by step: each operation, its shape and its numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attnlm.runs.run import Run
 from attnlm.see.attend import check_fits_json, likeliest, next_in_words
 from attnlm.see.text import ids_within_context, token_texts, visible
 
-_FEW = 6  # numbers of a row that are shown
+_FEW = 6  # numbers shown of a row
 _LIKELIEST = 5
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its name, how it comes from those before, its axes, and its numbers."""
+    """One step: its name, its formula from earlier steps, its axes, and its numbers."""
 
     name: str
     formula: str
@@ -41,10 +41,10 @@ class Trace:
     tokens: list[str]
     steps: list[Step]
     likeliest: list[tuple[str, float]]
-    """the next token's candidates with their probabilities, the likeliest first"""
+    """candidates for the next token with their probabilities, likeliest first"""
 
     def facts(self) -> dict[str, Any]:
-        """Return every number of every step as JSON values. Raises AttnlmError if too many."""
+        """Return every number of every step as JSON values. Raises AttnlmError for too many."""
         check_fits_json(sum(step.values.numel() for step in self.steps))
         return {
             "run": self.run,
@@ -59,7 +59,7 @@ class Trace:
 
 
 def _as_json(values: Tensor) -> Any:
-    """Return the numbers as lists, with None for masked scores: −∞, which JSON does not have."""
+    """Return the numbers as lists, with None for masked scores, since JSON does not have −∞."""
     numbers = values.numpy().astype(object)
     numbers[values.isneginf().numpy()] = None
     return numbers.tolist()
@@ -120,7 +120,7 @@ _MLPS = {
 
 
 def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
-    """Yield what one block computes, its numbers (1, …)."""
+    """Yield the steps of one block, with numbers of shape (1, …)."""
     if layer.read is not None and layer.heads is not None and layer.attended is not None:
         if a.norm != "none":
             yield Step("norm", _NORMS[a.norm], "T C", layer.read)
@@ -164,10 +164,10 @@ def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
 
 
 def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
-    """Yield lines to read: each step's shape, and the numbers of the last token in one head.
+    """Yield lines of text: each step's shape, and the numbers of the last token in one head.
 
-    Maps of few tokens are shown whole. Heads count from 1. Raises UsageError for a head that the
-    model does not have.
+    Attention maps of few tokens are shown whole. Heads count from 1. Raises UsageError for a head
+    that the model does not have.
     """
     heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
     if not 1 <= head <= heads:
