@@ -21,7 +21,7 @@ class Started:
     device: Device
     first_step: int
     memory: int
-    """Bytes that it will take, about."""
+    """About how many bytes the run will take."""
 
     def __str__(self) -> str:
         return (
@@ -34,10 +34,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Reported a few times a second, with the newest batch's loss in nats per token.
+    """Progress, reported a few times a second, with the newest batch's loss in nats per token.
 
-    `seconds_left` is for the steps to come and their evaluations, at the pace of the latest ones;
-    so is `steps`, how many the run makes in all, if it has a budget.
+    `seconds_left` counts the remaining steps and evaluations, at the speed of the latest ones.
+    `steps` is the number of steps in the whole run; with a budget, an estimate at this speed.
     """
 
     step: int
@@ -45,8 +45,8 @@ class Stepped:
     tokens_per_second: float
     seconds_left: float
     gradient_norm: float | None = None
-    """Of the whole gradient of that batch, before it was clipped; None where it was not taken: of a
-    sharded model it takes all processes, and is taken for clipping only"""
+    """Norm of the batch's whole gradient before clipping; None if not computed. For a sharded
+    model it needs all processes, and is computed for clipping only."""
     learning_rate: float | None = None
     steps: int | None = None
 
@@ -60,12 +60,12 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation was made and is on disk; `record` is its line of metrics.jsonl.
+    """An evaluation that is on disk; `record` is its line of metrics.jsonl.
 
     The fields of the record are attributes too: `step`, `tokens` trained on, `seconds` of the run,
     `train_loss` since the last evaluation (None at step 0), `val_loss` and `bits_per_byte` over
     `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
-    `improved`: the validation loss is the lowest so far. `snapshot` is a sample, with attention.
+    `improved`: the validation loss is the lowest so far. `snapshot`: a sample, with attention maps.
     `is_last`: the run ends here.
     """
 
@@ -80,7 +80,7 @@ class Evaluated:
         return self.record[name]
 
     def __str__(self) -> str:
-        """`step    100  train 2.6485  validation 2.4236*  …`: with a star for the best so far."""
+        """Return `step    100  train 2.6485  validation 2.4236*  …`; the best has a star."""
         record = self.record
         train, speed = record["train_loss"], record["tokens_per_second"]
         return (
@@ -94,7 +94,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run ended at its last step, or before it since patience ran out."""
+    """The end of a run, at its last step or earlier because patience ran out."""
 
     run: Run
     step: int

@@ -1,4 +1,4 @@
-"""Which kernels compute a training step on a CPU: what can be compiled, and what is faster here."""
+"""Choice of the kernels of a training step on a CPU: which compile, and which are faster here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.model.sizes import block_shapes
 from attnlm.training.one_layer import compiled_parts, is_one_layer
 
-# Larger sizes are measured at these: what is faster there is faster beyond.
+# Larger sizes are measured at these: the kernel that is faster here is faster at larger ones.
 _MOST_TOKENS, _MOST_OUTPUTS, _MOST_KV_HEADS = 512, 4096, 4
 
 
 def kernels_of(training: TrainingConfig) -> Kernels:
-    """Return the kernels that a configuration names, PyTorch's own where it leaves them open."""
+    """Return the kernels that a configuration names; PyTorch's own are the default."""
     return Kernels(
         compiled=training.compile == "parts",
         matmul="onednn" if training.matmul == "onednn" else "blas",
@@ -42,7 +42,7 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 
 def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Compile these operations, or find them compiled; return False if no compiler works."""
+    """Compile these operations unless they are compiled; return False if no compiler works."""
     if is_one_layer(a, vocab_size, tokens):
         return compiled_parts(a) is not None
     return operations_in_c() is not None and attention_in_c() is not None
@@ -51,7 +51,7 @@ def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
 def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
     """Return the faster library for a step's matmuls, forward and backward: blas or onednn.
 
-    Each thread computes `tokens` tokens. Small matmuls are always BLAS's.
+    Each thread computes `tokens` tokens. Small matmuls always use BLAS.
     """
     if onednn_linear() is None or a.embed_dim is None:
         return "blas"
@@ -83,7 +83,7 @@ def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
 
 
 def _tokens_measured(tokens: int) -> int:
-    """Return a power of two that stands for this many tokens."""
+    """Return the power of two that is measured in place of this many tokens."""
     return min(_MOST_TOKENS, 1 << (max(1, tokens).bit_length() - 1))
 
 
@@ -111,7 +111,7 @@ def faster_attention(a: Architecture, tokens: int) -> str:
 
         def attend() -> None:
             with using(Kernels(compiled=True, attention=kernel)), threads_of_torch(1):
-                # Given to `backward`, d_out would make PyTorch load sympy.
+                # Passing d_out to `backward` would make PyTorch load sympy.
                 (causal_attention(query, key, value, None) * d_out).sum().backward()
 
         return attend

@@ -1,4 +1,4 @@
-"""The training loop: batches → loss → update, evaluated and saved as it goes. It never prints."""
+"""The training loop: batches → loss → update, with evaluations and checkpoints. Never prints."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 _REPORT_SHARE = 0.01
-"""The largest fraction of the time that reports may take."""
+"""The largest fraction of the wall time that reports may take."""
 
-# Of a budget: what evaluations may take, and what drawing and ending do, in seconds at most.
+# Fractions of a budget for evaluations and for drawing and ending; the latter in seconds at most.
 _EVALUATION_SHARE, _CLOSING_SHARE, _CLOSING = 0.15, 0.05, 1.0
-# A note says that the machine is slower, below this fraction of the expected steps and after this
-# progress.
+# A note says that the machine is slower if, after this progress, fewer than this fraction of the
+# expected steps will be made.
 _FAR_FEWER, _TELLING = 0.6, 0.15
 
 OnStep = Callable[[int, Tensor], object]
-"""Takes the number of steps made and the loss of the last one, a tensor () on the device."""
+"""Receives the number of steps made and the loss of the last one, a tensor () on the device."""
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
-"""Returns a snapshot of the model at a step, and the tokens that its maps are of."""
+"""Returns a snapshot of the model at a step, and the tokens of its attention maps."""
 
 
 def fit(
@@ -60,11 +60,11 @@ def fit(
     memory: int = 0,
     on_step: OnStep | None = None,
 ) -> Run:
-    """Train from `state` to the run's last step, reporting Started to Finished.
+    """Train from `state` to the run's last step; report events from Started to Finished.
 
-    A run with a budget ends by the `clock` of rank 0; the run is returned with the steps that it
+    A run with a budget ends by the `clock` of rank 0; the returned run says how many steps it
     made. `take_snapshot` is called at each evaluation, `on_step` after each step. Started reports
-    the `memory` that was estimated. All processes stop by a signal to one of them; rank 0 writes.
+    the estimated `memory`. A signal to one process stops all processes; rank 0 writes.
     Raises AttnlmError when numbers are no longer finite or can't be saved; LostProcessError;
     Interrupted on a signal, after saving if a step was made.
     """
@@ -92,9 +92,9 @@ def fit(
 
 @contextlib.contextmanager
 def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
-    """Turn numbers that are not finite, and errors of the disk, into AttnlmError.
+    """Convert StepNotFiniteError and errors of the disk to AttnlmError.
 
-    Its hint says what is left of the run.
+    Its hint says which step of the run is saved.
     """
 
     def left() -> str:
@@ -163,7 +163,7 @@ class _Loop:
             replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
 
     def begin(self, memory: int) -> None:
-        """Report the start, after a run with a budget has chosen what its evaluations take."""
+        """Report the start; before it, choose how many tokens a run with a budget evaluates."""
         if self._config.budget is not None and self._config.eval_tokens is None:
             few = evaluated_part(self.run.config, 0.0, self._dataset.val_tokens)
             for _ in range(2):  # the first evaluation is slower than others
@@ -177,14 +177,14 @@ class _Loop:
         self._state.model.train()
 
     def _settle(self, config: TrainingConfig) -> None:
-        """Record the part of its configuration that a run with a budget has just settled."""
+        """Record the configuration of a run with a budget, a part of which was just chosen."""
         self._config = config
         self.run = replace(self.run, config=replace(self.run.config, training=config))
         if self._is_main:
             self.run.save_config()
 
     def goes_on(self) -> bool:
-        """Evaluate if that is due; return False after the last step, or when patience runs out."""
+        """Evaluate if this is due; return False after the last step or when patience runs out."""
         state, optimizer = self._state, self._state.optimizer
         self._stepper.stop.check()
         if self._is_evaluation_due():
@@ -204,7 +204,7 @@ class _Loop:
             self._on_event(Finished(self.run, state.step, self._is_out_of_patience))
             return False
         self._step_began = time.perf_counter()
-        # The gradient's norm is noted where a report is likely to follow.
+        # The gradient's norm is computed only if a report is likely to follow.
         soon = self._step_began + 2 * self._step_seconds >= self._report_due
         optimizer.wants_norm = soon and self._is_main and not self._config.is_sharded
         return True
@@ -231,8 +231,8 @@ class _Loop:
         return self._config.patience is not None and self._state.stale >= self._config.patience
 
     def _plan_evaluation(self, budget: float) -> None:
-        """Sets the progress at which a run with a budget evaluates next: in tenths, or less often
-        where evaluations would take too much of the budget."""
+        """Set the progress at which a run with a budget evaluates next: each tenth, or less often
+        if evaluations would take too much of the budget."""
         pause = self._evaluation_seconds / _EVALUATION_SHARE / budget
         following = _after(self._state.progress + max(0.0, pause - 0.1))
         self._next_evaluation = self._stepper.processes.from_main(following)
@@ -245,9 +245,9 @@ class _Loop:
             self._on_event(Note(f"{note} when the size was chosen: the machine is slower now"))
 
     def _closing_seconds(self) -> float:
-        """Return what follows the last step, and half a step, for the end to be on time on average.
+        """Return the seconds after the last step, plus half a step: runs end on time on average.
 
-        The whole split is measured by `experiments/whole_split.py`, and the curve drawn.
+        The whole split is measured by `experiments/whole_split.py`, and the curve is drawn.
         """
         budget, most = self._config.budget or 0.0, self._config.eval_tokens or 0
         closing = self._evaluation_seconds + self._step_seconds / 2
@@ -295,7 +295,7 @@ class _Loop:
         self._tell(Stepped(step, loss.item(), speed, left, measured, rate, total))
 
     def _tell(self, event: Started | Evaluated | Stepped) -> None:
-        """Report an event. The time of listeners, such as drawing a curve, is not the run's."""
+        """Report an event. The time of listeners, such as drawing a curve, does not count."""
         began = time.perf_counter()
         self._on_event(event)
         spent = time.perf_counter() - began
@@ -315,7 +315,7 @@ class _Loop:
         return self._take_snapshot(state.step, model, device)
 
     def _evaluate_and_save(self) -> Evaluated:
-        """Evaluate, then write metrics, ticker, best and last."""
+        """Evaluate, then write metrics, ticker, and the best and last checkpoints."""
         state, run = self._state, self.run
         check_unchanged(self._dataset.train)
         loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
@@ -354,7 +354,7 @@ class _Loop:
         return Evaluated(record, improved, taken and taken[0], is_last)
 
     def _validation_loss(self, most: int | None) -> Evaluation:
-        """Return the loss of the weights over at most `most` tokens of the split."""
+        """Return the loss of the current weights over at most `most` tokens of the split."""
         return validation_loss(
             self._state.model,
             self._dataset.val,

@@ -1,7 +1,7 @@
-"""The memory that a training run takes, estimated before it starts: within a factor of 2.
+"""Estimates of the memory of a training run before it starts, within a factor of 2.
 
-A short formula: bytes per parameter, numbers per token and layer, and the logits that are held at
-once. Its constants were fitted to measured peaks (docs/speed.md), from above for large
+A short formula sums bytes per parameter, numbers per token and layer, and the logits that are in
+memory together. Its constants were fitted to measured peaks (docs/speed.md), from above for large
 vocabularies.
 """
 
@@ -37,35 +37,36 @@ _SHARE = 0.7
 _FLOAT = 4  # bytes
 # Copies of a matrix that an update by Muon holds in each thread.
 _COPIES_BY_MUON = 5
-# Libraries, the batches drawn ahead, kernels' own memory.
+# Bytes of libraries, prefetched batches and the kernels' own memory.
 _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
-# The tokenizer, and what else grows with the vocabulary: fits peaks measured with 50,257 ids.
+# Bytes per id of the tokenizer and all else that grows with the vocabulary, fitted to peaks
+# measured with 50,257 ids.
 _PER_ID = 1500
 # Tokens of an evaluation that are computed together: enough for matmuls at full speed, on a CPU few
-# enough for its caches. There are fewer if one of them takes more than _BYTES_PER_TOKEN.
+# enough for its caches. There are fewer if a token takes more than _BYTES_PER_TOKEN.
 _TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
 _BYTES_PER_TOKEN = 2**16
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one process on the device that trains, in addition to PyTorch itself.
+    """Bytes that one process takes on the training device, in addition to PyTorch itself.
 
-    The total is their sum: what is freed on a CPU mostly stays with the process.
+    The total is the sum of all fields: on a CPU a process mostly keeps memory that it frees.
     """
 
     weights: int
-    """In float32, and their copies: joined, gathered, transposed or in lower precision."""
+    """Weights in float32, and their copies: joined, gathered, transposed or of lower precision."""
     gradients: int
-    """One set for each thread."""
+    """One set of gradients for each thread."""
     optimizer: int
     activations: int
     """What a step keeps for the backward pass."""
     logits: int
-    """The logits held at once, their softmax and its gradient."""
+    """The logits in memory at the same time, their softmax and its gradient."""
     evaluation: int
     checkpoint: int
-    """The copy of a sharded model that is being written."""
+    """The copies of a sharded model for checkpoints and samples."""
     process: int
 
     @property
@@ -90,7 +91,7 @@ def estimate_memory(
     own, blocks = parameters // shards, a.layers * block_matrices(a)
     trained = own if lora is None else adapter_numbers(a, lora)
     gathered = copied = 0
-    if shards > 1:  # two blocks, and embeddings and head all the time
+    if shards > 1:  # two blocks, and always embeddings and head
         gathered = parameters - blocks + min(2, a.layers) * block_matrices(a)
     elif half or lora is None:
         copied = multiplied_weights(a, vocab_size)
@@ -102,7 +103,7 @@ def estimate_memory(
 
     block, widest = kept_by_block(a, width), widest_place(a)
     kept = a.layers * block
-    if training.recompute:  # all of one block, and the input of each
+    if training.recompute:  # one block's activations, and the input of each block
         kept = block + _FLOAT * a.layers * (a.embed_dim or 0)
     activations = cut.shares * tokens * (kept + width * widest)
     most, at_once = LOGITS_AT_ONCE[device], 2 * LOGITS_AT_ONCE[device]
@@ -113,8 +114,8 @@ def estimate_memory(
     elif training.compile == "on" or a.embed_dim is None or tokens * vocab_size <= most:
         logits = 3 * tokens * vocab_size
     else:
-        # The gradients of the head and of its input are made with the loss. Three copies of the
-        # former fit the peaks measured with 50,257 ids.
+        # The gradients of the head and of its input are computed with the loss. Three copies of
+        # the head's gradient fit the peaks measured with 50,257 ids.
         logits = at_once + (tokens + 3 * vocab_size * (lora is None)) * a.body_dim
 
     together = min(windows_at_once(a, vocab_size, device) * a.block_size, val_tokens)
@@ -123,7 +124,7 @@ def estimate_memory(
         evaluated = at_once
     evaluation = _FLOAT * (together * widest + 2 * evaluated)
     evaluation *= min(most_threads, -(-val_tokens // together))
-    if device == "cuda":  # which uses the memory of a step again
+    if device == "cuda":  # an evaluation reuses the memory of a step
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
         weights=_FLOAT * (own + trained * (lora is not None))
@@ -133,7 +134,7 @@ def estimate_memory(
         activations=activations,
         logits=_FLOAT * cut.shares * logits,
         evaluation=evaluation,
-        # Two copies while training goes on; rank 0 gathers the whole model, to sample from it.
+        # Two copies are written while training goes on; rank 0 gathers the model to sample from it.
         checkpoint=_FLOAT * (2 * (trained + optimizer) + parameters) if shards > 1 else 0,
         process=_PROCESS[device] + _PER_ID * vocab_size,
     )
@@ -142,7 +143,7 @@ def estimate_memory(
 def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
     """Return about how many bytes per token a block keeps for the backward pass.
 
-    Those of the residual stream are in float32, those of matmuls have `width` bytes each.
+    Numbers of the residual stream are in float32; inputs of matmuls take `width` bytes each.
     """
     mixed = (6 if a.attention == "softmax" else 2) * mixed_width(a)
     weights = 3 * a.maps_per_layer * a.block_size * a.holds_weights
@@ -151,7 +152,7 @@ def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
 
 
 def widest_place(a: Architecture) -> int:
-    """Return about how many numbers per token a block computes with at its widest place."""
+    """Return about how many numbers per token a block holds at its widest place."""
     mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.holds_weights
     return 2 * (a.embed_dim or 0) + max(3 * a.mlp_dim, mixed)
 
@@ -166,9 +167,9 @@ def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
 def affordable_micro_batch(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> int | None:
-    """Return the largest micro-batch that leaves some memory free; None if the whole batch does.
+    """Return the largest micro-batch that leaves some memory free, or None for the whole batch.
 
-    If none does, the micro-batch is one window.
+    If every size takes too much memory, the micro-batch is one window.
     """
     there = _memory_of(device)
     rows = config.training.batch_size // config.training.processes
@@ -185,7 +186,7 @@ def affordable_micro_batch(
 def check_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> None:
-    """Raise AttnlmError if the run needs more than FACTOR times the memory that there is."""
+    """Raise AttnlmError if the run needs more than FACTOR times the available memory."""
     estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
     there = _memory_of(device)
     if there is None or estimate.total <= FACTOR * there:
@@ -207,7 +208,7 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Return the free memory of a GPU, or a process's part of the machine's; None if unknown."""
+    """Return the free memory of a GPU, or a process's part of the machine's, or None."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     there = machine_memory()

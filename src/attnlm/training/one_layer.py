@@ -1,7 +1,7 @@
 """A hand-written loss and gradient for models of one attention layer.
 
-Such a model spends its time between operations, not in them. This form has few operations, memory
-that is allocated once, and no autograd graph. With one layer, queries, keys and values are
+Such a model spends most time on the overhead of operations. This form has few operations,
+allocates memory once, and has no autograd graph. With one layer, queries, keys and values are
 functions of a token plus functions of a position, W(e + p) = We + Wp: they are computed once for
 each token of the vocabulary, and then looked up. Attention and the loss are in C.
 
@@ -9,7 +9,7 @@ A step under autograd with the same C code takes twice as long.
 
 Axes as in attention.py. M counts the tokens of a batch, B·T; N the features of queries, keys and
 values side by side, 3·H·D; R the rows of the tables, V + T.
-`d_x` is the gradient of the loss by x.
+`d_x` is the gradient of the loss with respect to x.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels, operations_in_c, place
 
-# All weights of a window are held at once.
+# All attention weights of a window are in memory together: a longer context would take too much.
 LONGEST_CONTEXT = 256
-# Larger heads gain nothing.
+# For larger heads this form is not faster.
 LARGEST_HEAD = 32
-# Beside the logits of a batch, so that rows do not begin at powers of two, which share a few places
-# in a cache.
+# Added to each row of a batch's logits, so that rows do not begin at powers of two: these would
+# map to the same few sets of a cache.
 _PADDING = 16
 
-# Parts of a model that may have any value in this form; all others have their defaults.
+# Settings that may have any value in this form; all others must have their defaults.
 _FREE = (
     *("model", "embed_dim", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
     *("qkv_bias", "projection", "bias"),
@@ -46,7 +46,7 @@ _FREE = (
 def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Return True if this form computes this model, in batches of this many tokens.
 
-    A vocabulary larger than the batch would make the tables larger than what is looked up.
+    With a vocabulary larger than the batch, the tables would be larger than the rows looked up.
     """
     free = {name: getattr(a, name) for name in _FREE}
     return (
@@ -60,8 +60,8 @@ def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 
 def compiled_parts(a: Architecture) -> tuple[CDLL, CDLL] | None:
-    """Return attention for heads of this size and the pointwise operations, or None if no compiler
-    works."""
+    """Return attention for heads of this size and the pointwise operations; None without a working
+    compiler."""
     pointwise = operations_in_c()
     attention = library("one_layer.c", SIZE=a.head_dim) if pointwise is not None else None
     return (attention, pointwise) if attention is not None and pointwise is not None else None
@@ -70,7 +70,7 @@ def compiled_parts(a: Architecture) -> tuple[CDLL, CDLL] | None:
 def one_layer_form(
     model: LanguageModel, batch_size: int, device: Device, kernels: Kernels
 ) -> OneLayer | None:
-    """Return a model in this form, or None if the form is not for this model or these kernels."""
+    """Return the model in this form, or None for a model or kernels that it does not suit."""
     a = model.architecture
     if (
         not kernels.compiled
@@ -88,8 +88,8 @@ def one_layer_form(
 class OneLayer:
     """Loss and gradients of a model of one attention layer, for batches of one size.
 
-    It holds views of the model's parameters and, from the first call on, of their gradients: both
-    must keep their places in memory.
+    Holds views of the model's parameters and, from the first call on, of their gradients: both
+    must keep their addresses in memory.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class OneLayer:
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss, nats per token; add its gradient to every parameter's `grad`."""
+        """Return the mean loss in nats per token; add its gradient to every parameter's `grad`."""
         tokens = inputs_BT.reshape(-1)
         loss = self.loss(tokens, targets_BT)
         self._predict_backward()
@@ -128,7 +128,7 @@ class OneLayer:
         return loss
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss alone, of a batch of that one size."""
+        """Return the mean loss of a batch of this size, without gradients."""
         self._look_up(inputs_BT.reshape(-1))
         self._attend()
         self._predict()
@@ -139,7 +139,7 @@ class OneLayer:
         return _Parameters(self._model, _gradient)
 
     def _look_up(self, tokens: Tensor) -> None:
-        """Tokens → queries, keys and values."""
+        """Compute queries, keys and values of tokens."""
         p = self._parameters
         torch.cat((p.tokens, p.positions), out=self._embeddings_RC)
         torch.cat(p.qkv, out=self._qkv_NC)
@@ -150,7 +150,7 @@ class OneLayer:
         self._packed_BTN += self._positions_TN
 
     def _look_up_backward(self, tokens: Tensor) -> None:
-        """Gradients of the embeddings and of the query, key and value projections."""
+        """Add the gradients of the embeddings and of the query, key and value projections."""
         d = self._gradients
         self._d_tokens_VN.zero_().index_add_(0, tokens, self._d_packed_MN)
         torch.sum(self._d_packed_BTN, 0, out=self._d_positions_TN)
@@ -163,7 +163,7 @@ class OneLayer:
         d.positions.addmm_(self._d_positions_TN, self._qkv_NC)
 
     def _attend(self) -> None:
-        """Queries, keys and values → the heads' outputs, side by side."""
+        """Compute the heads' outputs, side by side, from queries, keys and values."""
         arrays = self._packed_MN, self._mixed_MC, self._kept, self._scratch
         self._attention.attend(*self._sizes, *map(place, arrays))
 
@@ -172,7 +172,7 @@ class OneLayer:
         self._attention.attend_backward(*self._sizes, *map(place, (*arrays, self._scratch)))
 
     def _predict(self) -> None:
-        """The heads' outputs → logits."""
+        """Compute the logits from the heads' outputs."""
         p = self._parameters
         if p.projection is not None:
             self._projected_MC = self._mixed_MC @ p.projection.T
@@ -182,7 +182,7 @@ class OneLayer:
         torch.addmm(p.head_bias[:, None], p.head, x_MC.T, out=self._logits_VM)
 
     def _predict_backward(self) -> None:
-        """The gradients of projection, head, and the heads' outputs."""
+        """Compute the gradients of the projection, the LM head and the heads' outputs."""
         p, d = self._parameters, self._gradients
         x_MC, d_logits_VM = self._projected_MC, self._logits_VM
         d.head.addmm_(d_logits_VM, x_MC)
@@ -197,7 +197,7 @@ class OneLayer:
         torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
 
     def _cross_entropy(self, targets_M: Tensor) -> Tensor:
-        """Return the mean loss; the logits become its gradient by them."""
+        """Return the mean loss; overwrite the logits by the gradient of the loss."""
         logits_VM, tokens = self._logits_VM, targets_M.numel()
         loss = torch.zeros((), dtype=torch.float64)
         self._pointwise.cross_entropy(

@@ -22,7 +22,7 @@ from attnlm.training.kernels import kernels_of
 from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.update_rules import AdamW, Muon, Place, place_of
 
-# Elements that are updated together on a CPU: they fit its caches, and threads share the pieces.
+# Elements that are updated together on a CPU: they fit its caches; threads divide these pieces.
 _MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
 # The most numbers that processes sum in the same call as the gradients.
 _ROOM = 8
@@ -58,10 +58,10 @@ def placed_spans(
 
 
 def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
-    """Move all parameters into one vector; return it and where each parameter lies.
+    """Move all parameters into one vector; return the vector and each parameter's span.
 
-    Matmuls round by their operands' alignment: evaluations equal those of the training run if the
-    parameters lie as they did there.
+    Matmuls round differently by their operands' alignment: evaluations repeat a training run's
+    numbers only if the parameters lie in memory as they did there.
     """
     spans = placed_spans(model, config, lambda values: values)
     flat = torch.cat([span.values.flatten() for span in spans])
@@ -74,15 +74,15 @@ def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, 
 
 
 class Optimizer(ABC):
-    """Gradients, running means of them, and updates by AdamW and Muon.
+    """Gradients, their running means, and updates by AdamW and Muon.
 
     Gradients and means are one vector each, in which every parameter has its span. Weight decay
-    falls on matrices (embeddings and head among them) or, as the configuration says, on all
-    parameters. The two forms differ in where the weights lie and in what processes sum.
+    applies to matrices (embeddings and head included) or, if the configuration says so, to all
+    parameters. The subclasses differ in where weights lie and in what processes sum.
     """
 
     sums_gradients = True
-    """Whether processes sum gradients here; of a sharded model FSDP has averaged them already."""
+    """Whether processes sum gradients here; FSDP has averaged a sharded model's already."""
 
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
         self._config, self._spans, self._kernels = config, spans, kernels_of(config)
@@ -96,9 +96,9 @@ class Optimizer(ABC):
         for place, group in groupby(spans, key=lambda span: span.place):
             self._rules += self._rules_for(place, list(group))
         self.wants_norm = False
-        """True to note the gradient's norm in the next step; clipping always notes it."""
+        """True to compute the gradient's norm in the next step; clipping always computes it."""
         self.norm: Tensor | None = None
-        """The norm of the newest step's gradient before clipping, None if it was not noted."""
+        """The norm of the newest step's gradient before clipping; None if it was not computed."""
 
     @abstractmethod
     def _rules_for(self, place: Place, spans: list[Span]) -> Iterator[AdamW | Muon]:
@@ -110,7 +110,7 @@ class Optimizer(ABC):
     def all_reduce(
         self, processes: Processes, numbers: Sequence[Tensor | float], after: str
     ) -> Tensor:
-        """Sum gradients and a few numbers over all processes in one call; return these sums."""
+        """Sum gradients and a few numbers over all processes in one call; return the latter."""
         behind = self._with_room[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             behind[i] = number
@@ -118,7 +118,7 @@ class Optimizer(ABC):
         return behind
 
     def add_up(self, others: Sequence[Tensor]) -> None:
-        """Add the gradients of replicas, and set those to 0."""
+        """Add the gradients of replicas to this one, and set the replicas' gradients to 0."""
         for gradient in others:
             self.gradient.add_(gradient)
             gradient.zero_()
@@ -142,8 +142,8 @@ class Optimizer(ABC):
     ) -> None:
         """Make the update after step 0, 1, … and set the gradients to 0.
 
-        `threads` threads, of `pool` and this one, share the work; the result is the same. `steps`:
-        how many the run makes; default: those of its configuration.
+        The work is divided among `threads` threads, of `pool` and this one; the result is the
+        same. `steps` is the number of the run's steps, by default as configured.
         """
         clip = self._config.gradient_clip
         self.norm = self._norm() if self.wants_norm or clip is not None else None
@@ -163,14 +163,14 @@ class Optimizer(ABC):
         self.gradient.zero_()
 
     def _shared_out(self, threads: int) -> list[list[AdamW | Muon]]:
-        """Return the rules for each thread: the largest first, to the thread with least work."""
+        """Return each thread's rules: the largest comes first, to the thread with least work."""
         shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
         for rule in sorted(self._rules, key=lambda rule: -rule.work):
             min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
         return [share for share in shares if share]
 
     def not_finite(self) -> list[str]:
-        """Return which are not finite: gradient (as its running means remember it) or weights."""
+        """Return which are not finite: gradient (seen in its running means) or weights."""
         kinds = {"gradient": [self._mean, self._square], "weights": self._weights}
         return [
             kind
@@ -193,16 +193,16 @@ class Optimizer(ABC):
         return views
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave. Raises KeyError when a tensor is missing."""
+        """Load what `state` returned. Raises KeyError when a tensor is missing."""
         for name, view in self.state().items():
             view.copy_(tensors[name])
 
 
 class FlatOptimizer(Optimizer):
-    """The optimizer of a model whose weights are all here: it lays them side by side in memory.
+    """The optimizer of a model that this process holds whole; lays its weights in one vector.
 
     Each kind of parameter is then one long vector, as are its gradients, and takes a handful of
-    operations however many parameters there are. The model's own parameters become views of it.
+    operations for any number of parameters. The model's parameters become views of the vector.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
@@ -232,7 +232,7 @@ class FlatOptimizer(Optimizer):
             parameters[span.name].grad = gradient[span.part].view(span.values.shape)
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
-        """Return the model again, on the same weights, and the vector of its own gradients."""
+        """Return a copy of the model on the same weights, and the vector of its own gradients."""
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
         copied, gradient = copy.deepcopy(model, frozen), torch.zeros_like(self._values)
         parameters = dict(copied.named_parameters())
@@ -242,5 +242,5 @@ class FlatOptimizer(Optimizer):
         return copied, gradient
 
     def vectors(self) -> list[Tensor]:
-        """Return all that an update changes: weights and running means."""
+        """Return the vectors that an update changes: weights and running means."""
         return [self._values, self._mean, self._square]

@@ -1,7 +1,7 @@
-"""The cost of evaluations and samples compared with training, and how many tokens they take.
+"""The cost of evaluations and samples compared with training, and their number of tokens.
 
 Costs are counted in floating-point operations and follow from the configuration alone, so that the
-same run makes the same choices on any machine, however busy it is.
+same run makes the same choices on any machine, even a busy one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from attnlm.training.validation import MOST_TOKENS
 
 # The fraction of the operations between two evaluations that an evaluation and its sample may take.
 _EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
-# Operations of about a second: such an evaluation may take half of the training in between.
+# Operations of about a second: an evaluation of at most this cost may take half as long as the
+# training between two evaluations.
 _CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
 # Operations that are always affordable.
 _FREE, _FREE_SAMPLE = 2e10, 2e10
 # The fraction of a budget that an evaluation of the whole split, or else of a part, may take.
 _WHOLE_SHARE, _PART_SHARE = 0.02, 0.01
-# With fewer tokens a loss is too noisy.
+# A loss over fewer tokens is too noisy.
 _FEWEST_TOKENS = 2**11
 _SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
 # Operations for the softmax of a logit, its memory traffic included.
 _PER_LOGIT = 200.0
-# A single token reads all weights, and pays for the calls of each layer.
+# Sampling one token reads all weights and adds the overhead of each layer's calls.
 _TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
 # A backward pass costs twice a forward pass.
 _STEP = 3.0
@@ -41,10 +42,10 @@ def step_price(config: Config, vocab_size: int) -> float:
 
 
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
-    """Return how many tokens of the split an evaluation takes, None for all.
+    """Return the number of tokens that an evaluation uses, or None for the whole split.
 
-    All are taken if that costs little compared with the training since the last evaluation or, up
-    to `_CHEAP` operations, no more than half of it; else as many as cost little.
+    The whole split is used if it costs at most `_EVALUATION_SHARE` of the training since the last
+    evaluation, or at most `_CHEAP` operations and half of this training; else a part that costs less.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_price(config.model, vocab_size)
@@ -58,7 +59,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
 
 
 def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
-    """Return how many tokens an evaluation of a run with a budget takes, at `speed` per second."""
+    """Return the tokens of an evaluation in a run with a budget, at `speed` tokens per second."""
     assert config.training.budget is not None
     tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
     if tokens <= _WHOLE_SHARE * most:
@@ -67,7 +68,7 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
-    """Return about `tokens` tokens in whole windows, but not too few."""
+    """Return `tokens` or at least `_FEWEST_TOKENS`, rounded down to one or more windows."""
     length = config.model.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
@@ -83,7 +84,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
-    """Return True if evaluating the whole split `times` times costs little beside `steps` steps."""
+    """Return True if evaluating the split `times` times costs little compared to `steps` steps."""
     trained = steps * config.tokens_per_step
     return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
 

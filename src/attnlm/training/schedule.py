@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from attnlm.config.training import TrainingConfig
 
-# A process may have taken all of a very short budget to start.
+# The start of a process may have used up a very short budget.
 _AT_LEAST = 2.0  # seconds
 
 
 @dataclass
 class Clock:
-    """The time of a run with a budget, which is over at `ends`, by `time.perf_counter`."""
+    """The time of a run with a budget, which ends at `ends` of `time.perf_counter`."""
 
     ends: float
     closing: float = 0.0
     """Seconds that are needed after the last step: to evaluate, save, measure and draw."""
     expected_steps: float | None = None
-    """How many steps a trial before the run has promised, if there was one."""
+    """The number of steps that a trial before the run predicted; None without a trial."""
     _read: float | None = None
 
     @classmethod
@@ -29,10 +29,10 @@ class Clock:
         return cls(max(began + seconds, time.perf_counter() + min(seconds, _AT_LEAST)))
 
     def advance(self, progress: float) -> float:
-        """Return the progress now; `progress` is that of the last call, from 0 to 1 at the end.
+        """Return the progress now, 1 at the end; `progress` is what the last call returned, or 0.
 
-        It grows in proportion to the time that is left. Time counts from the first call on: the
-        first step is slower than others.
+        Progress grows in proportion to the remaining time. Time counts from the first call on,
+        since the first step is slower than others.
         """
         now = time.perf_counter()
         since, self._read = now if self._read is None else self._read, now
@@ -41,16 +41,16 @@ class Clock:
 
 
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the rate of the update that led to `step`; at step 0, the rate of the first."""
+    """Return the learning rate of the update that led to `step`; at step 0, of the first one."""
     return config.learning_rate * learning_rate_factor(max(0, step - 1), config, steps)
 
 
 def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
     """Return the fraction of the highest learning rate for the update after step 0 … `steps` − 1.
 
-    It rises in a line over `warmup` steps, stays, and falls towards `min_learning_rate` over the
-    last `cooldown` fraction of the steps after the warm-up. A run with a budget has as many `steps`
-    as fit at its pace so far, and a warm-up of a quarter of them at most.
+    The rate rises linearly over `warmup` steps, stays, and falls towards `min_learning_rate` over
+    the last `cooldown` fraction of the steps after the warm-up. The `steps` of a run with a budget
+    are the number that fits at its speed so far; its warm-up is at most a quarter of this number.
     """
     warmup: float = config.warmup
     if steps is None:

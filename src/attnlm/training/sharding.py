@@ -1,6 +1,6 @@
 """Sharding: each process holds some rows of every parameter (FSDP2; Zhao et al., 2023).
 
-The rows of a block are gathered when it is computed; its gradients are averaged and divided again.
+A block's rows are gathered before it is computed; its gradients are averaged and sharded again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sharded_model(
 ) -> LanguageModel:
     """Return this process's rows of the model that `build_model` makes from the same random state.
 
-    No more than one block, embeddings and head are whole at any time.
+    At most one block, the embeddings and the head are whole at any time.
     """
     from torch.distributed.fsdp import (
         MixedPrecisionPolicy,
@@ -43,7 +43,7 @@ def sharded_model(
         register_fsdp_forward_method,
     )
 
-    # That a block's output is a view; nobody writes into one.
+    # The warning says that a block's output is a view; no code writes into one.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     half = torch.bfloat16 if device.dtype == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
@@ -52,7 +52,7 @@ def sharded_model(
     def placed(module: Any) -> Any:
         for part in module.modules():
             if isinstance(part, SelfAttention | MLP):
-                part.joins_weights = False  # copies of gathered weights would stay
+                part.joins_weights = False  # copies of gathered weights would stay in memory
         return fully_shard(module, mesh=mesh, mp_policy=policy)
 
     model: LanguageModel = placed(build_model(architecture, vocab_size, placed))
@@ -61,7 +61,7 @@ def sharded_model(
 
 
 def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 0) -> DTensor:
-    """Return a tensor of that shape, divided along `dim` among a mesh; `part` is ours."""
+    """Return a tensor of this shape sharded along `dim` over `mesh`; `part` is this process's."""
     from torch.distributed.tensor import DTensor, Shard
 
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -69,12 +69,12 @@ def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 
 
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
-    """Return the whole model on rank 0's CPU, None in the others, which have to call this too."""
+    """Return the whole model on rank 0's CPU, else None. All processes have to call this."""
     whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
-    # PyTorch's collectives below have less patience.
+    # PyTorch's collectives below have a shorter timeout.
     processes.add_up(torch.zeros(()), "making a whole model")
-    model.reshard()  # type: ignore[operator]  # an evaluation leaves the root's gathered
+    model.reshard()  # type: ignore[operator]  # an evaluation leaves root weights gathered
     with torch.no_grad(), noticing_lost():
         for name, parameter in model.named_parameters():
             values = parameter.full_tensor()  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
 class ShardedOptimizer(Optimizer):
     """The optimizer of a sharded model: each process updates its rows of every parameter.
 
-    AdamW works on the rows as they are. Muon gathers each matrix in one of the processes.
+    AdamW updates the rows as they are. Muon gathers each matrix in one of the processes.
     """
 
     sums_gradients = False
@@ -128,13 +128,13 @@ class ShardedOptimizer(Optimizer):
 def _orthogonalize_rows(
     rows: int, processes: Processes, parts_Nrc: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """`orthogonalize` for the r rows that this process has of N matrices: (N, r, C) → the same.
+    """Orthogonalize N matrices of which this process has r rows: (N, r, C) → (N, r, C).
 
-    Each process makes some of the matrices whole.
+    Each process gathers and orthogonalizes some of the matrices.
     """
     from torch.distributed.tensor import Shard
 
-    # That gloo sends all matrices to all processes.
+    # The warning says that gloo sends all matrices to all processes.
     logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
     mesh = processes.mesh(parts_Nrc.device.type)
     shape = torch.Size((len(parts_Nrc), rows, parts_Nrc.size(2)))

@@ -1,4 +1,4 @@
-"""The windows of a batch that one thread computes: their loss and gradient."""
+"""The loss and gradient of the windows of a batch that one thread computes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
 
-# One thread sums the gradients of all shares.
+# A limit, since one thread sums the gradients of all shares.
 MOST_SHARES = 8
 
 
 class Cut(NamedTuple):
-    """A batch in equal pieces: each process computes its rows in micro-batches (`rounds`), and each
-    of its threads a share of `windows` of a micro-batch."""
+    """A batch in equal pieces: each process computes its rows in `rounds` micro-batches, and each
+    of its threads computes a share of `windows` windows of a micro-batch."""
 
     processes: int
     rounds: int
@@ -53,9 +53,9 @@ class Cut(NamedTuple):
 
 
 def cut_batch(training: TrainingConfig, threads: int) -> Cut:
-    """Cut a batch into as few micro-batches as allowed, and these into a share for each thread.
+    """Cut a batch into as few micro-batches as allowed, and each into a share per thread.
 
-    If fewer shares than threads divide it, PyTorch uses the other threads within each share.
+    If a micro-batch has fewer shares than threads, PyTorch uses several threads in each share.
     """
     processes = training.processes
     rows = training.batch_size // processes
@@ -70,7 +70,7 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
 
 
 class Share:
-    """The model as one thread has it: the same weights in memory, gradients of its own."""
+    """The model as one thread uses it: the same weights in memory, separate gradients."""
 
     def __init__(self, state: TrainingState, config: Config, windows: int, *, first: bool) -> None:
         training = config.training
@@ -92,16 +92,16 @@ class Share:
     def __call__(
         self, step: int, first: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
     ) -> Tensor:
-        """Return the mean loss of these windows, (), and add its gradient to the share's own.
+        """Return the mean loss of the windows, (), and add its gradient to `gradient`.
 
-        `first`: index of the first of these windows in the batch.
+        `first` is the index of the first window in the batch.
         """
         if self._draws:
             self._seed_dropout(step, first)
         inputs_BT, targets_BT = (_on(self._device, ids) for ids in (inputs, targets))
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
-        # The backward pass may compute a block again.
+        # The context includes the backward pass, which may compute a block again.
         with using(self._kernels), drawing_from(self._generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
@@ -109,7 +109,7 @@ class Share:
         return loss.detach()
 
     def _seed_dropout(self, step: int, first: int) -> None:
-        """Make draws depend on seed, step and window alone."""
+        """Make dropout depend only on seed, step and window."""
         seeds = window_seeds(self._seed, step, first, self._windows)
         if not self._generators:
             torch.manual_seed(seeds[0])
@@ -118,10 +118,10 @@ class Share:
 
 
 def _compiled_anew() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
-    """Return the loss, to be compiled at the first step.
+    """Return the loss function, to be compiled at the first step.
 
-    PyTorch compiles one function for a few models only, and then runs it uncompiled. What it
-    compiled for earlier training runs of this process is forgotten here.
+    PyTorch compiles one function for a few models only, and runs it uncompiled for others. So
+    what it compiled for earlier training runs of this process is discarded here.
     """
     use_own_compiler_cache()
     torch._dynamo.reset()
@@ -135,8 +135,8 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
     """Return ids as a tensor on a device.
 
-    CUDA copies pinned memory while the processor goes on. Other GPUs might read memory that is
-    already used again.
+    CUDA copies pinned memory while the CPU goes on. Other GPUs might read memory that is reused
+    already.
     """
     if device.name != "cuda":
         return torch.from_numpy(ids).to(device.torch)

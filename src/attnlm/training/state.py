@@ -1,4 +1,4 @@
-"""The state of a training run: initialised, read from a checkpoint, saved as one."""
+"""The state of a training run: made, read from a checkpoint, and saved as a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class TrainingState:
     device: Device
     step: int = 0
     evaluated_step: int = -1
-    """The step of the newest evaluation; −1 before there is one."""
+    """The step of the newest evaluation; −1 before the first."""
     best_step: int = 0
     best_loss: float = math.inf
     stale: int = 0
-    """Evaluations since the best one."""
+    """The number of evaluations since the best one."""
     loss_sum: float = 0.0
-    """Of the training losses since the newest evaluation."""
+    """The sum of the training losses since the newest evaluation."""
     progress: float = 0.0
     """The fraction of its budget that a run with a budget has used."""
     seconds: float = 0.0
-    """Wall time of the run, evaluations and saving included, but not what listeners do. Not saved
-    with the weights."""
+    """Wall time of the run, with evaluations and saving, without listeners. Not saved with the
+    weights."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
     def evaluated(self, loss: float) -> None:
-        """Note an evaluation of the weights as they are."""
+        """Record an evaluation of the current weights."""
         if loss < self.best_loss:
             self.best_loss, self.best_step, self.stale = loss, self.step, 0
         else:
@@ -61,7 +61,7 @@ class TrainingState:
         self.evaluated_step, self.loss_sum = self.step, 0.0
 
     def copy_from_main(self, processes: Processes) -> None:
-        """Take the state of rank 0."""
+        """Broadcast the state of rank 0 to the others."""
         for name, value in processes.from_main(self.facts()).items():
             setattr(self, name, value)
         if isinstance(self.optimizer, FlatOptimizer):
@@ -69,7 +69,7 @@ class TrainingState:
                 processes.copy_from_main(vector)
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved with the tensors. Batches and dropout follow from seed and step."""
+        """Return what is saved with the tensors: seed and step define batches and dropout."""
         return {name: getattr(self, name) for name in _FACTS}
 
 
@@ -80,7 +80,7 @@ _FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum
 def keeping_random_state(device: Device) -> Iterator[None]:
     """Restore the random state of the CPU, the device and all GPUs afterwards.
 
-    A seed falls on all of them, wherever the model is.
+    torch.manual_seed seeds all generators, on whichever device the model is.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     apple = torch.mps.get_rng_state() if device.name == "mps" else None
@@ -95,9 +95,9 @@ def keeping_random_state(device: Device) -> Iterator[None]:
 def initial_state(
     config: Config, vocab_size: int, device: Device, processes: Processes = ALONE
 ) -> TrainingState:
-    """Return the state before the first step; the weights follow from the seed.
+    """Return the state before the first step; the weights are drawn from the seed.
 
-    With `shard` each of several processes makes its rows only, and all have to call this.
+    With `shard` each of several processes keeps its rows only, and all have to call this.
     """
     training = config.training
     assert training.seed is not None
@@ -120,7 +120,7 @@ def initial_state(
 
 
 def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> TrainingState:
-    """Return the state that the run's last checkpoint holds, or this process's rows of it.
+    """Return the state in the run's last checkpoint, or this process's rows of that state.
 
     Raises AttnlmError if the file is missing or damaged.
     """
@@ -144,11 +144,11 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
 def begun_state(
     run: Run, device: Device, fresh: bool, processes: Processes = ALONE
 ) -> TrainingState:
-    """Return the same state in all processes: the first of a `fresh` run, else the saved one.
+    """Return the same state in all processes: a `fresh` run's first state, else the saved one.
 
-    A fresh run that starts from a parent has its weights, and new adapters if it trains some.
-    Unless the model is sharded, rank 0 reads the state. Raises as `saved_state` and `parent_rows`
-    do.
+    A fresh run that starts from a parent gets the parent's weights, and new adapters if it trains
+    adapters. Unless the model is sharded, rank 0 reads the state. Raises the errors of
+    `saved_state` and `parent_rows`.
     """
     is_sharded = run.config.training.is_sharded
     reads = processes.is_main or is_sharded
@@ -178,13 +178,13 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 
 
 def saved_facts(run: Run) -> dict[str, Any]:
-    """Return the facts that the run's last checkpoint holds. Raises AttnlmError."""
+    """Return the facts in the run's last checkpoint. Raises AttnlmError."""
     lora = run.config.training.adapters
     return _checked(load_header(run.last, run.config.model, run.vocab_size, lora).facts, run)
 
 
 def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    facts = {"progress": 0.0, **facts}  # which attnlm 1.0.0 did not save
+    facts = {"progress": 0.0, **facts}  # attnlm 1.0.0 did not save `progress`
     known = {field.name: type(field.default) for field in fields(TrainingState)}
     if (
         any(type(facts.get(name)) is not known[name] for name in _FACTS)
@@ -207,9 +207,9 @@ def _not_of(run: Run) -> AttnlmError:
 
 
 class Saver:
-    """Writes checkpoints: rank 0 whole files at once, or each process its rows of a sharded model.
+    """Writer of checkpoints. Rank 0 writes whole files, or each process its rows if sharded.
 
-    Rows are written while training goes on, from copies.
+    Rows are copied, and written while training goes on.
     """
 
     def __init__(self, run: Run, state: TrainingState, processes: Processes) -> None:
@@ -217,13 +217,13 @@ class Saver:
         is_sharded = run.config.training.shard
         self._sharded = ShardedCheckpoints(processes) if is_sharded else None
         self.is_writer = is_sharded or processes.is_main
-        """Whether this process has to call it."""
+        """Whether this process has to call `save`."""
 
     def save(self, best_loss: float | None = None) -> None:
-        """Write the last checkpoint, and before it the best one if this is it. Raises OSError."""
+        """Write the best checkpoint if given `best_loss`, then the last. Raises OSError."""
         run, state, optimizer = self._run, self._state, self._state.optimizer
         about_best = {"step": state.step, "val_loss": best_loss}
-        weights = optimizer.weights()  # all, whatever the model computes with just now
+        weights = optimizer.weights()  # all, even while the model computes with others
         if self._sharded is None:
             if best_loss is not None:
                 save_checkpoint(run.best, weights, about_best)
@@ -250,6 +250,6 @@ class Saver:
         }
 
     def finish(self) -> None:
-        """Wait until all is written. Raises as `save` does."""
+        """Wait until all files are written. Raises OSError."""
         if self._sharded is not None:
             self._sharded.finish()

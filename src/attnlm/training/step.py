@@ -20,13 +20,13 @@ from attnlm.training.schedule import Clock
 from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
-_BEFORE_THE_CLOCK = 1e-9  # the progress of a first step
+_BEFORE_THE_CLOCK = 1e-9  # progress before the first step
 _KINDS = ("loss", "gradient", "weights")
 _STEP = "a step"
 
 
 class TrainingData(Protocol):
-    """A data set as steps need it: ids and their number."""
+    """The parts of a data set that training needs: ids and sizes."""
 
     @property
     def train(self) -> Ids: ...
@@ -39,14 +39,14 @@ class TrainingData(Protocol):
 
 
 class StepNotFiniteError(Exception):
-    """Numbers have become NaN or infinite; the message says which, and after which step."""
+    """Error for numbers that are NaN or infinite; the message says which, and after which step."""
 
 
 class Stepper:
     """Makes training steps.
 
-    Processes divide a batch among them, and threads each micro-batch of a process. Each thread
-    computes the loss of some windows; the gradients are averaged.
+    A batch is divided among processes, and each micro-batch of a process among threads. Each
+    thread computes the loss of some windows; the gradients are averaged.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Stepper:
         self._is_sharded = training.is_sharded
 
     def step(self) -> Tensor:
-        """Make the next step and return its loss, a tensor () still on the device."""
+        """Make the next step and return its loss, a tensor () on the device."""
         state, cut = self.state, self._cut
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         if self._is_sharded and self._is_first:
-            # PyTorch's collectives within a step have less patience.
+            # PyTorch's collectives within a step have a shorter timeout.
             self.processes.add_up(torch.zeros(()), self._kind())
         inputs, targets = self.batches(state.step)
         losses: list[Tensor] = []
@@ -108,7 +108,7 @@ class Stepper:
         if self.processes.count > 1:
             loss = self._add_up_processes(loss)
         elif state.device.name == "cpu" and not math.isfinite(loss):
-            # On a GPU this would wait for the step: reports look there.
+            # On a GPU this check would wait for the step; reports check there.
             wrong = ["loss", *state.optimizer.not_finite()]
             first = self._sound_step if len(wrong) > 1 else state.step
             raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
@@ -122,17 +122,17 @@ class Stepper:
             state.optimizer.step(state.step, *about)
         self._loss_sum += loss
         state.step += 1
-        self.stop.raises = False  # from now on there is something to save
+        self.stop.raises = False  # a step was made that can be saved
         return loss
 
     def expected_steps(self, made: int) -> float | None:
-        """Return the expected steps of a run with a budget after `made` of them, else None."""
+        """Return how many steps a run with a budget will make, after `made` steps; else None."""
         if self.config.budget is None:
             return None
         return max(made, 1) / max(self.state.progress, _BEFORE_THE_CLOCK)
 
     def _progress(self) -> float:
-        """Return the progress after this step: of the clock, or of the steps if these end first."""
+        """Return the progress after this step, by the clock or by steps: the larger of both."""
         state, steps = self.state, self.config.steps
         if self._clock is None:
             return state.progress
@@ -140,9 +140,9 @@ class Stepper:
         return max(self._clock.advance(state.progress), by_steps)
 
     def _kind(self) -> str:
-        """Return the kind of step that comes next, by which patience with other processes goes.
+        """Return the kind of the next step, which sets the timeout for other processes.
 
-        After the start and after an evaluation the others may be further, or behind.
+        After the start and after an evaluation the others may be ahead or behind.
         """
         kind, self._is_first = "a first step" if self._is_first else _STEP, False
         return kind
@@ -150,14 +150,14 @@ class Stepper:
     def _add_up_processes(self, loss: Tensor) -> Tensor:
         """Sum the gradients of all processes; return the mean of their losses.
 
-        The same call sums what all have to agree on: whether the loss is finite, whether a signal
-        has come, and the progress of rank 0. Raises StepNotFiniteError, and LostProcessError if a
-        process has ended.
+        The same all-reduce sums what all have to agree on: whether the loss is finite, whether a
+        signal has come, and the progress of rank 0. Raises StepNotFiniteError, and
+        LostProcessError if a process has ended.
         """
         progress = self._progress() if self.processes.is_main else 0.0
         numbers = loss, self.stop.has_come, progress
         rest = self.state.optimizer.all_reduce(self.processes, numbers, self._kind())
-        # NCCL's wait with a timeout has waited for the GPU, so that reading costs nothing more.
+        # NCCL's wait with a timeout has waited for the GPU already: reading costs nothing more.
         total, stopping, self.state.progress = rest.tolist()
         if not math.isfinite(total):
             raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
@@ -174,8 +174,8 @@ class Stepper:
     def read_loss_sum(self, *, together: bool = False) -> float:
         """Return the sum of losses since the newest evaluation.
 
-        Raises StepNotFiniteError unless it, the weights and the optimizer's state are finite; of a
-        sharded model each process sees its part only, unless all call it `together`.
+        Raises StepNotFiniteError unless the sum, the weights and the optimizer's state are finite.
+        A process checks its part of a sharded model only, unless all call this `together`.
         """
         total = self._loss_sum.item()
         wrong = [] if math.isfinite(total) else ["loss"]
@@ -190,7 +190,7 @@ class Stepper:
         return total
 
     def reset_loss_sum(self) -> None:
-        """Start a new mean, after an evaluation."""
+        """Set the sum of losses to 0 after an evaluation."""
         self._loss_sum.zero_()
         self._is_first = True
 

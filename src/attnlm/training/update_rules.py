@@ -1,6 +1,6 @@
-"""The updates of AdamW and Muon: weights and running means from gradients.
+"""The updates of weights and running means by AdamW and Muon.
 
-Not torch.optim's: importing that loads PyTorch's compiler, which takes longer than a small run.
+torch.optim is not used: its import loads PyTorch's compiler, which takes longer than a small run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from attnlm.model.ops.linear import product
 
 
 class Place(NamedTuple):
-    """Which group a parameter belongs to, AdamW's first; groups lie in this order in memory."""
+    """The group of a parameter. Groups lie in sorted order in memory, AdamW's first."""
 
     by_muon: bool
     decays: bool
     shape: tuple[int, int] | None
-    """Of the matrices that Muon takes together"""
+    """The shape of the matrices that Muon stacks; None for AdamW."""
 
 
 def place_of(name: str, parameter: Tensor, config: TrainingConfig) -> Place:
-    """Muon takes the matrices inside the model; embeddings, head, norms and biases are AdamW's."""
+    """Return the group: Muon takes inner matrices; AdamW embeddings, head, norms and biases."""
     decays = parameter.ndim > 1 or config.weight_decay_on == "all"
     outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
     if config.optimizer != "muon" or outside or parameter.ndim < 2:
@@ -35,20 +35,20 @@ def place_of(name: str, parameter: Tensor, config: TrainingConfig) -> Place:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), of tensors of any shapes."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), for tensors of any shapes."""
 
     def __init__(
         self, pieces: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
     ) -> None:
-        """`pieces`: values, gradient, mean and mean square of each tensor."""
+        """Take `pieces`: values, gradient, mean and mean square of each tensor."""
         columns = map(list, zip(*pieces, strict=True))
         self._values, self._gradients, self._means, self._squares = columns
         self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
-        self.work = 100.0 * sum(v.numel() for v in self._values)  # it waits for memory
+        self.work = 100.0 * sum(v.numel() for v in self._values)  # bound by memory
         self._made = [torch.zeros((), device=pieces[0][0].device)] * len(pieces)
 
     def update(self, rate: float, step: int) -> None:
-        """The update after step 0, 1, …"""
+        """Make the update after step 0, 1, …"""
         self._made[0].fill_(step + 1)
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         torch._fused_adamw_(
@@ -71,10 +71,10 @@ class AdamW:
 class Muon:
     """Momentum whose matrices are made orthogonal before the update (Jordan et al., 2024).
 
-    Of N matrices of one `shape`, (R, C), or of the rows of each that a process has; gradient and
-    mean are stacked, (N, rows, C). Updates are scaled by 0.2 √max(R, C), which gives them the size
-    of AdamW's, so that both take the same learning rate and weight decay (Liu et al., 2025, "Muon
-    is scalable for LLM training"). `orthogonalized` is for rows: it needs whole matrices.
+    Updates N matrices of one `shape`, (R, C), or the rows of each that this process has; gradient
+    and mean are stacked, (N, rows, C). Updates are scaled by 0.2 √max(R, C), to the size of AdamW's
+    updates, so that both use the same learning rate and weight decay (Liu et al., 2025, "Muon is
+    scalable for LLM training"). For rows, `orthogonalized` gathers and orthogonalizes matrices.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Muon:
         self._scale = 0.2 * math.sqrt(max(shape))
         self.work = 30.0 * gradient.numel() * min(shape)
         self._orthogonalized = orthogonalized or orthogonalize
-        # On a CPU products in bfloat16 are mostly slow.
+        # On most CPUs matmuls in bfloat16 are slow.
         half = config.dtype == "bfloat16" and gradient.is_cuda
         self._dtype = torch.bfloat16 if half else gradient.dtype
 
     def update(self, rate: float, step: int) -> None:
-        """The update after step 0, 1, …"""
+        """Make the update after step 0, 1, …"""
         self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
         direction = self._gradient.lerp(self._mean, self._momentum)
@@ -108,10 +108,10 @@ class Muon:
 
 
 def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sets the singular values of N matrices to about 1 by Newton-Schulz iterations, (N, R, C).
+    """Return N matrices with singular values set to about 1 by Newton-Schulz iterations, (N, R, C).
 
-    In `dtype`. Coefficients are Jordan's: they trade exactness (values end between 0.7 and 1.2) for
-    few steps.
+    Computes in `dtype`. The coefficients are Jordan's: few steps, at the cost of exactness
+    (singular values end between 0.7 and 1.2).
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices_NRC.to(dtype)
@@ -121,13 +121,13 @@ def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = _products(x, x)
-        polynomial = _products(gram, gram).mul_(c).add_(gram, alpha=b)  # its own transpose
+        polynomial = _products(gram, gram).mul_(c).add_(gram, alpha=b)  # symmetric
         x = _products(polynomial, x.mT).add_(x, alpha=a)
     return (x.mT if tall else x).to(matrices_NRC.dtype)
 
 
 def _products(x_NRC: Tensor, y_NSC: Tensor) -> Tensor:
-    """x yᵀ of each two matrices, (N, R, S)."""
+    """Return x yᵀ for each pair of matrices, (N, R, S)."""
     if x_NRC.is_cuda:
         return torch.bmm(x_NRC, y_NSC.mT)
     return torch.stack([product(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])

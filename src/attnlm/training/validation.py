@@ -23,7 +23,7 @@ from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.share import MOST_SHARES
 
-# Of a longer split, only its first tokens are evaluated; commands say so.
+# Only this many first tokens of a longer split are evaluated; commands say so.
 MOST_TOKENS = 2**22
 
 
@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """e to the power of the loss."""
+        """Return e to the power of the loss."""
         return math.exp(min(self.loss, 700.0))
 
 
@@ -54,13 +54,13 @@ def validation_loss(
     is_sharded: bool = False,
     stop: StopSignal | None = None,
 ) -> Evaluation:
-    """Return the mean loss of predicting every token of a split but its first.
+    """Return the mean loss of predicting every token of a split except the first.
 
     Windows of block_size follow each other without overlap; the last may be shorter. With `most`,
-    only windows with that many tokens in all are computed, spread evenly over the split. `kernels`
+    only about this many tokens are evaluated, in windows spread evenly over the split. `kernels`
     equal those of the training run. Processes and threads divide the windows; their number does not
     change the result. Raises AttnlmError if the split is too short for one window or has ids that
-    the model lacks, and Interrupted in all processes if `stop` comes to one of them.
+    the model lacks, and Interrupted in all processes if one process receives `stop`.
     """
     stop = stop or StopSignal()
     inputs, targets, rest = _windows(tokens, most, model)
@@ -76,7 +76,7 @@ def validation_loss(
     training, kernels = model.training, kernels or Kernels()
     model.eval()
     if is_sharded:
-        # For each group all gather the weights, also those who have no more.
+        # All processes gather the weights for each group, even those that have no group left.
         more = groups[:1] * (-(-len(groups) // processes.count) - len(ours))
         with noticing_lost(), torch.no_grad():
             losses = _summed_losses(model, [*ours, *more], device, None, kernels)[: len(ours)]
@@ -90,7 +90,7 @@ def validation_loss(
     if sums[-1]:
         stop.agree()
         stop.check()
-    # In the order of the text, so that it is the same sum however they were shared out.
+    # Summed in the order of the text: the sum does not depend on how the groups were divided.
     total = sum(sums[:-1].tolist())
     count = inputs.size + len(rest) - 1
     loss = total / count
@@ -100,7 +100,7 @@ def validation_loss(
 def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
     """Return inputs and targets, each (windows, block_size), and the ids that remain.
 
-    The first of these ids is an input only: it was predicted already.
+    The first remaining id is only an input: it was predicted already.
     """
     length = model.architecture.block_size
     check_length(len(tokens), length, "validation")
