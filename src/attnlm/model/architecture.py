@@ -14,7 +14,7 @@ MODELS = (
     *("gpt2", "llama", "qwen3"),
 )
 RUNGS = MODELS[:7]
-"""The rungs of the ladder, each adding one idea to those before; published shapes come after."""
+"""The rungs of the ladder: each adds one idea to the one before. Published shapes come after."""
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
@@ -23,9 +23,9 @@ _WIDEST_HEADS = 2**24  # features of a layer's heads together: a matrix's bytes 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The parts of one model. The defaults of its fields are those of a one-layer rung.
+    """The parts of one model. The defaults of its fields make a one-layer rung.
 
-    Raises UsageError where sizes do not fit each other.
+    Raises UsageError if sizes do not fit each other.
     """
 
     model: str = setting(
@@ -115,7 +115,7 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, D: given, or embed_dim / heads, or embed_dim."""
+        """Return the width of one head, D: `head_size`, or embed_dim / heads, or embed_dim."""
         width = self.embed_dim or 0
         if self.head_size is not None:
             return self.head_size
@@ -123,27 +123,27 @@ class Architecture:
 
     @property
     def num_kv_heads(self) -> int:
-        """Key and value heads, K."""
+        """Return the number of key and value heads, K."""
         return self.kv_heads or self.heads
 
     @property
     def mlp_dim(self) -> int:
-        """Hidden units of the MLP, F."""
+        """Return the number of hidden units of the MLP, F."""
         if self.mlp_width is not None or self.mlp == "none":
             return self.mlp_width or 0
         width = self.embed_dim or 0
-        # Three matrices in place of two: as many parameters as an MLP of width 4C.
+        # SwiGLU has three matrices, not two: 8/3 C gives the parameters of an MLP of width 4C.
         return -(-8 * width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * width
 
     @property
     def body_dim(self) -> int:
-        """Width of what the blocks give to the LM head."""
+        """Return the width of the blocks' output, which the LM head reads."""
         joins = self.attention == "softmax" and not self.projection
         return self.heads * self.head_dim if joins else self.embed_dim or 0
 
     @property
     def maps_per_layer(self) -> int:
-        """Attention maps that one layer has: 0 without attention."""
+        """Return the number of attention maps in one layer: 0 without attention."""
         return {"none": 0, "softmax": self.heads}.get(self.attention, 1)
 
     @property
@@ -156,11 +156,11 @@ class Architecture:
 
     @property
     def holds_weights(self) -> bool:
-        """Return True if training holds all attention weights: no kernel drops any of them."""
+        """Return True if training keeps all attention weights, since no kernel applies dropout."""
         return bool(self.dropout) and self.attention == "softmax" and not self.residual
 
     def settings(self) -> Settings:
-        """The preset and what could be changed in it: all that tells this model from others."""
+        """Return the preset and its settings that have an effect: all that defines this model."""
         names = ("model", *settings_of(self.model))
         values = {name: getattr(self, name) for name in names}
         return {k: v for k, v in values.items() if v is not None and unused(k, values) is None}
@@ -206,7 +206,7 @@ def _check_heads(a: Architecture, width: int) -> None:
 
 
 def _nearest(wanted: int, possible: Sequence[int]) -> str:
-    """Return the numbers next below and above `wanted`, of ascending ones: `4 or 8`."""
+    """Return which of ascending numbers are next below and above `wanted`: `4 or 8`."""
     above = bisect.bisect(possible, wanted)
     return " or ".join(map(str, possible[max(0, above - 1) : above + 1]))
 
@@ -232,7 +232,7 @@ def _check_rotary(a: Architecture) -> None:
         )
 
 
-# What a setting has no effect without: it holds for the settings, defaults among them, or not.
+# The condition under which a setting has an effect, as a function of all settings.
 _Holds = Callable[[Mapping[str, object]], bool]
 
 
@@ -278,14 +278,14 @@ _NEEDS: dict[str, tuple[str, _Holds]] = {
 
 
 def unused(name: str, settings: Mapping[str, object]) -> str | None:
-    """Return what a setting needs to have an effect, or None if it has one."""
+    """Return what a setting lacks to have an effect, or None for a setting that has an effect."""
     needs, holds = _NEEDS.get(name, ("", lambda s: True))
     return None if holds(settings) else needs
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of parts, and which settings a user may change in it."""
+    """A named set of parts, and the settings that a user may change in it."""
 
     parts: Settings
     settings: tuple[str, ...]
@@ -322,7 +322,7 @@ PRESETS: dict[str, Preset] = {
         {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
         ("embed_dim", "heads", "block_size", "dropout"),
     ),
-    # Qwen3, but for its rotary base and an LM head of its own.
+    # Qwen3, but with another rotary base and an untied LM head.
     "transformer": Preset(_QWEN3, _ALL_PARTS),
     "gpt2": Preset(
         {
@@ -343,16 +343,16 @@ PRESETS: dict[str, Preset] = {
 
 
 def settings_of(model: str) -> tuple[str, ...]:
-    """The settings that a preset has, in the order of Architecture's fields."""
+    """Return the settings that a preset has, in the order of Architecture's fields."""
     free = PRESETS[model].settings
     return tuple(f.name for f in fields(Architecture) if f.name in free)
 
 
 def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
-    """A preset with some of its settings changed.
+    """Return the architecture of a preset with some of its settings changed.
 
-    Raises UsageError for a setting that the preset does not have, one that is of no use beside the
-    others, and sizes that do not fit.
+    Raises UsageError for a setting that the preset does not have, a setting that has no effect with
+    the others, and sizes that do not fit.
     """
     preset = PRESETS[model]
     for name in settings:

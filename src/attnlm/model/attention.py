@@ -1,7 +1,7 @@
-"""The attention function, its cache, and the modules that mix tokens by it.
+"""The attention function, its cache, and the modules that use it.
 
-Axes: B batch, T new tokens, S all tokens (those in the cache and the new ones), C embed_dim,
-H heads, K key and value heads, D head size, E value size, N several maps side by side.
+Axes: B batch, T new tokens, S all tokens (in the cache and new), C embed_dim, H heads,
+K key and value heads, D head size, E value size, N outputs of several maps, concatenated.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(mask(scale · q kᵀ)) v (Vaswani et al., 2017).
+    """Return softmax(mask(scale · q kᵀ)) v (Vaswani et al., 2017).
 
-    query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) → (B, H, T, E), where each of K heads
-    of keys and values serves H / K of queries (Ainslie et al., 2023). `scale` is 1/√D by default.
-    The causal mask is aligned to the last key: query t sees keys up to S − T + t, so the newest
-    tokens can be asked about while the older ones' keys come from a cache. `dropout` is the
+    query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) → (B, H, T, E), where each of K key and
+    value heads serves H / K query heads (Ainslie et al., 2023). `scale` is 1/√D by default.
+    The causal mask is aligned to the last key: query t sees keys up to S − T + t, so queries can be
+    the newest tokens only, while the keys of older tokens come from a cache. `dropout` is the
     probability with which each attention weight is dropped.
     """
     new, total = query.size(-2), key.size(-2)
@@ -50,8 +50,8 @@ def scores_and_weights(
 ) -> tuple[Tensor, Tensor]:
     """Return scale · q kᵀ, and its softmax over the keys that the mask leaves: both (..., T, S).
 
-    `scale` is 1/√D by default. Causal, a query sees the keys up to its own; the last query belongs
-    to the last key.
+    `scale` is 1/√D by default. If `causal`, a query sees the keys up to its own; the last query
+    belongs to the last key.
     """
     new, total = query.size(-2), key.size(-2)
     scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
@@ -70,7 +70,7 @@ class LayerCache:
         self._stored: tuple[Tensor, ...] = ()
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Adds tensors (..., T, size) for T new tokens; returns them for all: (..., S, size)."""
+        """Append tensors (..., T, size) of T new tokens; return the whole ones (..., S, size)."""
         if not self._stored:
             self._stored = tuple(n.new_empty(*n.shape[:-2], self.capacity, n.size(-1)) for n in new)
         start, self.length = self.length, self.length + new[0].size(-2)
@@ -79,16 +79,16 @@ class LayerCache:
         return tuple(stored[..., : self.length, :] for stored in self._stored)
 
     def clear(self) -> None:
-        """Forgets every token, and keeps the memory for the next ones."""
+        """Remove all tokens; keep the memory for the next ones."""
         self.length = 0
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention with H heads of any size D, computed for all heads at once.
+    """Causal self-attention with H heads of any size D, computed for all heads together.
 
-    D = C/H is the usual, narrow multi-head attention; D = C the wide one. The outputs (H·D wide)
-    are concatenated and, with a projection, mapped back to C. Queries and keys may be normalised
-    (Henry et al., 2020) and turned by their positions, as in Qwen3.
+    D = C/H is the usual, narrow multi-head attention; D = C is the wide one. The outputs (H·D wide)
+    are concatenated and, with a projection, mapped to width C. Queries and keys may be normalised
+    (Henry et al., 2020) and rotated according to their positions, as in Qwen3.
     """
 
     joins_weights = True
@@ -97,12 +97,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         assert a.embed_dim is not None
         self.heads, self.kv_heads, self.head_size = a.heads, a.num_kv_heads, a.head_dim
-        # With a residual stream dropout falls on what is added to it, which leaves the attention
-        # kernels without dropout usable.
+        # With a residual stream, dropout applies to what is added to the stream, so that attention
+        # kernels without dropout can be used.
         self.dropout = 0.0 if a.residual else a.dropout
         width, kv_width = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
         std = a.embed_dim**-0.5
-        # Where embeddings come without a norm, larger scores leave some seeds with a dead head.
+        # For embeddings without a norm, larger scores lead to a dead head with some seeds.
         sharp = std if a.residual else 0.35 * std
         self.query = Linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
         self.key = Linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
@@ -122,7 +122,7 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """(B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
+        """Map (B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
         maps = self.query, self.key, self.value
         packed_BTN = joined_linear(x_BTC, maps, joins_weights=self.joins_weights)
         gains = None
@@ -144,7 +144,7 @@ def mix(
     recorder: Recorder | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`attention`, with the keys and values of a cache before the new ones, and watched."""
+    """Return `attention` over a cache's keys and values and the new ones; let `recorder` record."""
     if cache is not None:
         key, value = cache.append(key, value)
     if recorder is None:
@@ -157,7 +157,7 @@ def mix(
 class AttentionWithoutMaps(nn.Module):
     """Attention of the embeddings to themselves, without parameters.
 
-    Uniform, all scores are 0: each token becomes the mean of itself and those before it.
+    If `uniform`, all scores are 0: each token becomes the mean of itself and all tokens before it.
     """
 
     def __init__(self, *, uniform: bool) -> None:
@@ -171,7 +171,7 @@ class AttentionWithoutMaps(nn.Module):
         cache: LayerCache | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """(B, T, C) → (B, T, C)."""
+        """Map (B, T, C) → (B, T, C)."""
         value = x_BTC.unsqueeze(1)
         asked = torch.zeros_like(value) if self.uniform else value
         return mix(asked, asked, value, cache, recorder).squeeze(1)

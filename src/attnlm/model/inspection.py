@@ -1,4 +1,4 @@
-"""A model's shapes without its numbers, its size, and checks for finite numbers."""
+"""Model skeletons without numbers, sizes of models, and checks for finite numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attnlm.model.language_model import LanguageModel, build_model
 
 
 def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
-    """The model without memory and numbers: names and shapes, on torch's meta device."""
+    """Return the model without memory and numbers: names and shapes, on torch's meta device."""
     with torch.device("meta"), _WithoutInitialisation():
         return build_model(architecture, vocab_size)
 
 
 def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """The parameters' names and shapes. One block is made for all: a file may claim thousands."""
+    """Return all names and shapes. One block is made for all layers: a file may claim thousands."""
     skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
     return {
@@ -39,7 +39,7 @@ _FIRST = "blocks.0."
 def model_of(
     architecture: Architecture, vocab_size: int, weights: Mapping[str, Tensor]
 ) -> LanguageModel:
-    """The model whose parameters are these weights, in the memory that they have."""
+    """Return the model whose parameters are these weights, without a copy."""
     model = empty_model(architecture, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
@@ -48,14 +48,14 @@ def model_of(
 
 
 def empty_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
-    """A model with whatever its memory holds, which is never touched."""
+    """Return a model with uninitialised weights, to whose memory nothing is written."""
     with _WithoutInitialisation():
         return build_model(architecture, vocab_size)
 
 
 class _WithoutInitialisation(TorchFunctionMode):
-    """Skips torch.nn.init, which draws random numbers, and for a meta tensor imports torch's
-    compiler, 1.5 seconds long."""
+    """A mode that skips torch.nn.init, which draws random numbers, and imports torch's compiler
+    for a meta tensor, which takes 1.5 seconds."""
 
     def __torch_function__(
         self,
@@ -70,9 +70,9 @@ class _WithoutInitialisation(TorchFunctionMode):
 
 
 def check_finite(*tensors: Tensor) -> None:
-    """Raises NotFiniteError where a model's weights, or what they compute, are NaN or infinite."""
+    """Raise NotFiniteError if a model's weights, or numbers computed by it, are NaN or infinite."""
     for tensor in tensors:
-        # Both ends are NaN where any number is. A map of what is finite would take memory.
+        # Minimum and maximum are NaN if any number is. A mask of finite numbers would take memory.
         if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
             raise NotFiniteError
 
@@ -83,5 +83,5 @@ def parameters_of(architecture: Architecture, vocab_size: int) -> int:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trained numbers; tied ones count once."""
+    """Return the number of parameters; tied parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -23,7 +23,7 @@ from attnlm.model.recorder import Recorder
 
 
 class Bigram(nn.Module):
-    """A table: its row for a token holds the logits of the next one."""
+    """A table: the row of a token holds the logits of the next token."""
 
     def __init__(self, architecture: Architecture, vocab_size: int) -> None:
         super().__init__()
@@ -38,35 +38,35 @@ class Bigram(nn.Module):
         caches: list[LayerCache] | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """(B, T) → (B, T, V)."""
+        """Return logits, (B, T) → (B, T, V)."""
         logits: Tensor = self.table(tokens_BT)
         return logits
 
     def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """(B, T) → (B, V), for the token after the last one."""
+        """Return the logits of the token after the last one, (B, T) → (B, V)."""
         logits: Tensor = self(tokens_BT[:, -1])
         return logits
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The mean loss, nats per token."""
+        """Return the mean loss in nats per token."""
         return cross_entropy(self(inputs_BT), targets_BT)
 
     def new_caches(self) -> list[LayerCache]:
-        """Return an empty list: only the last token counts."""
+        """Return an empty list: a bigram uses only the last token."""
         return []
 
 
 class Transformer(nn.Module):
-    """Embeddings → blocks of attention and MLP → LM head, of the parts that an Architecture names.
+    """Embeddings → blocks of attention and MLP → LM head, with the parts of an Architecture.
 
-    With one block, and neither norm, residual stream nor MLP, it is a one-layer rung of the ladder.
+    One block without norm, residual stream and MLP makes a one-layer rung of the ladder.
     """
 
     cosines: Tensor
     sines: Tensor
 
     recompute = False
-    """In training, to compute what is inside a block again on the way back, not to keep it."""
+    """True to recompute the inside of blocks in the backward pass instead of keeping it."""
 
     def __init__(
         self, architecture: Architecture, vocab_size: int, placed: Callable[[Block], Block]
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         assert a.embed_dim is not None
         self.architecture, self.vocab_size = architecture, vocab_size
         self.token_embedding = nn.Embedding(vocab_size, a.embed_dim)
-        # Small compared with what the blocks add to the stream: it learns faster, as measured.
+        # Embeddings small compared with what blocks add to the stream learned faster when measured.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
         if std != 1:
             nn.init.normal_(self.token_embedding.weight, std=std)
@@ -88,7 +88,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(placed(Block(a)) for _ in range(a.layers))
         self.norm = norm_of(a, a.body_dim)
         self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
-        # Equal logits to begin with: the first loss is ln V.
+        # A head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
         else:
@@ -108,20 +108,20 @@ class Transformer(nn.Module):
         caches: list[LayerCache] | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """(B, T) → (B, T, V). With caches, T counts the tokens that they do not hold yet."""
+        """Return logits, (B, T) → (B, T, V). With caches, T counts the tokens not in them yet."""
         return self.read_out(self._body(tokens_BT, caches, recorder))
 
     def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """(B, T) → (B, V), for the token after the last one: no other logits are computed."""
+        """Return only the logits of the token after the last one, (B, T) → (B, V)."""
         return self.read_out(self._body(tokens_BT, caches, None)[:, -1])
 
     def read_out(self, x_BTC: Tensor) -> Tensor:
-        """Apply norm and LM head to a stream: (B, T, C) → (B, T, V)."""
+        """Apply the last norm and the LM head to the blocks' output: (B, T, C) → (B, T, V)."""
         logits: Tensor = self.head(x_BTC if self.norm is None else self.norm(x_BTC))
         return logits
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The mean loss, nats per token."""
+        """Return the mean loss in nats per token."""
         x_BTC = self._body(inputs_BT, None, None)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         return linear_cross_entropy(x_BTC, self.head.weight, self.head.bias, targets_BT)
@@ -148,14 +148,14 @@ class Transformer(nn.Module):
         return x_BTC
 
     def new_caches(self) -> list[LayerCache]:
-        """Empty caches, one per block, for sampling."""
+        """Return empty caches for sampling, one per block."""
         return [LayerCache(self.architecture.block_size) for _ in self.blocks]
 
 
 def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
-    """The position after the last of these tokens, the first of which has position `start`.
+    """Return the position after the last of the tokens, the first of which has position `start`.
 
-    Raises AttnlmError where they are not of shape (B, T), or reach beyond the context.
+    Raises AttnlmError if they are not of shape (B, T), or reach beyond the context.
     """
     if tokens_BT.dim() != 2:
         raise AttnlmError(
@@ -172,7 +172,7 @@ def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), or as much of it as the model has."""
+    """One block: x + attention(norm(x)), then x + mlp(norm(x)), with the parts that exist."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """(B, T, C) → (B, T, C); a one-layer rung without a projection gives (B, T, H·D)."""
+        """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
         record = None if recorder is None else recorder.begin_layer()
         if self.attention is not None:
             read = self.attention_norm(x) if self.attention_norm is not None else x
@@ -200,7 +200,7 @@ class Block(nn.Module):
                 record.read, record.attended = read, attended
             x = self._passed_on(x, attended)
         elif cache is not None:
-            cache.length += x.size(1)  # nothing is kept of the tokens, but their positions count
+            cache.length += x.size(1)  # no keys are kept, but positions count
         if self.mlp is not None:
             read = self.mlp_norm(x) if self.mlp_norm is not None else x
             hidden = self.mlp(read)
@@ -224,7 +224,7 @@ _ATTENTION: dict[str, Callable[[Architecture], nn.Module | None]] = {
 
 
 class MLP(nn.Module):
-    """down(f(up(x))): f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
+    """An MLP, down(f(up(x))), where f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
 
     SwiGLU (Shazeer, 2020) multiplies instead: down(silu(gate(x)) · up(x)).
     """
@@ -248,7 +248,7 @@ class MLP(nn.Module):
             nn.init.zeros_(self.down.bias)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """(B, T, C) → (B, T, C)."""
+        """Map (B, T, C) → (B, T, C)."""
         if self.gate is not None:
             maps = self.gate, self.up
             hidden_BTF = swiglu(joined_linear(x_BTC, maps, joins_weights=self.joins_weights))
@@ -268,9 +268,9 @@ def build_model(
     vocab_size: int,
     placed: Callable[[Block], Block] = lambda block: block,
 ) -> LanguageModel:
-    """A model, initialised from torch's global random state.
+    """Return a model, initialised from torch's global random state.
 
-    Each block goes through `placed` before the next is made: all may be too large for one place.
+    `placed` is applied to each block before the next is made: all may be too large for one device.
     """
     if architecture.embed_dim is None:
         return Bigram(architecture, vocab_size)

@@ -1,4 +1,4 @@
-"""Small layers: linear maps that may have adapters, norms, dropout; and recomputation of layers."""
+"""Small layers: linear maps with optional adapters, norms, dropout; and recomputation of layers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from attnlm.model.ops.pointwise import rms_norm
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b. With an adapter (Hu et al., 2021), (W + scale · B A) in place of W.
+    """A linear map x Wᵀ + b; with an adapter (Hu et al., 2021), W + scale · B A in place of W.
 
-    With `std`, the weights begin as N(0, std²) and the biases as zeros.
+    With `std`, weights are initialised from N(0, std²) and biases to zeros.
     """
 
     lora_down: nn.Parameter | None
@@ -36,7 +36,7 @@ class Linear(nn.Linear):
         self.lora_scale = 0.0
 
     def reset_parameters(self) -> None:
-        """Draw the first weights."""
+        """Draw the initial weights."""
         if self._std is None:
             super().reset_parameters()
             return
@@ -52,14 +52,14 @@ class Linear(nn.Linear):
         self.lora_scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) → (..., outputs)."""
+        """Map (..., inputs) → (..., outputs)."""
         if self.lora_down is None:
             return linear(x, self.weight, self.bias)
         return joined_linear(x, [self])
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean x² + ε) · gain (Zhang and Sennrich, 2019)."""
+    """RMS norm, x / √(mean x² + ε) · gain (Zhang and Sennrich, 2019)."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class RMSNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) → (..., C)."""
+        """Normalise (..., C) → (..., C)."""
         return rms_norm(x, self.gain, self.epsilon)
 
 
 class LayerNorm(nn.Module):
-    """(x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
+    """Layer norm, (x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
 
     def __init__(self, size: int, epsilon: float, *, bias: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) → (..., C)."""
+        """Normalise (..., C) → (..., C)."""
         return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.epsilon)
 
 
@@ -103,7 +103,7 @@ _source = _Source()
 def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
     """Let dropout in this thread draw for sequence i of a batch from generator i.
 
-    So the draws do not depend on how a batch is divided. Without generators, PyTorch's own is used.
+    The draws then do not depend on how a batch is divided. Without generators, PyTorch's is used.
     """
     before, _source.generators = _source.generators, generators
     try:
@@ -113,7 +113,7 @@ def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Zeros with probability p, the rest divided by 1 − p (Srivastava et al., 2014): (B, ...)."""
+    """Zero each number with probability p, else divide by 1 − p (Srivastava et al., 2014)."""
     if not _source.generators:
         return F.dropout(x, p)
     kept = torch.empty_like(x)
@@ -123,14 +123,14 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`dropout`, in training."""
+    """A layer that applies `dropout` in training."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) → (B, ...)."""
+        """Apply dropout, (B, ...) → (B, ...)."""
         return dropout(x, self.p) if self.p and self.training else x
 
 
@@ -138,8 +138,8 @@ def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
     """Return the output of `module`, which is computed again in the backward pass.
 
     Only the arguments are kept (Chen et al., 2016). PyTorch restores its own random state for the
-    repetition; the generators of sequences are ours. A compiled step, in which PyTorch allows no
-    such context, has none.
+    repetition; `_same_draws` restores the generators of sequences. PyTorch does not allow such a
+    context in a compiled step, which has no generators.
     """
     more: Any = {"context_fn": _same_draws} if _source.generators else {}
     computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)

@@ -1,4 +1,4 @@
-"""Low-rank adapters of a model (Hu et al., 2021): given to it, and folded into its weights."""
+"""Low-rank adapters of a model (Hu et al., 2021): added to it, and folded into its weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnlm.model.sizes import LoRA, map_path
 
 
 def adapt(model: nn.Module, lora: LoRA) -> None:
-    """Gives a model adapters, which alone are trained; they begin by torch's random state."""
+    """Add adapters to a model and freeze its weights; draw them from torch's random state."""
     model.requires_grad_(False)
     for module in model.modules():
         if isinstance(module, SelfAttention):
@@ -30,26 +30,26 @@ def adapt(model: nn.Module, lora: LoRA) -> None:
 
 
 def _lay_side_by_side(maps: Sequence[Linear]) -> None:
-    """Their weights, which don't change any more, need not be joined in each step."""
+    """Join the maps' weights in memory: frozen weights need not be joined again in each step."""
     joined = torch.cat([m.weight.data for m in maps])
     for m, part in zip(maps, joined.split([len(m.weight) for m in maps]), strict=True):
         m.weight.data = part
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that are not trained: none of a model without adapters."""
+    """Return the weights that are not trained; a model without adapters has none."""
     return {name: p.data for name, p in model.named_parameters() if not p.requires_grad}
 
 
 def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """W + scale · B A, rounded once: the order of the sums does not matter."""
+    """Return W + scale · B A, summed in float64 and rounded once: the order does not matter."""
     where = torch.device("cpu") if weight.is_mps else weight.device  # Apple's GPUs lack float64
     precise, down, up = (t.to(where, torch.float64) for t in (weight, down, up))
     return (precise + scale * (up @ down)).to(weight)
 
 
 def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: LoRA) -> None:
-    """Folds adapters into weights of a model, in place; both by the names of parameters."""
+    """Fold adapters into a model's weights, in place; the keys of both are parameter names."""
     for name in adapters:
         if name.endswith(".lora_down"):
             path = name.removesuffix(".lora_down")
@@ -60,7 +60,7 @@ def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: Lo
 
 @contextlib.contextmanager
 def folded(model: nn.Module) -> Iterator[None]:
-    """Fold the adapters into the weights for a while: the model then has no adapters."""
+    """Fold the adapters into the weights; at the end, restore weights and adapters."""
     adapted = [m for m in model.modules() if isinstance(m, Linear) and m.lora_down is not None]
     before = [(m.weight.data, m.lora_down, m.lora_up) for m in adapted]
     try:

@@ -1,7 +1,7 @@
-"""Watches a model's own forward pass: what each head looks at, and what each part computes.
+"""Records of a model's forward pass: what each head attends to, and what each part computes.
 
-Given to a model's `forward`, a Recorder is told what is computed on the way; the numbers are those
-of the model, since it is the model that computes them. It can also silence one head.
+A model's `forward` stores its intermediate results in the Recorder that is passed to it, so the
+numbers are exactly the model's. A Recorder can also silence one head.
 
 Axes as in attention.py; L layers.
 """
@@ -19,7 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import FlushingHere
 
 Head = tuple[int, int]
-"""A head's place: layer and number in it, both from 0."""
+"""The position of a head: its layer and its number in the layer, both from 0."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +45,41 @@ class Layer:
     """the input of the attention, after the norm"""
     heads: Heads | None = None
     attended: Tensor | None = None
-    """the heads' outputs side by side, mapped back where there is a projection"""
+    """the heads' outputs, concatenated, after the projection if the model has one"""
     mlp_read: Tensor | None = None
     """the input of the MLP, after the norm"""
     mlp: Tensor | None = None
     """the output of the MLP"""
     stream: Tensor | None = None
-    """what comes out of the block"""
+    """the output of the block"""
 
 
 @dataclass
 class Recorder:
-    """One forward pass. The output of the head `silenced`, if any, is set to zero.
+    """The record of one forward pass. The output of the head `silenced`, if any, is set to zero.
 
-    With `watch`, nothing of the heads is kept: it is told each layer's weights, (B, H, T, S), in
-    the order of the layers. Of many heads and a long text, all weights and scores together take
+    With `watch`, nothing of the heads is kept: `watch` receives each layer's weights, (B, H, T, S),
+    in the order of the layers. For many heads and a long text, all weights and scores together take
     gigabytes.
     """
 
     silenced: Head | None = None
     watch: Callable[[Tensor], None] | None = None
     embedded: Tensor | None = None
-    """token embeddings and, where they are added, positions, (B, T, C); None for a bigram"""
+    """token embeddings plus position embeddings, if any, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    """what came of it, (B, T, V)"""
+    """the output of the model, (B, T, V)"""
 
     def begin_layer(self) -> Layer:
-        """Begin the record of the next block, which writes its parts into it."""
+        """Return the new record of the next block, to which the block writes its parts."""
         self.layers.append(Layer())
         return self.layers[-1]
 
     def mix(
         self, query: Tensor, key: Tensor, value: Tensor, scores: Tensor, weights: Tensor
     ) -> Tensor:
-        """Return weights · v, with the silenced head zero, and keep what led to it."""
+        """Return weights · v, with the silenced head set to zero; record the arguments."""
         mixed = weights @ value
         if self.silenced is not None and self.silenced[0] == len(self.layers) - 1:
             mixed[..., self.silenced[1], :, :] = 0
@@ -91,7 +91,7 @@ class Recorder:
 
     @property
     def weights(self) -> Tensor:
-        """Every head's attention weights, (L, B, H, T, S).
+        """Return every head's attention weights, (L, B, H, T, S).
 
         Raises AttnlmError for a model without attention.
         """
@@ -110,7 +110,7 @@ def no_attention() -> AttnlmError:
 
 
 class Recordable(Protocol):
-    """A model as `record` calls it."""
+    """A model that accepts a Recorder."""
 
     def __call__(self, tokens_BT: Tensor, *, recorder: Recorder) -> Tensor: ...
 

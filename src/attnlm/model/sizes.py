@@ -1,7 +1,7 @@
-"""Sizes that follow from an architecture alone, without loading torch: matrices, adapters, FLOPs.
+"""Sizes of an architecture, computed without loading torch: matrices, adapters, FLOPs.
 
 A matmul of (M, K) and (K, N) takes 2·M·K·N floating-point operations (FLOPs). Only matmuls count,
-as in PyTorch's own counter; attention counts in full, with the scores that its mask leaves out.
+as in PyTorch's own counter; attention counts in full, including the scores that its mask removes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """The factor of B A."""
+        """Return the factor of B A."""
         return self.alpha / self.rank
 
 
 def map_shapes(a: Architecture) -> dict[str, Shape]:
-    """Outputs and inputs of each map of a block."""
+    """Return the outputs and inputs of each map of a block."""
     width = a.embed_dim or 0
     shapes: dict[str, Shape] = {}
     if a.attention == "softmax":
@@ -52,17 +52,17 @@ def map_shapes(a: Architecture) -> dict[str, Shape]:
 
 
 def map_path(layer: int, name: str) -> str:
-    """The module of a map: `blocks.0.attention.query`."""
+    """Return the path of a map's module: `blocks.0.attention.query`."""
     return f"blocks.{layer}.{_PLACES[name]}.{name}"
 
 
 def map_name(path: str) -> str:
-    """The map of a module's path."""
+    """Return the name of the map that has this path."""
     return path.rpartition(".")[2]
 
 
 def adapter_shapes(a: Architecture, lora: LoRA) -> dict[str, Shape]:
-    """The parameters of the adapters by their names in the model."""
+    """Return the shapes of the adapters' parameters by their names in the model."""
     shapes = map_shapes(a)
     named: dict[str, Shape] = {}
     for layer in range(a.layers):
@@ -74,41 +74,41 @@ def adapter_shapes(a: Architecture, lora: LoRA) -> dict[str, Shape]:
 
 
 def adapter_numbers(a: Architecture, lora: LoRA) -> int:
-    """Return the number of parameters of the adapters, which alone are trained."""
+    """Return the number of parameters of the adapters; only these are trained."""
     return sum(rows * columns for rows, columns in adapter_shapes(a, lora).values())
 
 
 def block_shapes(a: Architecture) -> list[tuple[int, int]]:
-    """Outputs and inputs of the matrices of one block."""
+    """Return the outputs and inputs of each matrix of one block."""
     return list(map_shapes(a).values())
 
 
 def block_matrices(a: Architecture) -> int:
-    """Numbers in the matrices of one block."""
+    """Return the number of weights in the matrices of one block."""
     return sum(rows * columns for rows, columns in block_shapes(a))
 
 
 def multiplied_weights(a: Architecture, vocab_size: int) -> int:
-    """Return the numbers in the matrices that multiply a token, in all blocks and the head."""
+    """Return the number of weights that multiply a token, in all blocks and the head."""
     return vocab_size * a.body_dim + a.layers * block_matrices(a)
 
 
 def mixed_width(a: Architecture) -> int:
-    """Return the features per token that attention mixes in all heads; 0 without attention."""
+    """Return how many features per token attention mixes in all heads; 0 without attention."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
 
 
 def forward_flops(a: Architecture, vocab_size: int) -> int:
-    """FLOPs of one token's forward pass, in a window of block_size."""
+    """Return the FLOPs of one token's forward pass in a window of block_size."""
     mixing = 4 * a.block_size * mixed_width(a)  # q kᵀ, and the weights' product with v
     return 2 * multiplied_weights(a, vocab_size) + a.layers * mixing
 
 
 def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
-    """FLOPs of one token's forward and backward pass, without the optimizer's update.
+    """Return the FLOPs of one token's forward and backward pass, without the optimizer's update.
 
-    A matmul takes two in the backward pass, one for each factor; uniform attention takes none, and
-    neither do weights that are frozen beside adapters.
+    The backward pass of a matmul takes two matmuls, one for each factor's gradient. It takes none
+    for uniform attention, and no gradient of weights that are frozen because of adapters.
     """
     flops = 3 * forward_flops(a, vocab_size)
     if a.attention == "uniform":

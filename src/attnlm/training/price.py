@@ -45,7 +45,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
     The whole split is used if it costs at most `_EVALUATION_SHARE` of the training since the last
-    evaluation, or at most `_CHEAP` operations and half of this training; else a part that costs less.
+    evaluation, or at most `_CHEAP` operations and half of this training; else a part is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_price(config.model, vocab_size)

@@ -1,10 +1,10 @@
-"""Operations that a model is made of, in PyTorch's own calls and, for a CPU, in compiled ones.
+"""The operations of a model, in PyTorch's own calls and, for a CPU, in compiled ones.
 
 On a CPU autograd's many short passes over memory cost as much as the matmuls. A step can therefore
 compute some operations in C, forward and backward, and choose between two libraries for matmuls
 (`using`). Other devices, recorders and tests use the reference implementations in PyTorch.
 
-Axes as in attention.py. `d_x` is the gradient of the loss by x.
+Axes as in attention.py. `d_x` is the gradient of the loss with respect to x.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kernels:
     """Which implementations compute the operations of a model on a CPU, in float32."""
 
     compiled: bool = False
-    """Use the operations in C where a compiler is installed."""
+    """Use the operations in C if a compiler is installed."""
     matmul: str = "blas"
     """The library for large matmuls: blas (PyTorch's default) or onednn."""
     attention: str = "torch"
@@ -42,13 +42,13 @@ _used = _Used()
 
 
 def operations_in_c() -> CDLL | None:
-    """Return the compiled operations, or None if no compiler works."""
+    """Return the compiled operations, or None without a working compiler."""
     return library("pointwise.c")
 
 
 @contextlib.contextmanager
 def using(kernels: Kernels) -> Iterator[None]:
-    """Compute the operations of this thread by these kernels."""
+    """Use these kernels for the operations of this thread."""
     before = _used.kernels, _used.parts
     _used.kernels, _used.parts = kernels, operations_in_c() if kernels.compiled else None
     try:
@@ -58,7 +58,7 @@ def using(kernels: Kernels) -> Iterator[None]:
 
 
 def kernels_in_use() -> Kernels:
-    """Return the kernels that this thread computes by."""
+    """Return the kernels that this thread uses."""
     return _used.kernels
 
 

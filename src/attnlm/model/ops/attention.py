@@ -1,4 +1,4 @@
-"""Kernels of attention: PyTorch's, and one in C. Neither holds all scores at once."""
+"""Kernels of attention: PyTorch's, and one in C. Neither keeps all scores in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALONE = 2**22
 
 
 def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
-    """Keys or values of K heads, (B, K, S, D), repeated for the H heads of queries they serve."""
+    """Return keys or values (B, K, S, D), repeated for the H heads of queries that use them."""
     return tuple(
         x if x.size(-3) == heads else x.repeat_interleave(heads // x.size(-3), dim=-3) for x in kv
     )
@@ -48,14 +48,14 @@ def kernel_of_pytorch(
 def reads_groups(query: Tensor) -> bool:
     """Return True if the kernel reads shared keys and values where they are, without a copy.
 
-    Only the flash kernel of CUDA does, in half precision. A CPU is slower so.
+    Only the flash kernel of CUDA does, in half precision. On a CPU this is slower.
     """
     is_half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
     return query.is_cuda and is_half
 
 
 def attention_in_c() -> CDLL | None:
-    """Return the compiled kernel, or None if no compiler works."""
+    """Return the compiled kernel, or None without a working compiler."""
     return library("attention.c", "-fopenmp") or library("attention.c")
 
 
@@ -71,7 +71,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class Blocks(Function):
-    """Attention by attention.c, in blocks of scores: the same with any number of threads."""
+    """Attention by attention.c, in blocks of scores; threads do not change the result."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:

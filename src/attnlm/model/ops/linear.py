@@ -1,8 +1,8 @@
 """Linear maps: one, or several of one input as one matmul, with their low-rank adapters.
 
-PyTorch has two libraries for matmuls on a CPU: its default is a BLAS, MKL on x86, which leaves
-AVX-512 unused on processors that are not Intel's; oneDNN uses it, and can be slower elsewhere. The
-kernels in use say which one to take.
+PyTorch has two libraries for matmuls on a CPU. The default is a BLAS, MKL on x86, which does not
+use AVX-512 on processors that are not Intel's; oneDNN does, and can be slower elsewhere. The
+kernels in use name the library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Te
 
 @functools.cache
 def onednn_linear() -> Callable[..., Any] | None:
-    """Return oneDNN's linear map, or None if PyTorch lacks it or it gives wrong numbers."""
+    """Return oneDNN's linear map, or None unless PyTorch has it and it computes correctly."""
     linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if linear is None:
         return None
@@ -52,7 +52,7 @@ def onednn_linear() -> Callable[..., Any] | None:
 
 
 def linear(x: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b: (..., C) → (..., N); by `product` if the compiled operations are in use."""
+    """Return x Wᵀ + b, (..., C) → (..., N), by `product` if compiled operations are in use."""
     if compiled_for(x) is None or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight_NC, bias_N)
     out: Tensor = _Linear.apply(x, weight_NC, bias_N)  # type: ignore[no-untyped-call]
@@ -80,9 +80,9 @@ class _Linear(Function):
 
 
 def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = True) -> Tensor:
-    """The outputs of `maps` side by side: (..., C) → (..., N), N the sum of their widths.
+    """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
-    To join the weights is faster; autograd then keeps a copy of them.
+    Joining the weights is faster; autograd then keeps a copy of the weights.
     """
     if not joins_weights:
         return torch.cat([m(x) for m in maps], dim=-1)
@@ -102,7 +102,7 @@ def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = Tr
 
 
 def side_by_side(weights: Sequence[Tensor]) -> Tensor:
-    """Matrices (N, C) as one: a view of those that lie so in memory already, else a copy."""
+    """Return matrices (N, C) as one: a view if they are adjacent in memory, else a copy."""
     first = weights[0]
     if len(weights) == 1:
         return first

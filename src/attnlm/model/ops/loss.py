@@ -1,4 +1,4 @@
-"""The cross-entropy, with the matmul that makes the logits: never all of them are in memory."""
+"""The cross-entropy, with the matmul that makes the logits: only a part is in memory at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from attnlm.model.ops import compiled_for, place
 from attnlm.model.ops.linear import linear, product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
-"""On a CPU, as many as share its last cache with the weights that they come from."""
-# Tokens per matmul: as many as each has features, within these bounds, is fastest.
+"""Logits in memory at a time; on a CPU they fit its last cache with the weights of the head."""
+# Tokens per matmul: the number of features, within these bounds, is fastest.
 _FEWEST_COMPILED, MOST_COMPILED = 64, 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean loss in nats per token, computed in float32 at least."""
+    """Return the mean loss in nats per token, computed in float32 at least."""
     if logits_BTV.dtype in (torch.bfloat16, torch.float16):
         logits_BTV = logits_BTV.float()
     return F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten())
@@ -30,10 +30,10 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def linear_cross_entropy(
     x_BTC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_BT: Tensor
 ) -> Tensor:
-    """`cross_entropy(x Wᵀ + b, targets)`, a few tokens at a time.
+    """Return `cross_entropy(x Wᵀ + b, targets)`, computed a few tokens at a time.
 
     The gradient is computed in the forward pass, since the logits are gone in the backward pass
-    (Hsu et al., 2024, "Liger Kernel"). In autocast's precision where that is on.
+    (Hsu et al., 2024, "Liger Kernel"). Under autocast its precision is used.
     """
     logits = x_BTC.numel() // x_BTC.size(-1) * weight_VC.size(0)
     if torch.compiler.is_compiling() or logits <= LOGITS_AT_ONCE[x_BTC.device.type]:
@@ -53,7 +53,7 @@ class _LinearCrossEntropy(Function):
     def forward(
         ctx: Any, x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor
     ) -> Tensor:
-        # Summed over many pieces, in bfloat16 they would lose 2%.
+        # Gradients summed over many pieces in bfloat16 would lose 2%.
         precise = torch.promote_types(weight_VC.dtype, torch.float32)
         d_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
         is_frozen = not ctx.needs_input_grad[1]
@@ -64,13 +64,13 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if not grad.is_cpu or grad != 1:  # other devices would be waited for
+        if not grad.is_cpu or grad != 1:  # on other devices reading it would wait
             ctx.gradients = [None if d is None else d.mul_(grad) for d in ctx.gradients]
         return *ctx.gradients, None
 
 
 _Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
-"""Of x (M, C), set; of weights (V, C) and bias (V), added to. None where nobody wants them."""
+"""Gradients of x (M, C), set, and weights (V, C) and bias (V), added to; None if not needed."""
 
 
 def _in_pieces(
@@ -120,7 +120,7 @@ def _compiled(
     targets_M: Tensor,
     wanted: _Gradients,
 ) -> Tensor:
-    """Compute logits with tokens side by side, which is faster for few tokens."""
+    """Return the mean loss by logits (V, m), with tokens adjacent: faster for few tokens."""
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)

@@ -1,4 +1,4 @@
-"""Operations on one token's features: activations, RMS norm, and the placing of heads.
+"""Operations on one token's features: activations, RMS norm, and the split into heads.
 
 Each is written in PyTorch's own calls and, for a CPU, in C (`pointwise.c`), forward and backward.
 """
@@ -29,14 +29,14 @@ class Gains(NamedTuple):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU (Hendrycks and Gimpel, 2016), in GPT-2's form with tanh."""
+    """Return GELU (Hendrycks and Gimpel, 2016), with GPT-2's tanh approximation."""
     if (parts := compiled_for(x)) is not None:
         return _apply(x, parts, "gelu", x.size(-1))
     return F.gelu(x, approximate="tanh")
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up, with both side by side, (..., 2F) → (..., F) (Shazeer, 2020)."""
+    """Return silu(gate) · up of both, concatenated: (..., 2F) → (..., F) (Shazeer, 2020)."""
     if (parts := compiled_for(gate_up)) is not None:
         return _apply(gate_up, parts, "swiglu", gate_up.size(-1) // 2)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -70,7 +70,7 @@ class _Activation(Function):
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
+    """Return x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
     if (parts := compiled_for(x)) is not None:
         normed: Tensor = _RMSNorm.apply(x, gain, epsilon, parts)  # type: ignore[no-untyped-call]
         return normed
@@ -100,10 +100,10 @@ class _RMSNorm(Function):
 def split_heads(
     packed_BTN: Tensor, heads: int, kv_heads: int, gains: Gains | None, rotation: Rotation | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (B, H, T, D), keys and values (B, K, T, D) of N = (H + 2K)·D features a token.
+    """Split N = (H + 2K)·D features a token into q (B, H, T, D), and k and v (B, K, T, D).
 
-    Queries and keys are RMS-normalised where there are gains (Henry et al., 2020), then turned
-    where there is a rotation.
+    Queries and keys are RMS-normalised if `gains` is set (Henry et al., 2020), and then rotated if
+    `rotation` is set.
     """
     parts = compiled_for(packed_BTN)
     if parts is not None and (gains is not None or rotation is not None):
@@ -140,13 +140,13 @@ def rotary_angles(
     context: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Rotation:
-    """Cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
+    """Return cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
 
     The two halves of a head hold the pairs, as in Llama and Qwen. `factor` divides frequencies
-    (Chen et al., 2023); with `context` not those that turn 4 times or more within it, and those
-    that turn once to 4 times in part, as in Llama 3.1.
+    (Chen et al., 2023). With `context`, frequencies of 4 or more turns in it are not divided, and
+    frequencies of 1 to 4 turns are divided in part, as in Llama 3.1.
     """
-    if torch.get_default_device().type == "meta":  # of a model's skeleton nothing is computed
+    if torch.get_default_device().type == "meta":  # a model's skeleton has no numbers
         return torch.empty(length, head_size), torch.empty(length, head_size)
     frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
     if factor is not None:
@@ -158,7 +158,7 @@ def rotary_angles(
 
 
 def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
-    """Turns each pair of numbers in a head by the angle of its position: (..., T, D)."""
+    """Rotate each pair of numbers in a head by the angle of its position: (..., T, D)."""
     cosines_TD, sines_TD = cosines_TD.to(x.dtype), sines_TD.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cosines_TD + torch.cat((-second, first), dim=-1) * sines_TD
