@@ -1,7 +1,7 @@
-"""Logits of the next token: the fastest form of a model that is exact, on its device.
+"""Decoders, which compute the logits of the next token by the fastest exact form of a model.
 
-Every form here equals the model's own forward pass up to rounding. Axes: B samples, S tokens of the
-window, T new ones among them, V vocabulary.
+Every form equals the model's own forward pass up to rounding. Axes: B samples, S tokens of the
+window, T new tokens in it, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from attnlm.model.language_model import Bigram, LanguageModel
 
 _TOKENS_TRIED = 16
 _WORTH = 0.1
-"""The least fraction of a token's time that more threads have to save."""
+"""The smallest fraction of a token's time that more threads have to save."""
 _FEWEST_SHARED = 2**18
-"""Numbers in the maps of a model: with fewer, a token is made before threads have met."""
+"""Weights in the maps of a model: with fewer, synchronizing threads takes longer than a token."""
 
 
 class Decoder(Protocol):
-    """Gives sampling its logits."""
+    """A source of logits for sampling."""
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
-        """(B, V) for the token after a window, whose first `known` tokens were there before."""
+        """Return logits (B, V) after a window whose first `known` tokens are in the cache."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A way to decode a model: with a decoder for any number of samples."""
+    """A way to decode a model; makes a decoder for any number of samples."""
 
     new_decoder: Callable[[int], Decoder]
     threads: int = 1
-    """Among how many samples can be divided, with a decoder in each."""
+    """The number of threads among which samples can be divided, with a decoder in each."""
 
     def parts(self, num_samples: int) -> list[range]:
-        """The samples of each thread that is worth it.
+        """Return the samples of each thread; more threads than these would not save time.
 
-        Some of each token's work is Python's, which threads do one after another, so that twice the
-        threads are worth it with four times the samples: two with 16.
+        Some of each token's work is in Python, where only one thread runs at a time: twice the
+        threads save time with four times the samples, two threads with 16 samples.
         """
         parts = max(1, min(self.threads, math.isqrt(num_samples) // 2))
         borders = [num_samples * part // parts for part in range(parts + 1)]
@@ -77,7 +77,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:
-    """Return the model as autocast computes it: it would cast the weights for every token."""
+    """Return the model with weights cast as by autocast, which would cast them for every token."""
     if device.dtype != "bfloat16":
         return model
     model = copy.deepcopy(model).requires_grad_(False)
@@ -90,7 +90,7 @@ def _cast(model: LanguageModel, device: Device) -> LanguageModel:
 
 
 def _threads_for_a_token(native: NativeModel) -> int:
-    """Return the number of threads that make a token fastest. It changes no number."""
+    """Return the number of threads that make a token fastest. The results do not depend on it."""
     everything = cores()
     if everything == 1 or native.numbers < _FEWEST_SHARED:
         return 1
@@ -108,7 +108,7 @@ def _threads_for_a_token(native: NativeModel) -> int:
 
 
 class ModuleDecoder:
-    """The model itself, on any device, with the keys and values of the tokens that it knows."""
+    """A decoder that calls the model itself, on any device, with a cache of keys and values."""
 
     def __init__(self, model: LanguageModel, device: Device) -> None:
         self._model, self._device, self._caches = model, device, model.new_caches()

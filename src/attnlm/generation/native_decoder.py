@@ -1,4 +1,4 @@
-"""The decoder in C, native/decoding.c: a model's weights, and a decoder's memory, laid out for it.
+"""The decoder in C, native/decoding.c: the layout of a model's weights and a decoder's memory.
 
 Axes: B samples, S tokens of the window, C embed_dim, H heads, K key and value heads, D head size,
 V vocabulary, L layers.
@@ -34,19 +34,19 @@ _NORMS = ("none", "rms", "layer")
 _MLPS = ("none", "swiglu", "gelu", "relu2")
 
 _ROWS, _MOST_ROWS = 64, 512
-"""Tokens that go through all layers together: of small models, of large ones."""
+"""Tokens that go through all layers together, in small models and in large ones."""
 _LARGE = 2**23
-"""Numbers in the maps of a model that is worth a crew: no cache holds them."""
+"""Weights in the maps of a model that is worth a thread pool: they do not fit a cache."""
 _LONG = 256
-"""Inputs of a map from which on its matrix is read as it lies in the model, without a copy."""
+"""With this many inputs or more, a map's matrix is read in the model's memory, without a copy."""
 _SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
-"""Of tokens that are made by one call: whoever reads along sees them together."""
+"""Limits of the tokens made by one call: readers of a stream receive these tokens together."""
 _LARGEST_TABLES = 2**24
-"""Numbers in the tables of a first layer's maps; larger ones are not made."""
+"""Numbers in the tables of a first layer's maps; larger tables are not made."""
 
 
 class _Struct(ctypes.Structure):
-    """A struct of the C file; the arrays that it points at live as long as it does."""
+    """A struct of the C file; keeps the arrays that it points to alive."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -111,9 +111,9 @@ class _Generation(_Struct):
 
 
 class NativeModel:
-    """The weights of a model as C wants them, for any number of decoders.
+    """The weights of a model in the layout of the C file, for any number of decoders.
 
-    Long rows stay where they are: what changes in the model changes here.
+    Long rows are not copied: changes in the model change them here too.
     """
 
     def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
@@ -161,7 +161,7 @@ class NativeModel:
         a = self.architecture
         assert a.embed_dim is not None
         ones = torch.ones(self.size)
-        # Scores of 0 make all weights equal.
+        # A scale of 0 makes all scores 0 and all weights equal.
         scale = 0 if a.attention == "uniform" else max(1, self.size) ** -0.5
         query_gains = weights.get("attention.query_norm.gain", ones) * scale
         key_gains = weights.get("attention.key_norm.gain", ones)
@@ -190,9 +190,9 @@ class NativeModel:
         }
 
     def _tables(self, weights: Mapping[str, Tensor]) -> dict[str, _Floats]:
-        """Queries, keys and values of every token and of every position: W(e + p) = We + Wp.
+        """Return queries, keys and values of every token and every position: W(e + p) = We + Wp.
 
-        Where each token's position changes with every step, all are asked for again each time.
+        If the context slides, every step changes each token's position: all are computed again.
         """
         a = self.architecture
         size = (self.vocab_size + a.block_size) * self.qkv_outputs
@@ -209,7 +209,7 @@ class NativeModel:
 
 
 class NativeDecoder:
-    """Any model that has embeddings, on a CPU in float32, with a cache."""
+    """A decoder with a cache for any model that has embeddings, on a CPU in float32."""
 
     def __init__(self, model: NativeModel, num_samples: int, threads: int = 1) -> None:
         a = model.architecture
@@ -221,7 +221,7 @@ class NativeDecoder:
         logits = np.empty((num_samples, _whole(model.vocab_size)), np.float32)
         self._logits_BV, self._out = logits[:, : model.vocab_size], logits.ctypes.data
         self._samples, self._block_size = num_samples, a.block_size
-        self._model = model  # whose memory the calls read
+        self._model = model  # kept alive: the calls read its memory
         self._memory = _Memory(
             rows=rows,
             capacity=capacity,
@@ -244,7 +244,7 @@ class NativeDecoder:
         self._generate = functools.partial(model.compiled.generate, *places, num_samples)
 
     def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
-        """(B, V) for the token after a window, whose first `known` tokens were there before.
+        """Return logits (B, V) after a window whose first `known` tokens are in the cache.
 
         Raises IndexError for an id that the vocabulary lacks.
         """
@@ -258,10 +258,10 @@ class NativeDecoder:
     def generate(
         self, prompt: Sequence[int], tokens: int, temperature: float, uniforms: Uniforms
     ) -> Iterator[NDArray[np.int64]]:
-        """Yield the next ids of all samples in blocks (T, B), `tokens` of each in all.
+        """Yield the next ids of all samples in blocks (T, B), `tokens` ids for each sample.
 
-        One call makes as many tokens as take some milliseconds. Raises IndexError for an id that
-        the vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
+        One call makes the tokens of some milliseconds. Raises IndexError for an id that the
+        vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
         """
         a, samples = self._model.architecture, self._samples
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
@@ -300,10 +300,10 @@ class NativeDecoder:
 
 
 def kept_of_full_window(a: Architecture) -> int:
-    """Return how many tokens of a full window stay when the next one comes.
+    """Return how many tokens of a full window stay when the next token is added.
 
-    A full context slides by one token; the transformer's keeps its newer half, so that its cache
-    can be filled again and then serves for many tokens.
+    A full context slides by one token if that is exact; else its newer half is kept, so that the
+    cache is filled again once and then serves for many tokens.
     """
     return a.block_size if a.slides else max(1, a.block_size // 2)
 
@@ -312,15 +312,15 @@ _QKV = ("query", "key", "value")
 
 
 def _whole(size: int) -> int:
-    """`size`, filled up to whole panels."""
+    """Return `size` rounded up to whole panels."""
     return -(-size // _PANEL) * _PANEL
 
 
 def _space(size: int) -> _Floats:
     """Return memory for `size` numbers, with room to read whole vectors at its end.
 
-    PyTorch allocates it: NumPy asks for large pages, which the system clears as a whole, and a
-    short prompt writes to a little of each.
+    PyTorch allocates it: NumPy requests large pages, which the system clears as a whole, although a
+    short prompt writes to a small part of each.
     """
     space: _Floats = torch.empty(size + _PANEL).numpy()
     return space
@@ -332,7 +332,7 @@ def _array(tensor: Tensor) -> _Floats:
 
 
 def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
-    """Gains and biases, (2, C)."""
+    """Return gains and biases, (2, C)."""
     gain, bias = weights.get("gain", torch.ones(size)), weights.get("bias", torch.zeros(size))
     return _array(torch.stack((gain, bias)))
 
@@ -340,7 +340,7 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
 def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
     """Return linear maps of one input as one; an empty map if the model lacks them.
 
-    Long rows are read where they lie, shorter ones are copied into panels (N/32, C, 32).
+    Long rows are read in the model's memory, shorter ones are copied to panels (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
         return _Map()
@@ -356,8 +356,8 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
 
 
 def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]:
-    """Return where the rows of matrices (N, C) lie, each filled up to whole panels with zeros; and
-    the arrays that have them."""
+    """Return the addresses of the rows of matrices (N, C), each padded with zeros to whole panels;
+    and the arrays that hold the rows."""
     zeros = np.zeros(matrices[0].size(1), np.float32)
     arrays, places = [_array(matrix) for matrix in matrices], list[int]()
     for array in arrays:
@@ -368,13 +368,13 @@ def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]
 
 
 def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> Tensor:
-    """Matrices of maps of one input, (N, C), each filled up with zeros to whole panels."""
+    """Concatenate matrices of maps of one input, (N, C), each padded with zeros to whole panels."""
     matrices = [weights[f"{name}.weight"] for name in names]
     return torch.cat([F.pad(m, (0, 0, 0, _whole(len(m)) - len(m))) for m in matrices])
 
 
 def _bias(weights: Mapping[str, Tensor], name: str) -> Tensor:
-    """(N), filled up with zeros to whole panels; all are zeros where the map has none."""
+    """Return a bias (N), padded with zeros to whole panels; zeros for a map without a bias."""
     outputs = len(weights[f"{name}.weight"])
     bias = weights.get(f"{name}.bias", torch.zeros(outputs))
     return F.pad(bias, (0, _whole(outputs) - outputs))

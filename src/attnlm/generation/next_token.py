@@ -1,4 +1,4 @@
-"""From logits to the next token: temperature, top-k, top-p, and the draw."""
+"""The choice of the next token by its logits: temperature, top-k, top-p, and the draw."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Probabilities = NDArray[np.float64]
 def next_token_weights(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
 ) -> Probabilities:
-    """softmax(logits / temperature), cut to the top_k likeliest and then to the nucleus, (B, V).
+    """Return softmax(logits / temperature), cut to the top_k tokens, then to the nucleus, (B, V).
 
-    They are proportional to probabilities. Temperature 0 puts everything on the likeliest token.
+    Weights are proportional to probabilities. Temperature 0 gives the likeliest token all weight.
     The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at least
     top_p (Holtzman et al., 2020). Computed in float64. Raises NotFiniteError for logits that are
     NaN or infinite.
     """
     logits_BV = logits_BV.astype(np.float64)
-    # A sum in float64 of float32 numbers can't overflow: it is finite where all of them are.
+    # A float64 sum of float32 numbers can't overflow: it is finite if all numbers are finite.
     if not math.isfinite(np.add.reduce(logits_BV, None)):
         raise NotFiniteError
     if temperature == 0:
         likeliest_BV = np.zeros_like(logits_BV)
         np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
         return likeliest_BV
-    # The largest logit becomes 0, so that no temperature however small overflows.
+    # The largest logit becomes 0, so that even the smallest temperature does not overflow.
     logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
     if temperature != 1:
         logits_BV /= temperature
@@ -48,7 +48,7 @@ def next_token_weights(
 
 
 def _nucleus(weights_BV: Probabilities, top_p: float) -> Probabilities:
-    """Return probabilities, those outside the nucleus 0; of equal ones the lower ids come first."""
+    """Return probabilities, set to 0 outside the nucleus; among equals, lower ids come first."""
     ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
     count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
     least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
@@ -64,20 +64,20 @@ def normalised(weights_BV: Probabilities) -> Probabilities:
 
 
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """The token where the running sum passes a share of the whole, drawn from [0, 1), (B,).
+    """Return the tokens, (B,), at which the running sum exceeds a fraction of the total.
 
-    A token of weight 0 is never drawn.
+    `uniforms_B` are the fractions, drawn from [0, 1). A token of weight 0 is never drawn.
     """
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]
-    # Rounding must not lift the product to the total itself.
+    # Rounding must not make the product equal to the total.
     wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
     drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
     return drawn_B
 
 
 class Uniforms:
-    """For each sample a stream of numbers in [0, 1) of its own: a function of (seed, sample)."""
+    """Streams of numbers in [0, 1), one for each sample: a function of (seed, sample)."""
 
     def __init__(self, seed: int, samples: Iterable[int]) -> None:
         keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
@@ -87,7 +87,7 @@ class Uniforms:
     def take(self, count: int) -> Probabilities:
         """Return the next numbers of every sample, float64 (count, B)."""
         if len(self._ahead_TB) < count:
-            # Draw many at once: a call takes longer than a number.
+            # Many are drawn in one call: the call costs more than a number.
             more = max(count, 2**16 // max(64, len(self._streams)))
             drawn_TB = np.stack([stream.random(more) for stream in self._streams], axis=1)
             self._ahead_TB = np.concatenate([self._ahead_TB, drawn_TB])

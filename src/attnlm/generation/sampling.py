@@ -1,4 +1,4 @@
-"""From a checkpoint to text: the context's window, the texts that end, and streams of text."""
+"""Sampling of text from a checkpoint: the sliding context, the end of texts, streams of text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def generate(
     config: SamplingConfig,
     device: Device,
 ) -> Iterator[Ids]:
-    """Yield the next ids of all samples in blocks (T, B), `config.tokens` of each in all."""
+    """Yield the next ids of all samples in blocks (T, B), `config.tokens` ids for each sample."""
     decoding = fastest_decoding(model, device)
     return _blocks(model, prompt, config, decoding, range(config.num_samples))
 
@@ -53,10 +53,10 @@ def generate_all(
     device: Device,
     receive: Callable[[int, list[int]], bool],
 ) -> None:
-    """Continue all samples, by threads that do not wait for each other.
+    """Continue all samples in threads that do not wait for each other.
 
-    `receive` gets the number of a sample and its next ids, and returns True if the sample has
-    ended. Several threads call it, for each sample one of them.
+    `receive` takes the number of a sample and its next ids, and returns True if the sample has
+    ended. Several threads call `receive`, but only one thread for each sample.
     """
     decoding, stopped = fastest_decoding(model, device), threading.Event()
 
@@ -86,7 +86,7 @@ def _blocks(
     decoding: Decoding,
     samples: range,
 ) -> Iterator[Ids]:
-    """Return the blocks of `generate` for these samples."""
+    """Return the blocks of `generate` for some of the samples."""
     decoder, uniforms = decoding.new_decoder(len(samples)), Uniforms(config.seed, samples)
     if isinstance(decoder, NativeDecoder) and config.takes_all(model.vocab_size):
         return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
@@ -102,8 +102,8 @@ def drawn_tokens(
     uniforms: Uniforms,
     count: int,
 ) -> Iterator[tuple[Ids, Probabilities]]:
-    """Yield `config.tokens` times the next ids of `count` samples, (B,), and the weights that they
-    were drawn by, (B, V)."""
+    """Yield `config.tokens` times the next ids of `count` samples, (B,), and the weights of the
+    draw, (B, V)."""
     assert prompt, "there is always a first token"
     a = model.architecture
     window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (count, 1))
@@ -125,8 +125,8 @@ def drawn_tokens(
 class Continuation:
     """The text of tokens that are added one after another, in whole characters, until it ends.
 
-    It ends before the first of the stop texts and, unless `ignore_eos`, at the end-of-text id. What
-    may turn out to be the beginning of a stop text is held back until that is known.
+    The text ends before the first stop text and, unless `ignore_eos`, at the end-of-text id. Text
+    that may be the beginning of a stop text is held back until this is decided.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: SamplingConfig) -> None:
@@ -136,10 +136,10 @@ class Continuation:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.tokens, self.has_ended = 0, False
-        """How many tokens were added, those after the end not counted."""
+        """How many tokens were added, without tokens after the end."""
 
     def add(self, ids: list[int]) -> str:
-        """Add tokens; return the text that is certain now, none of what follows the end."""
+        """Add tokens; return the text that is certain now, without anything after the end."""
         if self.has_ended:
             return ""
         if self._stop and len(ids) > 1:  # one by one, to count the tokens up to the end
@@ -153,7 +153,7 @@ class Continuation:
         return text
 
     def close(self) -> str:
-        """Return the text that was held back, with U+FFFD for bytes that are no whole character."""
+        """Return the text that was held back, with U+FFFD for bytes of an incomplete character."""
         if self.has_ended:
             return ""
         return self._certain(b"", final=True) + self._held
@@ -171,14 +171,14 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Choice:
-    """A token that was drawn, its probability among those that it was drawn from, and others."""
+    """A token that was drawn, its probability in the draw, and the likeliest other tokens."""
 
     token: str
     probability: float
     runners_up: list[tuple[str, float]]
-    """the likeliest of the other tokens, none of probability 0"""
+    """the likeliest other tokens, without tokens of probability 0"""
     text: str
-    """what it adds to the text, on whole characters"""
+    """the text that it adds, in whole characters"""
 
     def facts(self) -> dict[str, object]:
         """Return the choice as JSON values."""
@@ -191,7 +191,7 @@ _RUNNERS_UP = 3
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model that is ready to be sampled from, as often as you like."""
+    """A model that is ready for sampling, any number of times."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -205,7 +205,7 @@ class Sampler:
         return self.tokenizer.encode_from_start(prompt) or [self.tokenizer.first]
 
     def stream(self, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-        """Continue `ids`, and extend the list; yield text that ends on whole characters."""
+        """Continue `ids` and extend the list; yield text in whole characters."""
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
         for block_TB in generate(self.model, ids, config, self.device):
@@ -219,9 +219,9 @@ class Sampler:
             yield rest
 
     def choices(self, ids: list[int], config: SamplingConfig) -> Iterator[Choice]:
-        """Continue `ids` as `stream` does, and say of each token how likely it was.
+        """Continue `ids` as `stream` does; yield each token with its probability.
 
-        Text that was held back comes with the last token.
+        Text that was held back is part of the last token's choice.
         """
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
@@ -246,7 +246,7 @@ class Sampler:
         )
 
     def samples(self, ids: list[int], config: SamplingConfig) -> tuple[list[str], int]:
-        """Return several continuations of `ids`, and how many tokens they have in all."""
+        """Return several continuations of `ids`, and the total number of their tokens."""
         made = [Continuation(self.tokenizer, config) for _ in range(config.num_samples)]
         texts: list[list[str]] = [[] for _ in made]
 
@@ -262,9 +262,9 @@ class Sampler:
 def load_sampler(
     run: Run, *, checkpoint: str | Checkpoint = "auto", device: str = "auto"
 ) -> Sampler:
-    """The model of a run's checkpoint (auto, best or last), on a device.
+    """Return the model of a run's checkpoint (auto, best or last), on a device.
 
-    Raises AttnlmError when files are missing or damaged, or the device can't be had.
+    Raises AttnlmError if files are missing or damaged, or the device is not available.
     """
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     return Sampler(model, run.tokenizer, chosen)
@@ -287,18 +287,18 @@ def sample(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Iterator[str]:
-    """One text from a trained run (by default the one trained last), piece by piece.
+    """Generate one text from a trained run (by default the last trained), piece by piece.
 
-    Yields the prompt and then its continuation, as it is generated:
+    Yields the prompt, and then its continuation while it is generated:
 
         for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
             print(piece, end="", flush=True)
 
     `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
     1. The text ends after `tokens` tokens, before the first of the texts `stop`, or, unless
-    `ignore_eos`, at the tokenizer's end-of-text token; neither of them is part of it. Without
-    `seed` one is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid
-    arguments) at the call, before the first piece.
+    `ignore_eos`, at the tokenizer's end-of-text token; the stop text or token is not part of the
+    text. Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
+    invalid arguments) at the call, before the first piece.
     """
     if num_samples != 1:
         raise UsageError(
@@ -334,13 +334,13 @@ def samples(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> list[str]:
-    """Several whole texts from a trained run (by default the one trained last), side by side.
+    """Return several whole texts from a trained run (by default the last trained).
 
         for text in attnlm.samples(run, num_samples=3, tokens=100, prompt="Once ", seed=1):
             print(text, end="\\n---\\n")
 
-    Each begins with the prompt; the first is the text that `sample` gives for the same seed. Each
-    ends by itself, as there. Without `seed` one is drawn and reported as a Note. Raises AttnlmError
+    Each text begins with the prompt and ends as in `sample`; the first one is the text of `sample`
+    for the same seed. Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError
     (UsageError for invalid arguments).
     """
     sampler, ids, config = _ready(

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from attnlm.base.errors import UsageError
 
 MOST_HELD = 2**26
-"""Tokens, of all samples, where none is shown before the last is drawn: about 2 GB."""
+"""Most tokens of all samples if none is shown before the last is drawn: about 2 GB."""
 MOST_CHOICES_HELD = 2**20
-"""The same for tokens with their probabilities, and those of others."""
+"""The same for tokens with their probabilities and those of other tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """The choice of tokens. Raises UsageError for invalid values."""
+    """Settings of the choice of tokens. Raises UsageError for invalid values."""
 
     tokens: int = 500
     temperature: float = 1.0
@@ -28,7 +28,7 @@ class SamplingConfig:
     stop: str | Sequence[str] = ()
     """Texts before which a generated text ends."""
     ignore_eos: bool = False
-    """Go on after the end-of-text token."""
+    """Continue after the end-of-text token."""
 
     def __post_init__(self) -> None:
         self._require(self.tokens >= 0, "tokens", "0 or more")
@@ -46,11 +46,11 @@ class SamplingConfig:
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop texts, of which there may be one."""
+        """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def takes_all(self, vocab_size: int) -> bool:
-        """Return True if every token can be drawn: neither top-k nor top-p leaves any out."""
+        """Return True if every token can be drawn: neither top-k nor top-p excludes any."""
         return (self.top_k is None or self.top_k >= vocab_size) and self.top_p in (None, 1)
 
     def _require(self, holds: bool, name: str, words: str) -> None:
@@ -59,5 +59,5 @@ class SamplingConfig:
 
 
 def drawn_seed() -> int:
-    """Return a random seed, to be reported, so that the text can be reproduced."""
+    """Return a random seed; it is reported so that the text can be reproduced."""
     return secrets.randbits(31)
