@@ -1,4 +1,4 @@
-"""Text from wherever the user has it: a named corpus, files, folders, the web, the Hub, a pipe."""
+"""Sources of text: a named corpus, files, folders, the web, the Hub, a pipe."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
 
 class TextFile(NamedTuple):
-    """A file with text; `shown` is its name in messages, `encoding` is for other than records."""
+    """A file with text; `shown` is its name in messages; records do not use `encoding`."""
 
     path: Path
     shown: str
@@ -64,11 +64,11 @@ class Corpus:
 
     `name` is safe as a file name on every system, `sources` are what the user named. With
     `newlines` "keep" line ends stay; with "unix" CR LF and CR become LF. `floor_nats`, for `tales`
-    only, maps the character offset of each story to −ln p of all the text from this offset on.
+    only, maps the character offset of each story to −ln p of the text from this offset on.
 
-    Records, whose text is in `column`, are documents, and so is each of several files, or of the
-    files in a folder. With `has_documents` the pieces say where documents end; without, a newline
-    ends a record.
+    Records, whose text is in `column`, are documents; so is each file of several files or of a
+    folder. With `has_documents` the pieces say where documents end; without, a newline ends a
+    record.
     """
 
     name: str
@@ -82,13 +82,13 @@ class Corpus:
 
     @property
     def source(self) -> str:
-        """The source that the user named, or a summary of several."""
+        """Return the source that the user named, or a summary of several sources."""
         first, *others = self.sources
         return f"{_shown(first)} and {len(others)} more" if others else first
 
     @property
     def shown(self) -> str:
-        """The name of the source in messages."""
+        """Return the name of the source in messages."""
         return _shown(self.source)
 
     def pieces(self) -> Iterator[Piece]:
@@ -126,13 +126,13 @@ def get_corpus(
 ) -> Corpus:
     """Return the text that `source` names, as `attnlm.prepare` describes it.
 
-    A path object always means a path. What can't be read twice is copied once into the existing
-    folder `spool`, which must outlive the corpus. `encoding` is for the user's own text;
-    `marks_ends` asks for the ends of documents, if there are documents. The environment variable
+    A path object always means a path. A source that can't be read twice is copied once into the
+    existing folder `spool`, which must outlive the corpus. `encoding` applies to the user's own
+    text; `marks_ends` requests the ends of documents, if any. The environment variable
     `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare: the same bytes.
 
-    Raises AttnlmError for a text that can't be had, UsageError for an unknown encoding, and for
-    no source at all.
+    Raises AttnlmError for a text that is not available, UsageError for an unknown encoding or if
+    no source is named.
     """
     encoding = text_encoding(encoding)
 
@@ -253,7 +253,7 @@ def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: On
 
 
 def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
-    # sys.stdin is None in a process that was started without it.
+    # A process that was started without stdin has sys.stdin None.
     stream = stream or getattr(sys.stdin, "buffer", None)
     if stream is None:
         raise AttnlmError("stdin is closed", "pipe a text into the command, or pass a file")
@@ -287,7 +287,7 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
 
 
 def _spooled(stream: BinaryIO, spool: Path) -> Path:
-    """Copy what can't be read twice to a new file in `spool`."""
+    """Copy a stream, which can't be read twice, to a new file in `spool`."""
     with tempfile.NamedTemporaryFile(dir=spool, delete=False) as file:
         shutil.copyfileobj(stream, file)
     return Path(file.name)
@@ -301,16 +301,16 @@ def _shown(source: str) -> str:
 
 
 def _unreadable(shown: object, error: OSError) -> AttnlmError:
-    """Return the error for a file that the system does not let us read."""
+    """Return the error for a file that can't be read."""
     return AttnlmError(
         f"can't read {shown}: {error.strerror}", "check the path and its permissions"
     )
 
 
 def _not_found(source: str) -> AttnlmError:
-    """Return the error for a source that does not exist, with a near name as its hint."""
+    """Return the error for a source that does not exist, with a similar name as its hint."""
     near = {name: name for name in NAMES}
-    with contextlib.suppress(OSError, ValueError):  # no folder, so no neighbours
+    with contextlib.suppress(OSError, ValueError):  # no folder to list
         for path in itertools.islice(Path(source).parent.iterdir(), 1000):
             near.setdefault(path.name.lower(), str(path))
     matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)

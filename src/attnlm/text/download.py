@@ -1,7 +1,7 @@
-"""Files from the web: complete and with the expected content, or an error with the server's answer.
+"""Downloads: complete files with the expected content, or an error with the server's answer.
 
-`requests` downloads, and `urllib3` tries again: after a lost connection, after HTTP 429 and after
-errors of the server (5xx).
+`requests` downloads, and `urllib3` retries after a lost connection, HTTP 429 and server errors
+(5xx).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start
 
 RETRIES = 3
-BACKOFF = 0.5  # seconds before the second retry, doubled for each later one; the first is at once
+BACKOFF = 0.5  # seconds before the second retry, doubled for each later one; none before the first
 _TIMEOUT = 10.0  # seconds: the longest silence of a server
 HINT = "check the address and the network, or pass a file; `attnlm prepare tales` needs no network"
 _CERTIFICATES = (
@@ -48,9 +48,9 @@ def fetch(
 ) -> None:
     """Download `url` to the file `destination`, completely or not at all.
 
-    The content must have the hash `sha256` and at most `max_bytes` bytes. The download is given up
-    `deadline` seconds from now, at the end of the chunk or of the wait for an answer that is under
-    way. Reports Progress in bytes. Raises AttnlmError.
+    The content must have the hash `sha256` and at most `max_bytes` bytes. The download stops
+    `deadline` seconds from now, at the end of the current chunk or of the current wait for an
+    answer. Reports Progress in bytes. Raises AttnlmError.
     """
     import requests
 
@@ -90,7 +90,7 @@ def cached(
 ) -> Path:
     """Return the path of a file with the hash `sha256`: in the user's cache, or downloaded to it.
 
-    It is kept there as `name`; if the cache can't be written, a Note says why and the file is
+    The cache keeps it as `name`; if the cache can't be written, a Note says why and the file is
     downloaded to the folder `spool`. Raises AttnlmError as `fetch` does, and if the file is not
     cached and `offline` is set.
     """
@@ -118,7 +118,7 @@ def cached(
 
 
 def without_password(text: str) -> str:
-    """Return an address, or a text with one, without the user name and password in it."""
+    """Return an address, or a text with an address, without its user name and password."""
     return re.sub(r"//[^/?#\s]*@", "//", text, count=1)
 
 
@@ -132,10 +132,10 @@ def _session(url: str) -> requests.Session:
         def get_redirect_target(self, resp: requests.Response) -> str | None:
             target = super().get_redirect_target(resp)
             if target:
-                resp.close()  # requests would read the body of a redirect, however long it is
+                resp.close()  # requests would read the body of a redirect, of any length
             return target
 
-    # A server that asks for a long pause (Retry-After) is not waited for.
+    # Retry-After is ignored: a server could request a long pause.
     retry = Retry(
         RETRIES,
         redirect=False,
@@ -166,7 +166,7 @@ def _receive(
     if response.status_code != 200:
         raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding.lower() != "identity":  # a few bytes of it could unpack to gigabytes
+    if encoding.lower() != "identity":  # a few compressed bytes could unpack to gigabytes
         raise _failure(url, f"it is compressed ({encoding}), which was not requested")
     is_page = "text/html" in response.headers.get("Content-Type", "").lower()
     if is_page and sha256 is None:
@@ -197,7 +197,7 @@ def _receive(
 
 
 def _accept_page(url: str, on_event: OnEvent) -> None:
-    """Note that the text is a web page; raise AttnlmError if the address is that of a text file."""
+    """Report that the text is a web page; raise AttnlmError if the address names a text file."""
     if urlsplit(url).path.lower().endswith((".txt", ".md")):
         raise AttnlmError(
             f"{without_password(url)} answers with a web page (text/html), not a text file",
@@ -219,5 +219,5 @@ def _cause(error: BaseException, timeout: float) -> str:
 
 
 def _failure(url: str, reason: str, hint: str = HINT) -> AttnlmError:
-    shown = reason if len(reason) <= 300 else f"{reason[:299]}…"  # a server may say a lot
+    shown = reason if len(reason) <= 300 else f"{reason[:299]}…"  # a server's answer may be long
     return AttnlmError(f"can't download {without_password(url)}: {shown}", hint)

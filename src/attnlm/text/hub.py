@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, or folders laid out like them, read through `datasets`."""
+"""Data sets of the Hugging Face Hub, or folders with the same layout, read through `datasets`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attnlm.text.text_files import optional
 
 PREFIX = "hf:"
 SYNTAX = "hf:OWNER/NAME, hf:OWNER/NAME/CONFIG or hf:OWNER/NAME:SPLIT"
-# What reads plain data. Others decode media and archives, or need programs of their own.
+# Readers of plain data. Others decode media and archives, or need other programs.
 _READERS = ("arrow", "csv", "json", "parquet", "text")
 _FAST = 1  # of gzip's levels
 _ROWS_PER_EVENT = 1000
 
 
 class HubName(NamedTuple):
-    """The parts of `hf:OWNER/NAME/CONFIG:SPLIT`; `path` may be a folder of this machine."""
+    """The parts of `hf:OWNER/NAME/CONFIG:SPLIT`; `path` may be a local folder."""
 
     path: str
     config: str | None
@@ -35,7 +35,7 @@ class HubName(NamedTuple):
 
 
 def parsed(source: str) -> HubName:
-    """Return the parts of such a name. Raises UsageError for any other text."""
+    """Return the parts of a Hub name. Raises UsageError for any other text."""
     name, colon, split = source.removeprefix(PREFIX).partition(":")
     if not name or bool(colon) != bool(split):
         raise UsageError(f"{source!r} names no data set", f"give {SYNTAX}")
@@ -50,8 +50,8 @@ def copy_texts(
 ) -> None:
     """Stream one column of the data set that `source` names to `destination`, a .jsonl.gz file.
 
-    No code and no pickle of a data set is run. Raises AttnlmError if it can't be had or read,
-    and for a column that is missing, null or not text.
+    Code and pickles in a data set are not run. Raises AttnlmError if it can't be downloaded or
+    read, and for a column that is missing, null or not text.
     """
     name = parsed(source)
     if offline and not name.is_local:
@@ -71,13 +71,13 @@ def copy_texts(
 
 def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[str]:
     datasets.disable_progress_bars()
-    for library in ("datasets", "huggingface_hub"):  # which report errors themselves, and retries
+    for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
     row, path, hint = 0, name.path, f"check the name ({SYNTAX}), and the network"
     if name.is_local:
         path = str(Path(path).expanduser().absolute())
         hint = f"check the name ({SYNTAX})"
-    elif Path(path).is_dir():  # which the library would take for what is meant
+    elif Path(path).is_dir():  # the library would read this folder instead
         path = f"hf://datasets/{name.path}"
         hint = f"for the folder, give {PREFIX}./{name.path}"
     try:
@@ -97,7 +97,7 @@ def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[s
             yield checked(record[column], column, f"row {row:,} of {source}")
     except (AttnlmError, MemoryError):
         raise
-    except Exception as error:  # whatever their code, or the Hub, has to say
+    except Exception as error:  # any error of the library or the Hub
         after = f" after row {row:,}" if row else ""
         raise AttnlmError(
             f"can't read {source}{after}: {first_line(error)}",

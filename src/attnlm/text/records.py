@@ -1,4 +1,4 @@
-"""Texts of records: the lines of a .jsonl file, the rows of a .parquet file, one column of each."""
+"""Texts of records: one column of the lines of a .jsonl file or the rows of a .parquet file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def record_pieces(
 ) -> Iterator[Piece]:
     """Yield the texts in `column` of a file of records in pieces; empty texts are left out.
 
-    Each is a document, or, without `marks_ends`, text that ends with a newline. `shown` is the
-    file's name for the user. Raises AttnlmError, which names the line or row, for what is not JSON
+    Each text is a document or, without `marks_ends`, ends with a newline. `shown` is the file's
+    name in messages. Raises AttnlmError, which names the line or row, for content that is not JSON
     or parquet, and for a column that is missing, null or not text.
     """
     waiting: list[str] = []
@@ -78,7 +78,7 @@ def _too_long(where: str) -> AttnlmError:
 
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
-    """Return the error for a column that is not there, with the nearest that is."""
+    """Return the error for a column that does not exist, with a similar column as its hint."""
     verb = "are" if len(columns) > 1 else "is"
     there = ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
     hint = suggestion(column, columns, f"choose a `column`: there {verb} {there}" if there else "")
@@ -135,7 +135,7 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
         ) from None
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the system, not of pyarrow
+            raise  # an error of the system, not of pyarrow
         after = f" after row {row:,}" if row else ""
         raise AttnlmError(
             f"{shown} is not a whole parquet file{after}: {first_line(error)}",
@@ -159,5 +159,5 @@ def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    """Return what an error of another library says, short enough for one line of ours."""
+    """Return the message of another library's error, short enough for one line of a message."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:most].rstrip(". ")

@@ -1,13 +1,13 @@
-"""The built-in corpus: short stories from a small grammar, and exactly how predictable they are.
+"""The built-in corpus: short stories from a small grammar, and their exact probability.
 
-Every choice the grammar makes has a known probability, and every text has one derivation, so the
+Every choice of the grammar has a known probability, and every text has one derivation, so the
 probability of the text is the product of the probabilities of its choices. Its negative logarithm
-is the loss of the generator itself: a floor below which a model goes only by luck.
+is the loss of the generator itself: a floor below which a model's loss falls only by luck.
 
-A text has one derivation because a choice is written where it is made, and what two alternatives
-of a rule write always differs at some character before either ends (so "tea" and "teapot" could
-not be two of them). A reader who knows the grammar can name each choice from left to right. A test
-reads the whole corpus like that.
+A text has one derivation because a choice is written where it is made, and the texts of two
+alternatives of a rule always differ at some character before either ends (so "tea" and "teapot"
+can't both be alternatives). A reader who knows the grammar can name each choice from left to
+right. A test reads the whole corpus in this way.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PART = re.compile(r"<(\w+)>|\[(\w+)\]")
 class Rule(NamedTuple):
     """A choice between alternatives with weights.
 
-    An alternative has a text for each of `forms`: the first, with parts to fill in, is written, and
-    all are remembered under the names of the forms.
+    An alternative has a text for each of `forms`: the first, with its parts filled in, is written,
+    and all are remembered under the names of the forms.
     """
 
     forms: tuple[str, ...]
@@ -86,7 +86,7 @@ def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -
 def random_words(seed: str) -> Iterator[int]:
     """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
-    A hash function's output is fixed by its standard, the output of `random` is not.
+    A standard defines the output of this hash function; none defines the output of `random`.
     """
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)
@@ -98,7 +98,7 @@ def weighted_choice(words: Iterator[int]) -> Callable[[Sequence[int]], int]:
 
     def choose(weights: Sequence[int]) -> int:
         total = sum(weights)
-        # Words past the last whole multiple of the total would favour the first alternatives.
+        # Words above the last whole multiple of the total would favour the first alternatives.
         fair = 2**32 - 2**32 % total
         point = next(word for word in words if word < fair) % total
         return next(i for i, bound in enumerate(accumulate(weights)) if point < bound)
@@ -109,10 +109,10 @@ def weighted_choice(words: Iterator[int]) -> Callable[[Sequence[int]], int]:
 def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
-    Returns the text, and the floor at each start of a story: the character offset of the story, and
-    −ln p of all the text from there to the end. The corpus ends at the first story after which nine
-    tenths of the characters, rounded down, are whole stories, so that the default split falls
-    between two.
+    Returns the text, and the floor for each story: the character offset where the story begins, and
+    −ln p of the text from this offset to the end. The corpus ends at the first story after which
+    nine tenths of the characters, rounded down, are whole stories, so that the default split falls
+    between two stories.
     """
     grammar = parse_grammar(RULES)
     choose = weighted_choice(random_words(SEED))
@@ -134,7 +134,7 @@ def generate() -> tuple[str, dict[int, float]]:
 #     <rule>   chooses one of the rule's alternatives, writes it and remembers it
 #     [form]   writes what was remembered; <Rule> and [Form] write a capital first
 #
-# A rule with slashes in its name remembers several forms at once: <hero/she/her> may write
+# A rule with slashes in its name remembers several forms together: <hero/she/her> may write
 # "Finn", and from then on [hero] is "Finn", [she] is "he" and [her] is "his".
 
 RULES = {
@@ -196,7 +196,7 @@ RULES = {
         "<thanks>, [hero]!" <said> the [owner].
     """,
     "thanks": "3 Thank you | 2 Oh, my [thing] | 2 Take some <supper> | I had looked <place>",
-    # A wish is walked to.
+    # The hero sets out to a wish and reaches it.
     "journey": """
         <one_day> [she] set out to <wish>, with [her] <colour> <thing>.
         "Where are you going, [hero]?" <asked> <helper>.
@@ -241,8 +241,8 @@ RULES = {
       | What climbs the hill and never moves/the path
       | What has four legs and cannot walk/the table
     """,
-    # Who. No two names begin with the same letter, and none with that of a sentence: one letter
-    # tells who is meant.
+    # Characters. No two names begin with the same letter, and none with the first letter of a
+    # sentence: one letter identifies the character.
     "hero/she/her": """
         Ella/she/her | Rosa/she/her | Una/she/her | Zoe/she/her
       | Finn/he/his | Gus/he/his | Pip/he/his | Victor/he/his

@@ -19,17 +19,17 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import open_regular
 
 RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
-# The most characters in a piece of text, and the bytes in a read: so small that what is computed
-# from a piece on the way to ids stays in a processor's cache.
+# The most characters in a piece of text, and the bytes in a read: small enough that all that is
+# computed from a piece, up to its ids, stays in a processor's cache.
 PIECE = 2**18
 SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
 UTF16_SNIFFED_BYTES = 2**16
 
 
 class Piece(NamedTuple):
-    """A stretch of text of 1 to 2¹⁸ characters, and where in it documents end.
+    """A piece of text of 1 to 2¹⁸ characters, and the places at which documents end.
 
-    The places are in characters, ascending and above 0: a document ends behind its last character.
+    Places are in characters, ascending and above 0: a document ends after its last character.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the same pieces, the last one with a document's end behind it."""
+    """Yield the same pieces, with a document's end after the last one."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None:
@@ -49,7 +49,7 @@ def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def bare_stem(path: Path) -> str:
-    """Return a file's name without how it is stored: "cats" for cats.jsonl.gz."""
+    """Return a file's name without its suffixes: "cats" for cats.jsonl.gz."""
     return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
 
 
@@ -105,8 +105,8 @@ def _texts_among(
 def _start_of(path: Path, encoding: str) -> str | None:
     """Return the first characters of a text file; None for any other file.
 
-    A text decodes and has no NUL byte, unless its encoding is wide. Records are known by the file's
-    name alone.
+    A text decodes and has no NUL byte, unless its encoding is UTF-16 or UTF-32. Records are
+    recognised by the file's name alone.
     """
     if not path.is_file():
         return None
@@ -126,7 +126,7 @@ def _start_of(path: Path, encoding: str) -> str | None:
 def _files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield a file, or all files below a folder, by name at each level.
 
-    `above` are the folders that the path is in.
+    `above` are the folders that contain the path.
     """
     if not path.is_dir():
         yield path
@@ -134,7 +134,7 @@ def _files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
     status = path.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in above:
-        return  # a link that leads back up
+        return  # a link to a folder that contains it
     for inner in sorted(path.iterdir(), key=lambda inner: inner.name):
         if not inner.name.startswith("."):
             yield from _files_in(inner, above | {identity})
@@ -147,8 +147,8 @@ def _files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
 def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
     """Open a regular file for reading, decompressed if its name ends with .gz or .zst.
 
-    Raises AttnlmError, here or as it is read, for what does not decompress; `shown` is the file's
-    name for the user. Raises OSError for what can't be read.
+    Raises AttnlmError, here or during reading, if the file does not decompress; `shown` is its name
+    in messages. Raises OSError if it can't be read.
     """
     suffix = path.suffix.lower()
     with open_regular(path) as file:
@@ -161,7 +161,7 @@ def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
                 yield cast(BinaryIO, io.BufferedReader(raw, PIECE))
         except Exception as error:
             is_damage = isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
-            # ZstdError is of a module that may not be there.
+            # ZstdError is in a module that may not be installed.
             if not is_damage and type(error).__name__ != "ZstdError":
                 raise
             reason = "it ends too early" if isinstance(error, EOFError) else str(error)
@@ -198,7 +198,7 @@ def optional(name: str, what: str) -> ModuleType:
 def text_encoding(name: str) -> str:
     """Return Python's own name for a text encoding; raises UsageError for any other."""
     try:
-        b" ".decode(name, "replace")  # refuses codecs that are not from bytes to text
+        b" ".decode(name, "replace")  # rejects codecs that do not decode bytes to text
         codecs.getincrementaldecoder(name)
         return codecs.lookup(name).name
     except (LookupError, ValueError):
@@ -211,8 +211,8 @@ def text_encoding(name: str) -> str:
 def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
     """Yield a file's text in pieces, without a byte order mark.
 
-    Raises AttnlmError for what can't be decoded, with its place in bytes of the decompressed file.
-    `shown` is the file's name for the user.
+    Raises AttnlmError for bytes that can't be decoded, with their place in the decompressed file.
+    `shown` is the file's name in messages.
     """
     decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
     decoder = codecs.getincrementaldecoder(encoding)()
@@ -233,7 +233,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
             except UnicodeError as error:
                 offset = 0
                 if isinstance(error, UnicodeDecodeError):
-                    # The decoder's bytes end where our reading ends, and may start before `chunk`.
+                    # The decoder's bytes end where `chunk` ends, and may start before it.
                     offset = read - len(error.object) + error.start
                 raise AttnlmError(
                     f"{shown} is not valid {encoding} at byte {offset}",
@@ -241,7 +241,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                 ) from error
             if text and is_first:
                 text, is_first = text.removeprefix("\ufeff"), False
-            # Decoders of some encodings hold characters back, then return more than one read gave.
+            # Some decoders hold characters back, and then return more than one read contained.
             for i in range(0, len(text), PIECE):
                 yield Piece(text[i : i + PIECE])
             if not chunk:
@@ -250,12 +250,12 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
 
 
 def _is_full_of_nuls(start: bytes) -> bool:
-    """Return True if a quarter is NUL: text in UTF-16 often is, and would be valid, odd UTF-8."""
+    """Return True if a quarter is NUL, as often in UTF-16, which would decode as odd UTF-8."""
     return 4 * start.count(0) >= len(start) > 0
 
 
 def _likely_encoding(start: bytes, refused: str) -> str:
-    """Return what to try for a file with this start that is not in the encoding `refused`."""
+    """Return an encoding to try for a file with this start that is not in `refused`."""
     has_mark = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark and refused != "utf-16":
         return "utf-16"
