@@ -1,4 +1,4 @@
-"""Bytes as GPT-2 and `tokenizers` write them in a vocabulary: each as one visible character."""
+"""The notation of bytes in vocabularies of GPT-2 and `tokenizers`: one visible character each."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
 
 class _Published(NamedTuple):
-    """A published vocabulary: the address and hash of its ranks, and two of its sizes."""
+    """A published vocabulary: the address and hash of its ranks, its last id and its size."""
 
     url: str
     sha256: str
@@ -59,7 +59,7 @@ _TRAINING_PIECE = 2**10
 def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignore) -> BpeTokenizer:
     """Return a vocabulary of `size` ids: the 256 bytes, then the most frequent merges of `sample`.
 
-    There are fewer ids, and a Note, if the sample has nothing more to merge.
+    If the sample has too few pairs to merge, the vocabulary is smaller, and a Note says so.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -73,8 +73,8 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     pieces = safe_pieces(map(Piece, sample), _TRAINING_PIECE)
     trained.train_from_iterator((piece.text for piece in pieces), trainer)
     id_of: dict[str, int] = trained.get_vocab()
-    # The trainer may record two merges that make the same bytes. They share the id of the first,
-    # which is all that ranks can say.
+    # The trainer may record two merges that make the same bytes. Both share the id of the first:
+    # ranks have one id for each token.
     merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
     tokenizer = BpeTokenizer(name, [*(bytes([byte]) for byte in range(256)), *merged])
     if tokenizer.vocab_size < size:
@@ -87,10 +87,10 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
 def published(
     name: str, *, spool: Path, offline: bool = False, on_event: OnEvent = ignore
 ) -> BpeTokenizer:
-    """Return gpt2, cl100k_base or o200k_base: from tiktoken's cache, ours, or the network.
+    """Return gpt2, cl100k_base or o200k_base from the cache of tiktoken or attnlm, or the network.
 
-    A download that can't be kept in our cache is left in the folder `spool`. Raises AttnlmError
-    if the vocabulary can't be had.
+    A download that can't be kept in attnlm's cache is left in the folder `spool`. Raises
+    AttnlmError if the vocabulary is not available.
     """
     vocabulary = _PUBLISHED[name]
     content = _file(vocabulary, spool, offline, on_event).read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ def published(
 
 
 def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent) -> Path:
-    """Return the file of ranks, whose hash has been checked."""
+    """Return the path of the file of ranks, after a check of its hash."""
     folder = os.environ.get("TIKTOKEN_CACHE_DIR")
     if folder:
         path = Path(folder) / hashlib.sha1(vocabulary.url.encode()).hexdigest()

@@ -8,7 +8,7 @@ from attnlm.base.errors import UsageError
 
 PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
 IMPORTED = ("llama3", "qwen2", "smollm")
-"""vocabularies that come with a model only"""
+"""vocabularies that only come with a model"""
 SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 
 
@@ -47,13 +47,13 @@ O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# As cl100k_base's was at first: it takes other words from whitespace at the end of a text.
+# The first pattern of cl100k_base: it splits whitespace at the end of a text differently.
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-# Digits stand alone, and the whitespace before one is a word.
+# Each digit is a word, and so is the whitespace before a digit.
 SMOLLM_PATTERN = GPT2_PATTERN.replace(r" ?\p{N}++", r"\p{N}").replace(
     r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)"
 )
@@ -68,10 +68,10 @@ _PATTERNS = {
 
 
 def pattern_of(name: str) -> str:
-    """Return the pattern of a byte-pair vocabulary: GPT-2's for vocabularies of our own."""
+    """Return the pattern of a byte-pair vocabulary: GPT-2's for vocabularies that attnlm trains."""
     return _PATTERNS.get(name, GPT2_PATTERN)
 
 
 def takes_line_ends(pattern: str) -> bool:
-    """Return True if signs have the line ends that follow them in the same word."""
+    """Return True if signs and the line ends that follow them are in the same word."""
     return pattern not in (GPT2_PATTERN, SMOLLM_PATTERN)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: by characters, by bytes, or by byte pairs."""
+"""Tokenizers, which convert text to ids and back: by characters, bytes, or byte pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnlm.text.text_files import Piece
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
 END_OF_TEXT = "<|endoftext|>"
-# Characters. tiktoken's regular expressions give up on a run of a million spaces.
+# Characters. tiktoken's regular expressions fail on a run of a million spaces.
 PIECE = 2**18
 
 _FORMAT = 1
@@ -29,23 +29,23 @@ _COPY_AGAIN = "copy it again from where it came, or prepare the text again"
 _MAX_FILE = 2**24  # bytes: all characters of Unicode, or several times the largest vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
 _NO_BYTE = 255  # in a table of bytes: the id is missing, or takes more than a byte
-# No token of any pattern we use reaches over these places, nor looks across them: before a space
-# that follows text; between a line's end that follows text and the text of the next line (a
-# slash belongs to that line's end in o200k_base).
+# No token of the patterns in use crosses these places, and no pattern looks across them: before a
+# space that follows text; between a line end that follows text and the text of the next line (in
+# o200k_base a slash belongs to the line end).
 _CUT = re.compile(r"(?s).+(?:(?<=\S)(?= )|(?<=\S\n)(?=[^\s/]))")
 
 
 class UnknownCharactersError(AttnlmError):
-    """The text has characters that the vocabulary lacks."""
+    """Error for a text with characters that the vocabulary lacks."""
 
 
 class Tokenizer(abc.ABC):
-    """A vocabulary, and how text becomes ids in it.
+    """A vocabulary, with the conversion of text to its ids and back.
 
     `name` is its spec, as in "bpe:512"; ids are below `vocab_size`; `tokens` are the bytes of each
     id. `end_of_text` is the id of "<|endoftext|>", `newline` the id of "\\n", and `beginning` the
-    id that a text begins with; each is None if there is no such id. `dataset` is the name of the
-    data set that has this tokenizer, if it is known.
+    id that a text begins with; each may be None. `dataset` is the name of the data set that has this
+    tokenizer, if known.
     """
 
     dataset: str | None = None
@@ -99,7 +99,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of at most `PIECE` characters, in as few bytes as come cheaply."""
+        """Return the ids of at most `PIECE` characters, in a narrow type if that is cheap."""
 
 
 class CharTokenizer(Tokenizer):
@@ -120,7 +120,7 @@ class CharTokenizer(Tokenizer):
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         if text.isascii():
-            # Many texts are ASCII for long stretches, and nothing is faster than a table of bytes.
+            # Long parts of many texts are ASCII, for which a table of bytes is fastest.
             in_bytes = text.encode().translate(self._id_of_ascii)
             if _NO_BYTE not in in_bytes:
                 return np.frombuffer(in_bytes, np.uint8)
@@ -137,7 +137,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """The 256 bytes of UTF-8: no text is unknown to it."""
+    """One id for each of 256 bytes: encodes any text, in UTF-8."""
 
     def __init__(self) -> None:
         super().__init__("byte", [bytes([byte]) for byte in range(256)])
@@ -149,11 +149,11 @@ class ByteTokenizer(Tokenizer):
 class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
-    `ranks` are the bytes of each id from 0 up, in the order of their merges, none for an id that no
-    merge makes; the pattern of `name` splits a text to the words within which bytes are merged.
-    `special` are texts with an id of their own: `end_of_text`, by default that of "<|endoftext|>",
-    and others. With `nfc`, text is normalised to Unicode's form NFC first. Raises ValueError if
-    that makes no tokenizer.
+    `ranks` are the bytes of each id from 0 up, in the order of their merges, empty for ids without
+    a merge; the pattern of `name` splits a text to the words within which bytes are merged.
+    `special` maps texts to ids of their own: `end_of_text`, by default the id of "<|endoftext|>",
+    and others. With `nfc`, text is first normalised to Unicode's form NFC. Raises ValueError if
+    the arguments don't make a valid tokenizer.
     """
 
     def __init__(
@@ -214,18 +214,18 @@ class BpeTokenizer(Tokenizer):
         return self._encode(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of text in which "<|endoftext|>" and the like are ordinary text."""
+        """Return the ids of text in which special texts, as "<|endoftext|>", are ordinary text."""
         return self._encode(_nfc(text) if self.nfc else text, set())
 
     def normalised(self, text: str) -> str:
-        """Return what is encoded instead of `text`: the same, unless there is a normal form."""
+        """Return the text that is encoded for `text`: in NFC if `nfc` is set, else unchanged."""
         if not self.nfc or text.isascii():
             return text
-        parts = self._special.split(text)  # of which the odd ones stay as they are
+        parts = self._special.split(text)  # odd parts are special and stay unchanged
         return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
 
     def has_special(self, text: str) -> bool:
-        """Return True if a text with an id of its own is in `text`."""
+        """Return True if `text` contains a special text."""
         return self._special.search(text) is not None
 
     def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
@@ -234,7 +234,7 @@ class BpeTokenizer(Tokenizer):
 
 
 def are_apart(special: Iterable[str]) -> bool:
-    """Return True if special texts are unambiguous: none begins another, or has whitespace."""
+    """Return True if special texts are unambiguous: without whitespace, none begins another."""
     texts = sorted(special)
     return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
         later.startswith(text) for text, later in itertools.pairwise(texts)
@@ -242,18 +242,18 @@ def are_apart(special: Iterable[str]) -> bool:
 
 
 def _nfc(text: str) -> str:
-    from tokenizers.normalizers import NFC  # whose tables are those of Unicode that models were fed
+    from tokenizers.normalizers import NFC  # models were trained with its Unicode tables
 
     encoded(text, "utf-8")  # for its error
     return str(NFC().normalize_str(text))
 
 
 def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
-    """Yield the same text in pieces of at most `limit` characters, whatever the given pieces are.
+    """Yield the same text in pieces of at most `limit` characters, for any given pieces.
 
-    Each is as long as possible and ends where no token reaches across, or with a document; if
-    `limit` characters have no such place, it ends after them all the same. The end of a document
-    counts as many characters as "<|endoftext|>" has.
+    Each piece is as long as possible and ends at a place that no token crosses, or with a document;
+    if `limit` characters have no such place, the piece ends after `limit` characters. The end of a
+    document counts the characters of "<|endoftext|>".
     """
     text, ends = "", list[int]()
     for piece in pieces:
@@ -270,13 +270,13 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
 
 
 def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) -> tuple[int, int]:
-    """Return where the piece from `start` ends, and how many of `ends` come before that."""
+    """Return where the piece from `start` ends, and the number of `ends` up to there."""
     last, room = first, limit
     while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
         last, room = last + 1, room - len(END_OF_TEXT)
     if last < len(ends):  # an end comes with the character before it
         room = min(room, ends[last] - 1 - start)
-    cut = _CUT.match(text[start : start + room + 1])  # its last character is only looked at
+    cut = _CUT.match(text[start : start + room + 1])  # the last character is only context
     places = [*([start + cut.end()] if cut else []), *ends[first:last][-1:]]
     return max(places, default=start + room), last
 
@@ -321,7 +321,7 @@ class _Description:
 def load(path: Path) -> Tokenizer:
     """Return the tokenizer that `save` wrote there.
 
-    Raises AttnlmError if the file is missing, damaged or no tokenizer of ours.
+    Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
     """
     content = read_json(path, _MAX_FILE)
     if content.get("format") != _FORMAT:
@@ -337,7 +337,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def _made(found: _Description) -> Tokenizer:
-    """Return the tokenizer. Raises ValueError or AttnlmError for what describes none."""
+    """Return the described tokenizer. Raises ValueError or AttnlmError if it is not valid."""
     if found.name not in IMPORTED:
         bpe_size(found.name)
     if found.name == "byte":
@@ -346,7 +346,7 @@ def _made(found: _Description) -> Tokenizer:
         if not found.characters or len(set(found.characters)) != len(found.characters):
             raise ValueError("its characters are not distinct, or there are none")
         return CharTokenizer(found.characters)
-    # A pattern from elsewhere may take for ever, or stop the process.
+    # An unknown pattern may run forever, or stop the process.
     if found.pattern != pattern_of(found.name):
         raise ValueError(f"its pattern is not that of {found.name}")
     if not all(type(token) is int for token in found.special.values()):

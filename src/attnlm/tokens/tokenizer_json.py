@@ -1,11 +1,11 @@
-"""Tokenizers of other tools: a tokenizer.json of the `tokenizers` library, written and read.
+"""Tokenizers of other tools: writes and reads a tokenizer.json of the `tokenizers` library.
 
-Of byte pairs, tiktoken merges any two neighbours that make a token, the one of the lowest id first;
-`tokenizers` merges the pairs that are listed, in their order. So every pair that makes a token is
-listed, those of lower ids first, and a word that is a token is taken whole, as by tiktoken.
+tiktoken merges any two neighbours that make a token, the token of the lowest id first; `tokenizers`
+merges the listed pairs, in their order. So all pairs that make a token are listed, pairs of lower
+ids first, and a word that is a token becomes this token without merges, as in tiktoken.
 
-Everything in a file that is read is compared with what ours mean; the rest is refused, with its
-name. Then ours is compared on texts with what `tokenizers` makes of the file.
+A file that is read may have only features that attnlm's tokenizers have too; an error names any
+other. Then texts are encoded by both, as a check that attnlm's tokenizer equals the library's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Is
 
 
 def library_tokenizer(tokenizer: Tokenizer) -> Any:
-    """Return the `tokenizers.Tokenizer` that encodes and decodes as ours does.
+    """Return the `tokenizers.Tokenizer` that encodes and decodes as `tokenizer` does.
 
     Raises AttnlmError if `check_equal` finds that it does not.
     """
@@ -48,7 +48,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     from tokenizers import Tokenizer as LibraryTokenizer
 
     if isinstance(tokenizer, CharTokenizer):
-        # A word's model refuses an unknown word, as ours does; byte pairs would leave it out.
+        # WordLevel rejects an unknown word, as attnlm does; byte pairs would leave it out.
         characters = {character: i for i, character in enumerate(tokenizer.characters)}
         made = LibraryTokenizer(models.WordLevel(characters))
         made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -65,7 +65,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
 
 
 def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
-    """Compare a `tokenizers.Tokenizer` with ours, on texts of our tokens and awkward characters.
+    """Compare a `tokenizers.Tokenizer` with ours on texts of its tokens and awkward characters.
 
     Raises AttnlmError if they differ.
     """
@@ -84,7 +84,7 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
 def pairs_tokenizer(
     tokenizer: BpeTokenizer, pairs: list[tuple[str, str]], *, whole: bool = True
 ) -> Any:
-    """Return the `tokenizers.Tokenizer` of these byte pairs, in the order in which they are merged.
+    """Return the `tokenizers.Tokenizer` that merges the byte pairs `pairs`, in their order.
 
     With `whole`, a word that is a token is not split.
     """
@@ -113,16 +113,16 @@ def pairs_tokenizer(
 
 
 def library_pattern(pattern: str) -> str:
-    """Return a pattern of ours as the library's regular expressions have it.
+    """Return a pattern in the syntax of the library's regular expressions.
 
-    What is possessive in ours can't match otherwise either: it is so for speed. `$` would end a
-    line there, not the text.
+    Possessive quantifiers are dropped: they only add speed and don't change a match. `$` would
+    match the end of a line there, not of the text.
     """
     return re.sub(r"([+*?]|\{\d,\d\})\+", r"\1", pattern).replace("$", r"\z")
 
 
 def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
-    """Return every pair of tokens that makes a token, by the ids of what they make."""
+    """Return every pair of tokens that makes a token, ordered by the id of this token."""
     tokens = [byte_characters.written(token) for token in tokenizer.ranks if token]
     known = set(tokens)
     return [
@@ -134,7 +134,7 @@ def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield texts of its own tokens and of awkward characters, the same for the same tokenizer."""
+    """Yield texts of its tokens and awkward characters, the same for the same tokenizer."""
     drawn = random.Random(0)
     is_char = isinstance(tokenizer, CharTokenizer)
     for _ in range(_CHECKED):
@@ -149,9 +149,9 @@ def _texts(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
-    """Return ours that encodes and decodes as a tokenizer.json, for a model of `vocab_size` ids.
+    """Return the tokenizer that equals a tokenizer.json, for a model of `vocab_size` ids.
 
-    Raises AttnlmError, with the reason, if ours can't be exactly that.
+    Raises AttnlmError, with the reason, if attnlm can't encode and decode exactly so.
     """
     try:
         for key in ("truncation", "padding"):
@@ -194,7 +194,7 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
 
 
 def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size: int) -> Tokenizer:
-    """Return ours for the vocab.json and merges.txt of GPT-2. Raises AttnlmError."""
+    """Return the tokenizer of GPT-2's vocab.json and merges.txt. Raises AttnlmError."""
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     end = {"id": vocabulary.get(END_OF_TEXT), "content": END_OF_TEXT, **dict.fromkeys(flags, False)}
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
@@ -243,7 +243,7 @@ def _beginning(processor: object) -> int | None:
 
 
 def _special(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return the texts that have an id of their own. Raises AttnlmError if ours find others."""
+    """Return special texts and their ids. Raises AttnlmError if attnlm would match others."""
     special: dict[str, int] = {}
     for added in content.get("added_tokens") or []:
         widens = any(added.get(key) for key in ("lstrip", "rstrip", "single_word"))
@@ -258,7 +258,7 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _pattern_name(splits: Any) -> str:
-    """Return the name of the pattern of ours by which text is split to words."""
+    """Return the name of attnlm's pattern that splits text to words in the same way."""
     *before, last = splits["pretokenizers"] if _kind(splits) == "Sequence" else [splits]
     by_gpt2 = _has(last, _BYTES) and last.get("use_regex", True)
     if by_gpt2 and not before:
@@ -297,7 +297,7 @@ def _characters(characters: list[str], vocab_size: int) -> Tokenizer:
 
 
 def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
-    """Compare byte pairs of ours with what `tokenizers` makes of the file."""
+    """Compare a tokenizer of byte pairs with the one that `tokenizers` loads from the file."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
     model = content["model"]
@@ -308,14 +308,14 @@ def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
         theirs = LibraryTokenizer.from_str(json.dumps({**content, "post_processor": None}))
     except Exception as error:  # noqa: BLE001 - the library raises no other type
         raise ValueError(str(error)) from None
-    # The library numbers added tokens that its model lacks itself.
+    # The library chooses the ids of added tokens that its model lacks.
     numbered = {text: theirs.token_to_id(text) for text in tokenizer.special}
     _expect("ids of its added tokens", numbered, numbered == tokenizer.special)
     check_equal(tokenizer, theirs)
 
 
 def _name(pattern: str, count: int, end: int | None, vocab_size: int) -> str:
-    """Return a spec that means the same pattern; the vocabulary lies in the run's folder."""
+    """Return a spec with the same pattern; the vocabulary is in the run's folder."""
     if pattern != "gpt2" or (count, end, vocab_size) == (50256, 50256, 50257):
         return pattern
     return f"bpe:{count}" if 257 <= count <= 65536 else "gpt2"

@@ -1,8 +1,8 @@
-"""Byte-pair encoding of a long text: a word that came before is looked up, not encoded again.
+"""Byte-pair encoding of a long text: a repeated word is looked up, not encoded again.
 
-A text splits at places over which no token reaches, whatever stands on either side: before a
-space, or any whitespace, that follows text. What lies between two such places is a word here, its
-leading whitespace included; native/words.c finds them, and tiktoken encodes what is new.
+A text splits at places that no token crosses, for any text on either side: before a space, or any
+whitespace, that follows text. A word is the text between two such places, including its leading
+whitespace; native/words.c finds the words, and tiktoken encodes new ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnlm.compute.native import library
 from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
-# Of each worker's table, about 30 MB: most texts of 100 MB have fewer words than that.
+# Sizes of each worker's table, about 30 MB: most texts of 100 MB have fewer words.
 _MOST_WORDS, _MOST_BYTES, _SLOTS = 2**18, 2**22, 2**20
 _BEFORE_SPACE, _BEFORE_ANY_WHITESPACE = 1, 2
 
@@ -29,9 +29,9 @@ PieceEncoder = Callable[[str], NDArray[np.unsignedinteger[Any]]]
 
 
 def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
-    """Return `tokenizer.encode_piece`, or what does the same faster.
+    """Return `tokenizer.encode_piece`, or a faster function with the same result.
 
-    Several threads may call it.
+    Several threads may call the function.
     """
     if not isinstance(tokenizer, BpeTokenizer) or (compiled := library("words.c")) is None:
         return tokenizer.encode_piece
@@ -61,7 +61,7 @@ class _Words(ctypes.Structure):
 
 
 class WordTable:
-    """Words that were met, and their ids. When it is full it forgets them all."""
+    """A table of words that occurred, and their ids; it is cleared when it is full."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class WordTable:
         """Return the ids of at most `PIECE` characters, the same as the tokenizer's."""
         text = self._tokenizer.normalised(text)
         utf8 = encoded(text, "utf-8")
-        if len(utf8) > 2 * self._numbers.size:  # which C fills without looking
+        if len(utf8) > 2 * self._numbers.size:  # C does not check this bound
             return self._plain(text)
         for _ in range(2):
             known = self._words[0]
@@ -119,7 +119,7 @@ class WordTable:
         return self._tokenizer.encode_piece(text).astype(np.uint32, copy=False)
 
     def _learn(self, known: int) -> bool:
-        """Encode the words from `known` on. Returns False if a token reaches over a word's end."""
+        """Encode the words from `known` on. Returns False if a token crosses a word's end."""
         starts = self._word_at[known : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
         ids = self._plain(text)
@@ -136,10 +136,11 @@ class WordTable:
 
 
 def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
-    """Return for each byte what has to follow for a word to end there.
+    """Return for each byte what has to follow for a word to end after it.
 
-    Words end after letters, digits and signs of ASCII, before a space; if signs take no line ends
-    into their tokens, before any whitespace. Other characters may be whitespace: none ends a word.
+    Words end after ASCII letters and digits before any whitespace; after ASCII signs before a space
+    if signs take line ends into their tokens, else before any whitespace. Other characters may be
+    whitespace: no word ends after them.
     """
     ends = np.zeros(256, np.uint8)
     for byte in range(ord("!"), ord("~") + 1):
