@@ -1,7 +1,7 @@
-"""Which windows of the text a step trains on: a pure function of (seed, step).
+"""The windows of the text that a step trains on: a pure function of (seed, step).
 
-Nothing is drawn from a stream, so that resuming, or splitting a batch among processes, sees the
-same data as one uninterrupted run.
+No random stream has a state, so a resumed run, or one that divides batches among processes, sees
+the same data as one uninterrupted run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Ids, ids_at
 from attnlm.model.architecture import Architecture
 
-# The windows of several steps are read in one call, which spreads NumPy's cost per call.
+# The windows of several steps are read in one call, which reduces NumPy's overhead per step.
 _MOST_STEPS_AT_ONCE = 128
 _TOKENS_AT_ONCE = 2**16
 
@@ -30,13 +30,13 @@ class Batches:
         inputs, targets = batches(0)  # of step 0
 
     Both arrays are of int64 and of shape (batch_size, block_size): windows of `tokens`, and the
-    same windows one token further on. No call depends on an earlier one, so steps can be asked for
-    in any order.
+    same windows one token later. No call depends on an earlier call, so steps can be computed in
+    any order.
 
-    Without `stride`, windows start at random places, uniformly. With it, each epoch is a pass over
-    windows that start `stride` tokens apart, in a new order and from a new place below `stride`;
-    `stride` equal to `block_size` is what `train` does by default. `rows` selects rows of each
-    batch: processes that share a batch take different ones.
+    Without `stride`, windows start at uniformly random places. With `stride`, each epoch is a pass
+    over windows that start `stride` tokens apart, in a new order and from a new place below
+    `stride`; the default of `train` is `stride` equal to `block_size`. `rows` selects rows of each
+    batch: processes that share a batch take different rows.
 
     The arrays are views of a cache: copy them before you write to them. Raises UsageError for
     invalid arguments, AttnlmError if `tokens` is too short for one window, and at a call if the
@@ -84,7 +84,7 @@ class Batches:
         return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return where windows begin, by number: step s has those from s · batch_size on."""
+        """Return where windows begin, by number; step s begins with window s · batch_size."""
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
@@ -98,7 +98,7 @@ class Batches:
 def check_length(
     length: int, block_size: int, split: str, hint: str = "prepare a longer text"
 ) -> None:
-    """Raise AttnlmError for a split without room for one window and its targets."""
+    """Raise AttnlmError for a split too short for one window and its targets."""
     if length < block_size + 1:
         raise AttnlmError(
             f"the {split} split has {length} tokens, and a window of block_size {block_size} "
@@ -119,8 +119,8 @@ def _shuffled(
 ) -> NDArray[np.uint64]:
     """Permute each place of 0 … count − 1 for its epoch, without a table of the whole order.
 
-    A Feistel network permutes the next power of four; what falls outside `count` goes through it
-    again until it falls inside ("cycle walking": Black and Rogaway, 2002).
+    A Feistel network permutes the numbers below the next power of four; results outside `count` are
+    permuted again until they are inside ("cycle walking": Black and Rogaway, 2002).
     """
     half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half_bits) - np.uint64(1)

@@ -1,4 +1,4 @@
-"""From the text of a split to a file of ids, with its pairs of ids counted on the way."""
+"""Encoding of a split's text to a file of ids, with counts of its pairs of ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PIECE = PIECE  # characters that a worker encodes in one call
 class Bin:
     """A split that was written to a file; `utf8_bytes` is the length of its text.
 
-    `pair_counts`, shape (V, V), says how often each id (row) is followed by each (column); it is
+    `pair_counts`, shape (V, V), counts how often each id (row) is followed by each id (column), or
     None for large vocabularies.
     """
 
@@ -86,7 +86,7 @@ def write_bins(
 
 @dataclass(frozen=True)
 class _Encoded:
-    """The ids of a piece of text, as they are stored, and what was counted on the way."""
+    """The ids of a piece of text in their stored type, and the counts of the piece."""
 
     ids: Ids
     characters: int
@@ -146,7 +146,7 @@ def _encode(
 def encode_documents(
     encode_piece: PieceEncoder, tokenizer: BpeTokenizer, piece: Piece
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the ids of a piece, in whose text "<|endoftext|>" and the like are ordinary text."""
+    """Return the ids of a piece; special texts in it, as "<|endoftext|>", are ordinary text."""
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
     if not tokenizer.has_special(piece.text):
@@ -164,7 +164,7 @@ def encode_documents(
 def _pair_counts(
     ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
 ) -> NDArray[np.int64] | None:
-    """Return how often each id is followed by each, shape (V, V); None for large vocabularies."""
+    """Return counts of ids (columns) after ids (rows), (V, V), or None for large vocabularies."""
     if vocab_size > _MOST_BIGRAM_IDS:
         return None
     dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
@@ -174,7 +174,7 @@ def _pair_counts(
 
 
 def bigram_loss(train: Bin, val: Bin) -> float | None:
-    """Return nats per validation token of training counts plus one; None for large vocabularies."""
+    """Return nats per validation token of training counts plus 1; None for large vocabularies."""
     if train.pair_counts is None or val.pair_counts is None:
         return None
     counts_VV = train.pair_counts + 1

@@ -1,4 +1,4 @@
-"""A prepared data set: opened, checked, and mapped to memory."""
+"""Prepared data sets, which are opened, checked, and mapped to memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta(Facts):
-    """The content of meta.json: the facts, and the name of the tokenizer."""
+    """The content of meta.json: the facts and the tokenizer's name."""
 
     tokenizer: str
 
@@ -83,12 +83,12 @@ class Dataset(Facts):
 
     `train` and `val` are the ids of the splits: read-only NumPy arrays of shapes (train_tokens,)
     and (val_tokens,), of uint16, or uint32 for large vocabularies. They are mapped to memory
-    (numpy.memmap), so a split of any size opens in no time. `tokenizer` turns ids to text and back.
+    (numpy.memmap), so a split of any size opens fast. `tokenizer` converts ids to text and back.
 
     `source` names the origin of the text; `sources` lists the origins if there were several.
     `documents` counts the documents that the end-of-text id follows. `val_bytes` is the length of
     the validation text in UTF-8. `bigram_loss` (the loss of counted bigrams) and `floor` (the least
-    possible loss) are in nats per token of the validation split, or None if they are not known.
+    possible loss) are in nats per token of the validation split; None stands for unknown.
     `tokenizer_from` is the folder of the tokenizer, if it was not made for this text. The hash
     `source_sha256` covers the text in UTF-8 and the places where its documents end, the other
     hashes cover files.
@@ -122,11 +122,11 @@ def open_dataset(
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Dataset:
-    """Open the data set of that name in `data_dir`, or at that path, or the one prepared last.
+    """Open a data set by its name in `data_dir` or by its path; by default the last prepared one.
 
         dataset = attnlm.open_dataset("tales-char")
 
-    The hashes of all files are checked. Of splits over 1 GiB only 64 samples are, unless `verify`,
+    The hashes of all files are checked, but only 64 samples of a split over 1 GiB, unless `verify`,
     which also opens an opened data set again. Raises AttnlmError if a file is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
@@ -141,7 +141,7 @@ def open_dataset(
 def open_trusted(path: Path) -> Dataset:
     """Open the data set in the folder `path` without comparing the hashes of its bins.
 
-    This is for a data set that was written or checked a moment ago: to read a large one takes long.
+    Use it for a data set that was just written or checked: reading a large one takes long.
     """
     return unless_replaced(path, lambda: _opened(path, trusted=True))
 
@@ -166,7 +166,7 @@ def _opened(path: Path, *, verify: bool = False, trusted: bool = False) -> Datas
 
 
 def read_meta(folder: Path) -> Meta:
-    """Return what meta.json says. Raises AttnlmError if it is missing, damaged or too old."""
+    """Return the content of meta.json. Raises AttnlmError if it is missing, damaged or too old."""
     path = folder / "meta.json"
     if not path.is_file():
         raise AttnlmError(
@@ -188,7 +188,7 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
-    """Map the ids of a split to memory, unread. Raises AttnlmError for a file of another size."""
+    """Map the ids of a split to memory, unread. Raises AttnlmError for a wrong file size."""
     path, dtype = folder / f"{split}.bin", np.dtype(meta.dtype).newbyteorder("<")
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
     with open_regular(path) as file:
@@ -201,7 +201,7 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
 
 
 def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> None:
-    """Compare a bin with its hash, and its ids with the vocabulary; a large one by its samples."""
+    """Check a bin's hash, and that its ids are in the vocabulary; of a large bin only samples."""
     path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
     expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
     if (file_hash if is_whole else sampled_hash)(path) != expected:
@@ -213,10 +213,10 @@ def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> 
 def ids_at(
     ids: NDArray[Any], places: slice | NDArray[Any], vocab_size: int, origin: str
 ) -> NDArray[Any]:
-    """Return the ids at those places; `origin` is the name of what they come from.
+    """Return the ids at `places`; `origin` is the name of their file in messages.
 
-    Raises AttnlmError if their file was written to since, or an id is not below `vocab_size`: not
-    all ids of a large file were read when it was opened.
+    Raises AttnlmError if the file was written to since it was opened, or an id is not below
+    `vocab_size`: opening a large file does not read all ids.
     """
     check_unchanged(ids)
     found: NDArray[Any] = ids[places]
@@ -228,9 +228,9 @@ def ids_at(
 
 
 def check_unchanged(ids: NDArray[Any]) -> None:
-    """Raise AttnlmError if a mapped file was written to since: a shorter one kills its reader.
+    """Raise AttnlmError if a mapped file was written to: reading a truncated file kills a process.
 
-    If another file is at its path by now, or none, the mapped one is as it was.
+    If its path now has another file, or none, the mapped file is unchanged.
     """
     if not isinstance(ids, np.memmap) or (before := vars(ids).get("opened")) is None:
         return

@@ -1,4 +1,4 @@
-"""The list of all data sets in a folder. Nothing here needs torch."""
+"""The list of all data sets in a folder. This module does not need torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.folders import folder_size, link_target, modified, newest_first, problem_of
 from attnlm.data.dataset import open_bin, read_meta
 
-# A folder that has any of these files is, or was, a data set.
+# A folder with any of these files is a data set, perhaps a damaged one.
 _OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
 _FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bigram_loss", "floor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """A data set in a list, or what is left of it. Unknown facts are None."""
+    """A data set in a list, perhaps damaged. None stands for unknown facts."""
 
     name: str
     path: Path
@@ -28,25 +28,25 @@ class DatasetEntry:
     train_tokens: int | None = None
     val_tokens: int | None = None
     bigram_loss: float | None = None
-    """Of counted bigrams, in nats per token."""
+    """The loss of counted bigrams, in nats per token."""
     floor: float | None = None
     """The least possible loss, in nats per token."""
     bytes: int = 0
-    """Of all files in its folder; 0 for a link."""
+    """The size of all files in its folder; 0 for a link."""
     modified: float = 0.0
-    """When it was prepared, in seconds since 1970."""
+    """The time when it was prepared, in seconds since 1970."""
     link: str | None = None
-    """Where the folder really lies, if `path` is a link."""
+    """The real path of the folder, if `path` is a link."""
     is_latest: bool = False
-    """Whether commands take it when no data set is named."""
+    """Whether commands use it if no data set is named."""
     problem: str | None = None
-    """Why it can't be read."""
+    """The reason why it can't be read."""
 
 
 def list_datasets(
     data_dir: str | Path = "data", *, on_event: OnEvent | None = None
 ) -> list[DatasetEntry]:
-    """Return the data sets in a folder, newest first; the damaged ones too, with the reason.
+    """Return the data sets in a folder, newest first, including damaged ones with the reason.
 
         large = [entry.name for entry in attnlm.list_datasets() if entry.bytes > 10**9]
 

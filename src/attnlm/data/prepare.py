@@ -1,4 +1,4 @@
-"""From a text to a data set: the text is read twice in a stream, and the folder appears whole."""
+"""Preparation of a data set: streams the text twice, and puts the complete folder in place."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def prepare(
     "tinyshakespeare", "tales", or "-" for stdin. Several are joined in their order. The default is
     Tiny Shakespeare, or `tales` if that is not available. `column` holds the text of records.
 
-    `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is taken: the text's
-    ids then mean what theirs do. Records, and each of several files, are documents: the end-of-text
-    id follows them if the tokenizer has one.
+    `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is used: ids then
+    have the same meaning. Records, and each of several files, are documents: the end-of-text id
+    follows each document if the tokenizer has such an id.
 
     The last `val_fraction` of the characters are the validation split; or, with `val_file`, the
-    whole of that text. Line endings are kept, or CR LF and CR become LF with `newlines` "unix".
+    whole text of this file. Line ends are kept, or CR LF and CR become LF with `newlines` "unix".
 
-    A data set with the same content is unchanged, one with other content is replaced only with
-    `force`. Until a new data set is complete nothing of it is at its place; a preparation that is
-    stopped leaves nothing behind.
+    A data set with the same content is left unchanged; a data set with other content is replaced
+    only with `force`. A new data set appears at its path when it is complete; a preparation that is
+    stopped leaves no files.
 
     Raises UsageError for invalid arguments, AttnlmError for a text that can't be found, downloaded,
     read, split or encoded, and for files that can't be written. Existing files are then unchanged.
@@ -135,7 +135,7 @@ def prepare(
 
 
 def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
-    """Return the folder of the run or data set whose tokenizer is to be taken; None for a spec."""
+    """Return the folder of the run or data set whose tokenizer is used; None for a spec."""
     try:
         bpe_size(canonical_spec(str(tokenizer)))
     except UsageError:
@@ -150,7 +150,7 @@ def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
 
 
 def _made(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
-    """Return the tokenizer of a spec: char for the whole text, bpe:N for the training split."""
+    """Return the tokenizer of a spec: char uses the whole text, bpe:N the training split."""
     size = bpe_size(spec)
     if size is not None:
         return bpe.train(spec, size, split.train_sample(), on_event)
@@ -172,7 +172,7 @@ def _build(
     origin: Path | None,
     on_event: OnEvent,
 ) -> None:
-    """Make `folder` a data set, with meta.json as its last file."""
+    """Write a data set to `folder`; meta.json is its last file."""
     bins = write_bins(folder, split, tokenizer, on_event)
     save(tokenizer, folder / "tokenizer.json")
     text, val_text, val_tokens = split.text, split.val_text, bins["val"].tokens
@@ -215,8 +215,8 @@ def _build(
 def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
     """Return True if the data set at `target` is the wanted one, False if it may be replaced.
 
-    Raises AttnlmError if `target` is something else than a data set, and without `force` also if it
-    is damaged or has other content.
+    Raises AttnlmError if `target` is not a data set, and without `force` also if it is damaged or
+    has other content.
     """
     if not os.path.lexists(target):
         return False
@@ -244,7 +244,7 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
 
 
 def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Move the folder `new` to `target`, unless another process has just put the same there."""
+    """Move the folder `new` to `target`, unless another process has just made the same there."""
     while True:
         try:
             if not os.path.lexists(target):
@@ -253,6 +253,6 @@ def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
                 exchange(new, target)
             return
         except OSError as error:
-            # Another process put its folder at `target` in this moment, or removed it: look again.
+            # Another process just put its folder at `target`, or removed it: try again.
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
                 raise

@@ -1,4 +1,4 @@
-"""A text that was read once, and its splits: what to train on and what to validate on."""
+"""A text that was read once, and its training and validation splits."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from attnlm.text.corpus import Corpus
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import code_points, encoded
 
-# UTF-8 bytes. The trainer of byte pairs needs up to 100 times as many if no word comes twice.
+# UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
-_END = b"\xff"  # of a document, in what is hashed: no UTF-8 has it
+_END = b"\xff"  # marks a document's end in hashed bytes; never in UTF-8
 
 
 @dataclass(frozen=True)
 class Text:
     """A corpus that was read once.
 
-    `sha256` is of its UTF-8, and of where its documents end; `distinct` are its characters, sorted.
-    `documents` counts those whose ends are marked.
+    `sha256` covers its UTF-8 and the ends of its documents; `distinct` are its characters, sorted.
+    `documents` counts the documents whose ends are marked.
     """
 
     corpus: Corpus
@@ -44,7 +44,7 @@ class Text:
     documents: int
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the text again. Raises AttnlmError at its end if it differs from the first time."""
+        """Yield the text again. Raises AttnlmError at its end if it has changed since then."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
             digest.update(_marked(piece, encoded(piece.text, "utf-8")))
@@ -53,7 +53,7 @@ class Text:
             raise self.changed()
 
     def changed(self) -> AttnlmError:
-        """Return the error for a text that differs from the first time."""
+        """Return the error for a text that has changed since it was read."""
         return AttnlmError(
             f"{self.corpus.shown} changed while it was read",
             "try again when nothing writes to it",
@@ -70,7 +70,7 @@ class Split:
 
     @property
     def train_characters(self) -> int:
-        # As written: the double 0.9 is a little more than 9/10, which would cost a character.
+        # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
         fraction = Fraction(str(self.val_fraction or 0))
         return math.floor(self.text.characters * (1 - fraction))
 
@@ -114,7 +114,7 @@ class Split:
 
 
 def _cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
-    """Return the first `at` characters of a piece, and the others. Either may be empty."""
+    """Return the first `at` characters of a piece, and the rest. Either may be empty."""
     if at >= len(piece.text):
         return piece, Piece("")
     first = bisect.bisect_right(piece.ends, at)
@@ -125,7 +125,7 @@ def _cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
 
 
 def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
-    """Read a corpus once, for its counts and its hash. Raises AttnlmError if it is empty."""
+    """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()
     is_there = np.zeros(0x110000, np.bool_)
