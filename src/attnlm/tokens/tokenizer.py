@@ -44,7 +44,7 @@ class Tokenizer(abc.ABC):
 
     `name` is its spec, as in "bpe:512"; ids are below `vocab_size`; `tokens` are the bytes of each
     id. `end_of_text` is the id of "<|endoftext|>", `newline` the id of "\\n", and `beginning` the
-    id that a text begins with; each may be None. `dataset` is the name of the data set that has this
+    id that a text begins with; each may be None. `dataset` is the name of the data set with this
     tokenizer, if known.
     """
 

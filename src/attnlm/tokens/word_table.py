@@ -138,9 +138,8 @@ class WordTable:
 def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
     """Return for each byte what has to follow for a word to end after it.
 
-    Words end after ASCII letters and digits before any whitespace; after ASCII signs before a space
-    if signs take line ends into their tokens, else before any whitespace. Other characters may be
-    whitespace: no word ends after them.
+    Words end after ASCII letters, digits and signs, before any whitespace; after signs only before
+    a space if signs take line ends into their tokens. No word ends after other characters.
     """
     ends = np.zeros(256, np.uint8)
     for byte in range(ord("!"), ord("~") + 1):

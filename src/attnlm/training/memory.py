@@ -39,8 +39,7 @@ _FLOAT = 4  # bytes
 _COPIES_BY_MUON = 5
 # Bytes of libraries, prefetched batches and the kernels' own memory.
 _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
-# Bytes per id of the tokenizer and all else that grows with the vocabulary, fitted to peaks
-# measured with 50,257 ids.
+# Bytes per id of all that grows with the vocabulary, as the tokenizer: fits peaks at 50,257 ids.
 _PER_ID = 1500
 # Tokens of an evaluation that are computed together: enough for matmuls at full speed, on a CPU few
 # enough for its caches. There are fewer if a token takes more than _BYTES_PER_TOKEN.

@@ -13,8 +13,7 @@ from attnlm.training.validation import MOST_TOKENS
 
 # The fraction of the operations between two evaluations that an evaluation and its sample may take.
 _EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
-# Operations of about a second: an evaluation of at most this cost may take half as long as the
-# training between two evaluations.
+# Operations of about a second: up to this, evaluations may cost half of the training in between.
 _CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
 # Operations that are always affordable.
 _FREE, _FREE_SAMPLE = 2e10, 2e10
