@@ -21,7 +21,7 @@ _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
 
 class _Published(NamedTuple):
-    """A published vocabulary: the address and hash of its ranks, its last id and its size."""
+    """A published vocabulary: address and hash of its ranks, end-of-text id, and size."""
 
     url: str
     sha256: str
