@@ -372,7 +372,7 @@ def test_a_record_of_a_table_may_be_too_long(here: Path, monkeypatch: pytest.Mon
 ROOM = """
 import resource, sys
 from pathlib import Path
-from attnlm.text.text_files import optional
+from attnlm.base.errors import optional
 optional("pyarrow.parquet", "")
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**29,) * 2)

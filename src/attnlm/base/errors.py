@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 
 class AttnlmError(Exception):
     """A problem for the user to solve: bad input, a missing or damaged file, no network.
@@ -40,3 +43,17 @@ class UsageError(AttnlmError):
     """Invalid arguments, whatever the files contain."""
 
     exit_code = 2
+
+
+def optional(name: str, what: str) -> ModuleType:
+    """Import a module of an optional dependency. Raises AttnlmError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        package = error.name if error.name != "backports" else name
+        raise AttnlmError(
+            f"{what} needs the Python package {package}, which is not installed",
+            f"install it: pip install {package}",
+        ) from None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.workspaces import workspace
 from attnlm.model.architecture import Architecture
@@ -35,7 +35,6 @@ from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.play import export_to_html
-from attnlm.text.text_files import optional
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
 from attnlm.text.records import checked, first_line, missing
-from attnlm.text.text_files import optional
 
 PREFIX = "hf:"
 SYNTAX = "hf:OWNER/NAME, hf:OWNER/NAME/CONFIG or hf:OWNER/NAME:SPLIT"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, optional
 from attnlm.base.files import open_regular
 from attnlm.base.suggestions import suggestion
-from attnlm.text.text_files import PIECE, Piece, kind_of, opened, optional
+from attnlm.text.text_files import PIECE, Piece, kind_of, opened
 
 LONGEST = 2**24  # bytes of a record, which is read as a whole
 _MOST_NAMED = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import open_regular
 
@@ -176,20 +176,6 @@ def _zstd(shown: str) -> ModuleType:
         return importlib.import_module("compression.zstd")  # Python 3.14
     except ModuleNotFoundError:
         return optional("backports.zstd", f"reading {shown}")
-
-
-def optional(name: str, what: str) -> ModuleType:
-    """Import a module of an optional dependency; raises AttnlmError if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        package = error.name if error.name != "backports" else name
-        raise AttnlmError(
-            f"{what} needs the Python package {package}, which is not installed",
-            f"install it: pip install {package}",
-        ) from None
 
 
 # --- Characters -----------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.folders import is_folder
 from attnlm.text.records import first_line
-from attnlm.text.text_files import optional
 
 _DESCRIPTION = [
     *("config.json", "tokenizer.json", "vocab.json", "merges.txt"),
