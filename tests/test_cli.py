@@ -417,7 +417,12 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "text.txt", "--val-file", ""], 2, "--val-file can't be empty", "name a file"),
         (["ladder", "--tokens", str(2**27)], 2, "--tokens can't be", "0 to 67,108,864"),
         (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),
-        (["attend", "a", "small", "--run", "small"], 2, "RUN and --run exclude", "one of them"),
+        (
+            ["attend", "a", "small", "--run", "small"],
+            2,
+            "RUN and --run cannot be combined",
+            "one of them",
+        ),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
         (["eval", "--checkpoint"], 2, "requires an argument", "see attnlm eval --help"),
         (["train", "--heads", "four"], 2, "--heads", "--help"),
