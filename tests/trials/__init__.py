@@ -4,9 +4,7 @@
 from one that stays. `python -m tests.trials NAME --seed N --case N` tries one case again.
 """
 
-from __future__ import annotations
-
-from tests.trials import (
+from tests.trials import (  # noqa: F401 - each registers its trials
     anywhere,
     clock,
     damage,
@@ -24,11 +22,4 @@ from tests.trials import (
     signals,
     two,
 )
-from tests.trials.trial import Trial
-
-_ALL: tuple[Trial, ...] = (
-    *(kill.TRIAL, disk.TRIAL, disk.FULL, numbers.TRIAL, resume.TRIAL, two.TRIAL, signals.TRIAL),
-    *(memory.TRIAL, anywhere.TRIAL, anywhere.TEMPORARY, damage.TRIAL, hostile.TRIAL, forged.TRIAL),
-    *(clock.TRIAL, places.TRIAL, input.TRIAL, network.TRIAL, machines.TRIAL),
-)
-TRIALS = {trial.name: trial for trial in _ALL}
+from tests.trials.trial import TRIALS as TRIALS

@@ -13,7 +13,7 @@ from tests.trials.trial import SHORT_SEED
 
 
 def main() -> int:
-    """Returns 1 where any case failed, 2 where there is none of that number."""
+    """Return 1 if any case failed, 2 if there is none of that number."""
     parser = argparse.ArgumentParser(prog="python -m tests.trials")
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *TRIALS])
     parser.add_argument("--short", action="store_true", help="the short form, as in `make test`")
@@ -22,23 +22,22 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.case is not None and len(arguments.names) != 1:
         parser.error("--case needs the one NAME that it is of")
-    seed = arguments.seed
+    seed, form, failed = arguments.seed, " --short" if arguments.short else "", False
     if seed is None:
         seed = SHORT_SEED if arguments.short else int(f"{datetime.now(UTC):%Y%m%d}")
     print(f"seed {seed}\n")
-    failed = False
     print("| trial | promise | cases | failed | seconds |")
     print("| --- | --- | ---: | ---: | ---: |", flush=True)
     for name in arguments.names or TRIALS:
         trial = TRIALS[name]
-        if (reason := trial.skip()) is not None:
+        no_short = "it has no short form" if arguments.short and not trial.short else None
+        if (reason := no_short or trial.skip()) is not None:
             print(f"| {name} | {trial.promise} | 0 | skipped: {reason} | |", flush=True)
             continue
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            tally = trial.try_in(
-                Path(folder), short=arguments.short, seed=seed, only=arguments.case
-            )
+            place = Path(folder)
+            tally = trial.try_in(place, short=arguments.short, seed=seed, only=arguments.case)
         seconds = time.perf_counter() - began
         if not tally.cases:
             parser.error(f"{name} has no case {arguments.case}")
@@ -47,7 +46,6 @@ def main() -> int:
         for failure in tally.failures[:20]:
             print(f"  {failure}", flush=True)
         if tally.failures:
-            form = " --short" if arguments.short else ""
             print(f"  one alone: python -m tests.trials {name}{form} --seed {seed} --case N")
         failed |= bool(tally.failures)
     return int(failed)

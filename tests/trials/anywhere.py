@@ -5,33 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-import attnlm
 from tests import command as commands
 from tests.trials import opening
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, not_posix, trial
 
 _STEPS = ["--steps", "1", "--threads", "1", "--block-size", "4", "--seed", "1"]
-
-
-def _anywhere(tally: Tally, folder: Path) -> None:
-    """All three commands in each odd place with all that may surround it, or in so many of these;
-    where more than one, each named case, most of which tests/test_cli.py tries too.
-    """
-    everywhere = list(itertools.product(_PLACES, _SURROUNDINGS))
-    for (place, env), generator in tally.chosen(everywhere, tally.wanted):
-        names = ", ".join(f"{key}={value}" for key, value in env.items())
-        fault = _three_commands(folder / str(tally.number) / place, generator, env)
-        tally.count(fault, f"in {place!r} with {names}")
-    if tally.wanted > 1:
-        opening.make_all(folder / "made")
-        for (name, case), _ in tally.chosen(list(_NAMED.items()), len(_NAMED), len(everywhere)):
-            tally.count(case(folder / "made"), name)
 
 
 _PLACES = (
@@ -64,8 +47,26 @@ _SURROUNDINGS: tuple[dict[str, str | None], ...] = (
 )
 
 
+@trial("anywhere", short=1, full=len(_PLACES) * len(_SURROUNDINGS), skip=not_posix)
+def _anywhere(tally: Tally, folder: Path) -> None:
+    """Odd paths, other locales, no home, no terminal, no reader: the commands work.
+
+    All three commands in each odd place with all that may surround it, or in so many of these. The
+    full form also has the named cases, most of which tests/test_cli.py tries too.
+    """
+    everywhere = list(itertools.product(_PLACES, _SURROUNDINGS))
+    for (place, env), generator in tally.chosen(everywhere, tally.wanted):
+        names = ", ".join(f"{key}={value}" for key, value in env.items())
+        fault = _three_commands(folder / str(tally.number) / place, generator, env)
+        tally.count(fault, f"in {place!r} with {names}")
+    if tally.wanted > 1:
+        opening.make_all(folder / "made")
+        for (name, case), _ in tally.chosen(list(_NAMED.items()), len(_NAMED), len(everywhere)):
+            tally.count(case(folder / "made"), name)
+
+
 def _three_commands(place: Path, generator: Random, env: dict[str, str | None]) -> str | None:
-    """Prepares, trains and samples below `place`, by names or by paths; what goes wrong."""
+    """Prepare, train and sample below `place`, by names or by paths; return what goes wrong."""
     place.mkdir(parents=True)
     name = generator.choice(("text.txt", "Wörter 日本.txt", "a b"))
     (place / name).write_text("αβγ δεζ ηθι. " * 40, encoding="utf-8")
@@ -88,103 +89,44 @@ def _three_commands(place: Path, generator: Random, env: dict[str, str | None]) 
 # --- Named cases ----------------------------------------------------------------------------------
 
 
-def _reader_leaves(arguments: list[str], read: int) -> Callable[[Path], str | None]:
-    """As in `attnlm … | head`: the reader takes some bytes and goes."""
+def _in_a_shell(
+    script: str, *arguments: str, code: int = 0, says: str = ""
+) -> Callable[[Path], str | None]:
+    """Return the case: the script, whose "$@" is the command, ends with `code` and `says` so."""
 
     def run(folder: Path) -> str | None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "attnlm", *arguments],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout is not None and process.stderr is not None
-        with process.stdout as stdout:
-            stdout.read(read)
-        with process.stderr as stderr:
-            said = stderr.read().decode()
-        if process.wait() != 0 or "error" in said or "Broken" in said or "Traceback" in said:
-            return f"exit code {process.returncode}: {said}"
-        return None
+        through = ["bash", "-o", "pipefail", "-c", script, "bash"]
+        done = commands.alone(arguments, folder, through=through)
+        is_so = done.code == code and says in done.stderr and "Broken" not in done.stderr
+        return done.fault() or (None if is_so else f"exit code {done.code}: {done.stderr}")
 
     return run
 
 
-def _cache_cannot_be_written(folder: Path) -> str | None:
-    """A vocabulary that can't be kept is used all the same; a choice of threads is made anew."""
-    blocked = folder / "blocked"
-    blocked.touch()
-    env = {"ATTNLM_CACHE_DIR": str(blocked / "cache")}
-    done = commands.alone(["train", *_STEPS[:2], "--name", "no-cache"], folder, env=env)
-    return done.fault() or (done.stderr if done.code else None)
-
-
-def _folder_cannot_be_written(folder: Path) -> str | None:
-    """Where nothing can be made, that is said, with the path."""
-    for arguments in (
-        ["prepare", "fruits.txt", "--data-dir", "/dev/null/data"],
-        ["train", *_STEPS, "--checkpoint-dir", "/dev/null/runs"],
-    ):
-        done = commands.alone(arguments, folder)
-        if done.fault() or done.code != 1 or "/dev/null" not in done.stderr:
-            return f"{arguments}: {done.code} {done.stderr}"
-    return None
-
-
-def _no_terminal(folder: Path) -> str | None:
-    """In a session of its own, with nothing to read from or write to."""
-    process = subprocess.run(
-        [sys.executable, "-m", "attnlm", "train", *_STEPS, "--name", "alone"],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    if process.returncode != 0:
-        return f"exit code {process.returncode}"
-    return None if attnlm.open_run(folder / "checkpoints" / "alone").metrics() else "not trained"
-
-
-_NAMED: dict[str, Callable[[Path], str | None]] = {
-    "a reader of samples leaves": _reader_leaves(["sample", "--tokens", "3000"], 10),
-    "a reader of samples never reads": _reader_leaves(["sample", "--tokens", "300"], 0),
-    "a reader of help leaves": _reader_leaves(["train", "--help"], 1),
-    "a reader of a configuration leaves": _reader_leaves(["train", "--print-config"], 0),
-    "a reader of a path leaves": _reader_leaves(["prepare", "fruits.txt"], 0),
-    "no terminal": _no_terminal,
-    "a cache that can't be written": _cache_cannot_be_written,
-    "folders that can't be written": _folder_cannot_be_written,
+_NAMED = {
+    "a reader of samples leaves": _in_a_shell('"$@" | head -c 10', "sample", "--tokens", "3000"),
+    "a reader of samples never reads": _in_a_shell('"$@" | true', "sample", "--tokens", "300"),
+    "a reader of help leaves": _in_a_shell('"$@" | head -c 1', "train", "--help"),
+    "a reader of a configuration leaves": _in_a_shell('"$@" | true', "train", "--print-config"),
+    "a reader of a path leaves": _in_a_shell('"$@" | true', "prepare", "fruits.txt"),
+    "no terminal": _in_a_shell('setsid "$@" </dev/null >/dev/null 2>&1', "train", *_STEPS),
+    "a cache that can't be written": _in_a_shell(
+        'ATTNLM_CACHE_DIR=fruits.txt/cache "$@"', "train", *_STEPS[:2]
+    ),
+    "a data folder that can't be written": _in_a_shell(
+        '"$@" --data-dir /dev/null/data', "prepare", "fruits.txt", code=1, says="/dev/null"
+    ),
+    "a folder of runs that can't be written": _in_a_shell(
+        '"$@" --checkpoint-dir /dev/null/runs', "train", *_STEPS, code=1, says="/dev/null"
+    ),
 }
 
 
 # --- Temporary folders ----------------------------------------------------------------------------
 
 
-def _temporary(tally: Tally, folder: Path) -> None:
-    """Every command that reads or writes, without a home, with every temporary folder that is none.
-
-    Python takes another where TMPDIR can't be written. What can't be loaded from one is done
-    without.
-    """
-    opening.make_all(folder)
-    (folder / "file").touch()
-    (folder / "mounted").mkdir()
-    for (kind, name), _ in tally.chosen(
-        list(itertools.product(_TEMPORARY, COMMANDS)), tally.wanted
-    ):
-        place, options = _TEMPORARY[kind]
-        env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
-        through = _mounting(folder / place, options) if options else []
-        done = commands.alone(COMMANDS[name], folder, env=env, through=through)
-        chatter = "matplotlib" in done.stderr.lower()
-        fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
-        tally.count(fault, f"{name}, TMPDIR {kind}")
-
-
 def _mounting(place: Path, options: str) -> list[str]:
-    """What runs a command that alone sees an empty folder there, mounted with these options."""
+    """Return what runs a command that alone sees an empty folder there, mounted with `options`."""
     # A page is what "size=4k" has; after this it has none.
     script = """mount -t tmpfs -o "$1" none "$2" || exit 1
         [ "$1" != size=4k ] || head -c 4096 /dev/zero >"$2/full"; shift 2; exec "$@\""""
@@ -220,19 +162,22 @@ COMMANDS = {
 }
 
 
-TRIAL = Trial(
-    "anywhere",
-    "odd paths, other locales, no home, no terminal, no reader: the commands work",
-    short=1,
-    full=len(_PLACES) * len(_SURROUNDINGS),
-    run=_anywhere,
-    skip=lambda: "Windows has other paths" if os.name == "nt" else None,
-)
-TEMPORARY = Trial(
-    "temporary",
-    "TMPDIR missing, a file, read-only, full or noexec, no home: every command works, in silence",
-    short=1,
-    full=len(_TEMPORARY) * len(COMMANDS),
-    run=_temporary,
-    skip=_cannot_mount,
-)
+@trial("temporary", short=1, full=len(_TEMPORARY) * len(COMMANDS), skip=_cannot_mount)
+def _temporary(tally: Tally, folder: Path) -> None:
+    """TMPDIR missing, a file, read-only, full or noexec, no home: every command works, in silence.
+
+    Python takes another folder if TMPDIR can't be written. What can't be loaded from one is done
+    without.
+    """
+    opening.make_all(folder)
+    (folder / "file").touch()
+    (folder / "mounted").mkdir()
+    cases = list(itertools.product(_TEMPORARY, COMMANDS))
+    for (kind, name), _ in tally.chosen(cases, tally.wanted):
+        place, options = _TEMPORARY[kind]
+        env = {"TMPDIR": str(folder / place), "HOME": "/dev/null/home", **_NO_CACHE}
+        through = _mounting(folder / place, options) if options else []
+        done = commands.alone(COMMANDS[name], folder, env=env, through=through)
+        chatter = "matplotlib" in done.stderr.lower()
+        fault = done.fault() or (done.stderr[-300:] if done.code or chatter else None)
+        tally.count(fault, f"{name}, TMPDIR {kind}")

@@ -7,82 +7,13 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.trials.trial import Tally
-
-Run = Callable[[Tally, Path], None]
-
-
-def in_own_process(run: Run, draws: bool = False) -> Run:
-    """`run`, in a new process: no thread runs in it yet, so that it may fork.
-
-    Its runs have no real curve, which would take longer than they do, unless it `draws`.
-    """
-
-    def anew(tally: Tally, folder: Path) -> None:
-        written = folder / "tally.json"
-        asked = [run.__module__, run.__name__, asdict(tally), str(folder), str(written), draws]
-        server = _server()
-        assert server.stdin is not None and server.stdout is not None
-        print(json.dumps(asked), file=server.stdin, flush=True)
-        try:
-            assert server.stdout.readline() == "0\n", f"the process of {run.__module__} failed"
-        except BaseException:  # such as a time limit: its answer may come when another is awaited
-            server.kill()
-            _server.cache_clear()
-            raise
-        tried = Tally(**json.loads(written.read_text()))
-        tally.cases, tally.failures = tried.cases, tried.failures
-
-    return anew
-
-
-@cache
-def _server() -> subprocess.Popen[str]:
-    """Loads all once, for the processes that it forks one after another."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        encoding="utf-8",
-    )
-
-
-_SERVER = """
-import dataclasses, importlib, json, os, pathlib, sys
-import attnlm
-from attnlm.see import curves
-from tests.trials.trial import Tally
-
-def run(module, name, tally, folder, written, draws):
-    if draws:
-        import matplotlib.backends.backend_agg, matplotlib.figure
-    else:
-        curves.draw_run = lambda run, path: curves.files.write_bytes(path, b"a picture")
-    tally = Tally(**tally)
-    getattr(importlib.import_module(module), name)(tally, pathlib.Path(folder))
-    pathlib.Path(written).write_text(json.dumps(dataclasses.asdict(tally)))
-
-loaded = [getattr(attnlm, name) for name in attnlm.__all__]
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what trials print is none
-for asked in sys.stdin:
-    pid = os.fork()
-    if not pid:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdin = open(0)
-        run(*json.loads(asked))
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=answers, flush=True)
-"""
+from tests.command import Done, here
 
 
 @dataclass(frozen=True)
@@ -96,14 +27,14 @@ class Outcome:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong: its result, where that says so, or how else it ended."""
+        """Return its result, if this says what went wrong, or how else it ended."""
         failure: str | None = self.result or self.error
         return failure if self.signum is None else f"signal {self.signum}"
 
 
 @dataclass
 class Child:
-    """A forked process that makes `action`, whose result is JSON."""
+    """A forked process that calls `action`, whose result is JSON."""
 
     action: Callable[[], Any]
     pid: int = field(init=False)
@@ -115,39 +46,60 @@ class Child:
             os.close(writer)
             return
         try:
-            told: dict[str, Any] = {"result": self.action()}
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent is told
-            told = {"error": f"{type(error).__name__}: {error}"}
-        os.write(writer, json.dumps(told).encode())
+            outcome: dict[str, Any] = {"result": self.action()}
+        except BaseException as error:  # noqa: BLE001 - the parent reports it
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        os.write(writer, json.dumps(outcome).encode())
         os._exit(0)
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill it, as `kill -9` does."""
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> Outcome:
-        """Waits for its end."""
+        """Wait for its end."""
         with os.fdopen(self._reader, "rb") as reader:
-            told = reader.read()
+            written = reader.read()
         _, status = os.waitpid(self.pid, 0)
         if os.WIFSIGNALED(status):
             return Outcome(signum=os.WTERMSIG(status))
-        return Outcome(**json.loads(told)) if told else Outcome(error="it ended without a word")
+        if not written:
+            return Outcome(error="it ended without a result")
+        return Outcome(**json.loads(written))
 
 
-def in_child(action: Callable[[], Any]) -> Outcome:
-    """What becomes of `action` in a forked process."""
-    return Child(action).wait()
+def in_child(action: Callable[..., Any], *arguments: Any) -> Outcome:
+    """Call `action` in a forked process."""
+    return Child(lambda: action(*arguments)).wait()
+
+
+def command_in_child(
+    command: Sequence[str], folder: Path, before: Callable[[], object]
+) -> tuple[Done, str | None]:
+    """Run a command in `folder`, in a forked process, after `before`; return how it ended, and
+    what is wrong with its end."""
+
+    def run() -> list[Any]:
+        os.chdir(folder)
+        before()
+        done = here(command)
+        return [done.code, done.stdout, done.stderr]
+
+    outcome = in_child(run)
+    if outcome.result is None:
+        return Done(0, "", ""), outcome.failure
+    done = Done(*outcome.result)
+    return done, done.fault()
 
 
 _OF_PATHS = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
 
 
 def before_each_event(folder: Path, act: Callable[[str], None]) -> None:
-    """Calls `act` before all that this process does to files below `folder`, until it ends.
+    """Call `act` before all that this process does to files below `folder`, until it ends.
 
-    A write is two events: before it, and when half of it is on its way to the disk. `act` is told
-    what is about to be done; what it raises is what the system would have answered.
+    A write is two events: before it, and when half of it is on its way to the disk. `act` gets the
+    name of the event; what it raises is the system's answer.
     """
     inside = str(folder)
     acting = False
@@ -197,8 +149,8 @@ def before_each_event(folder: Path, act: Callable[[str], None]) -> None:
 
     def open_(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         opened = original_open(file, mode, *arguments, **options)
-        written = not mode.startswith("r") and str(file).startswith(inside)
-        return Written(opened) if written else opened
+        is_written = not mode.startswith("r") and str(file).startswith(inside)
+        return Written(opened) if is_written else opened
 
     def fsync(descriptor: int) -> None:
         meet("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())

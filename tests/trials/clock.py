@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import attnlm
 from tests import command as commands
 from tests.trials import opening
-from tests.trials.children import in_child, in_own_process
+from tests.trials.children import in_child
 from tests.trials.small import same_run
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, not_linux, trial
 
 _C = """
 #define _GNU_SOURCE
@@ -54,33 +54,37 @@ _COMMANDS = (
 _FUTURE = 4_102_444_800  # 2100
 
 
-def _run(tally: Tally, folder: Path) -> None:
-    """Each command in its turn, with a good clock and with this one: the same comes of it."""
-    in_child(lambda: opening.make_all(folder / "whole"))
-    (folder / "clock.c").write_text(_C)
-    library = folder / "clock.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, folder / "clock.c", "-ldl"], check=True
-    )
+def _why_not() -> str | None:
+    return not_linux() or (None if shutil.which("cc") else "there is no C compiler")
+
+
+@trial("clock", short=1, full=len(_COMMANDS), skip=_why_not, forks=True)
+def _clock(tally: Tally, folder: Path) -> None:
+    """A clock that is set back again and again: the same results, no time is negative."""
+    in_child(opening.make_all, folder / "whole")
+    source, library = folder / "clock.c", folder / "clock.so"
+    source.write_text(_C)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     for case, _ in tally.drawn(tally.wanted):
         command = _COMMANDS[case % len(_COMMANDS)]
-        tally.count(_compared(command, folder, library), " ".join(command))
+        tally.count(_compared(command, folder, {"LD_PRELOAD": str(library)}), " ".join(command))
 
 
-def _compared(command: tuple[str, ...], folder: Path, library: Path) -> str | None:
+def _compared(command: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> str | None:
+    """Return how the results of a command with a good clock and with this one differ."""
     said = []
-    for name, env in (("good", {}), ("bad", {"LD_PRELOAD": str(library)})):
+    for name in ("good", "bad"):
         shutil.copytree(folder / "whole", folder / name)
-        if env:
+        if name == "bad":
             for path in (folder / name).rglob("*"):
                 os.utime(path, (_FUTURE, _FUTURE))
-        done = commands.alone(command, folder / name, env=env)
+        done = commands.alone(command, folder / name, env=env if name == "bad" else {})
         if done.fault() or done.code:
             return done.fault() or done.stderr[-300:]
         said.append(done.stdout)
     fault = None if said[0] == said[1] else "something else is said"
     if command[0] == "train":
-        fault = fault or in_child(lambda: _other_run(folder, said[0].strip(), command)).failure
+        fault = fault or in_child(_other_run, folder, said[0].strip(), command).failure
     for name in ("good", "bad"):
         shutil.rmtree(folder / name)
     return fault
@@ -92,19 +96,3 @@ def _other_run(folder: Path, name: str, command: tuple[str, ...]) -> str | None:
     if seconds != sorted(seconds) or not 0 <= seconds[0] <= seconds[-1] < 100:
         return f"it took {seconds} seconds"
     return None if "--budget" in command else same_run(good, bad)
-
-
-def _why_not() -> str | None:
-    if sys.platform != "linux":
-        return "it takes the place of what Linux's C library does"
-    return None if shutil.which("cc") else "there is no C compiler"
-
-
-TRIAL = Trial(
-    name="clock",
-    promise="a clock that is set back again and again: the same results, no time is negative",
-    short=1,
-    full=len(_COMMANDS),
-    run=in_own_process(_run),
-    skip=_why_not,
-)

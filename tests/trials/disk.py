@@ -13,37 +13,36 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.command import here
 from tests.trials import opening
 from tests.trials.anywhere import COMMANDS
-from tests.trials.children import Outcome, before_each_event, in_child, in_own_process
+from tests.trials.children import Outcome, before_each_event, command_in_child, in_child
 from tests.trials.scenarios import Scenario, events_of, scenarios
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, not_linux, trial
 
 _ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 _TAKES_ROOM = ("write", "open", "fsync", "os.mkdir")
 
 
-def _run(tally: Tally, folder: Path) -> None:
-    faults = list(_faults(list(scenarios(("multi-head",), folder)), folder))
+@trial("disk", short=10, full=500, skip=not_linux, forks=True)
+def _disk(tally: Tally, folder: Path) -> None:
+    """A disk that fails at any write: one line of error, the last checkpoint loads.
+
+    Every event has every error: once, and from then on, as a disk that is full stays full.
+    """
+    faults = [
+        (scenario, number, event, error, stays)
+        for scenario in scenarios(("multi-head",), folder)
+        for number, event in enumerate(events_of(scenario, folder / "counted"))
+        for error, stays in itertools.product(_ERRORS, (False, True))
+    ]
     for (scenario, number, event, error, stays), _ in tally.chosen(faults, tally.wanted):
         place = folder / "case"
         scenario.begin(place)
-        outcome = in_child(lambda s=scenario, f=(number, error, stays): _act(s, place, *f))  # type: ignore[misc] # noqa: B023
-        failure = _not_told(outcome) or scenario.failure(place)
+        outcome = in_child(_act, scenario, place, number, error, stays)
+        failure = _unexplained(outcome) or scenario.failure(place)
         what = f"{errno.errorcode[error]} {'from' if stays else 'at'} event {number}, {event}"
         tally.count(failure, f"{scenario.name}, {what}")
         shutil.rmtree(place)
-
-
-def _faults(
-    written: list[Scenario], folder: Path
-) -> Iterator[tuple[Scenario, int, str, int, bool]]:
-    """Every event with every error: once, and from then on, as a disk that is full stays full."""
-    for scenario in written:
-        for number, event in enumerate(events_of(scenario, folder / "counted")):
-            for error, stays in itertools.product(_ERRORS, (False, True)):
-                yield scenario, number, event, error, stays
 
 
 def _act(scenario: Scenario, place: Path, number: int, error: int, stays: bool) -> None:
@@ -58,33 +57,35 @@ def _act(scenario: Scenario, place: Path, number: int, error: int, stays: bool) 
     scenario.act(place)
 
 
-def _not_told(outcome: Outcome) -> str | None:
-    """Where the child neither did its work nor told in one line why not."""
-    told = outcome.error or ""
-    if outcome.signum is None and (
-        not told or (told.startswith("AttnlmError: can't write") and "\n" not in told)
-    ):
+def _unexplained(outcome: Outcome) -> str | None:
+    """Return how a child ended that neither did its work nor explained why not in one line."""
+    said = outcome.error or ""
+    if said.startswith("AttnlmError: can't write") and "\n" not in said:
         return None
-    return told or f"signal {outcome.signum}"
-
-
-TRIAL = Trial(
-    name="disk",
-    promise="a disk that fails at any write: one line of error, the last checkpoint loads",
-    short=10,
-    full=500,
-    run=in_own_process(_run),
-    skip=lambda: None if sys.platform == "linux" else "it counts what Linux does",
-)
+    return outcome.failure
 
 
 # --- A disk that is really full -------------------------------------------------------------------
 
 
-def _run_full(tally: Tally, folder: Path) -> None:
-    """A small tmpfs with less room from case to case, and one that can't be written."""
+def _why_not() -> str | None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "mounting a small disk needs Linux and its root user"
+    try:
+        with tempfile.TemporaryDirectory() as folder, _small_disk(Path(folder) / "disk"):
+            return None
+    except (OSError, subprocess.CalledProcessError):
+        return "mounting a small disk is not allowed here"
+
+
+@trial("full-disk", short=10, full=160, skip=_why_not, forks=True)
+def _full_disk(tally: Tally, folder: Path) -> None:
+    """A disk that is full or read-only: one line of error, the last checkpoint loads.
+
+    The disk is a tmpfs, with more room from case to case.
+    """
     written = list(scenarios(("multi-head",), folder))
-    in_child(lambda: opening.make_all(folder / "whole"))
+    in_child(opening.make_all, folder / "whole")
     for number, _ in tally.drawn(tally.wanted):
         case, is_command = divmod(number, 2)
         if is_command:
@@ -97,39 +98,33 @@ def _run_full(tally: Tally, folder: Path) -> None:
         with _small_disk(place):
             scenario.begin(place)
             room = _leave(place, left)
-            outcome = in_child(lambda s=scenario: s.act(place))  # type: ignore[misc] # noqa: B023
+            outcome = in_child(scenario.act, place)
             _mount("-o", "remount,rw,size=8m", str(place))
-            failure = _not_told(outcome) or scenario.failure(place)
+            failure = _unexplained(outcome) or scenario.failure(place)
             tally.count(failure, f"{scenario.name}, {room}")
 
 
 def _on_a_full_disk(command: list[str], left: int, folder: Path) -> str | None:
-    """What goes wrong where a command is run on a disk with so many pages left."""
+    """Return what goes wrong if a command is run on a disk with so many pages left."""
     place = folder / "case"
 
-    def act() -> tuple[int, str | None]:
-        os.chdir(place)
+    def use_it_for_temporary_files() -> None:
         os.environ["TMPDIR"], tempfile.tempdir = str(place), None
-        done = here(command)
-        return done.code, done.fault()
 
     with _small_disk(place):
         shutil.copytree(folder / "whole", place, dirs_exist_ok=True)
         before = _contents(place)
         _leave(place, left)
-        outcome = in_child(act)
+        done, fault = command_in_child(command, place, use_it_for_temporary_files)
         after = _contents(place)
-    if outcome.signum or outcome.error:
-        return outcome.failure
-    code, fault = outcome.result
     if fault or b"" in after.values():
         return fault or "an empty file is left"
-    changed = code and before.items() - after.items()
+    changed = done.code and before.items() - after.items()
     return "it failed, and changed what was there" if changed else None
 
 
 def _contents(place: Path) -> dict[Path, bytes]:
-    """All but what a new run changes from its first moment on."""
+    """Return all files but those that a new run changes from its first moment on."""
     files = (path for path in place.rglob("*") if path.is_file())
     return {p: p.read_bytes() for p in files if p.name != "latest" and p.suffix != ".jsonl"}
 
@@ -146,7 +141,7 @@ def _small_disk(place: Path) -> Iterator[None]:
 
 
 def _leave(place: Path, pages: int) -> str:
-    """Leaves so many free pages, or with none, nothing that can be written at all."""
+    """Leave so many free pages, or with none, nothing that can be written at all."""
     taken = sum(-(-p.stat().st_size // 4096) for p in place.rglob("*") if p.is_file())
     room = f"size={4096 * (taken + pages)}" if pages else "ro"
     _mount("-o", f"remount,{room}", str(place))
@@ -155,25 +150,3 @@ def _leave(place: Path, pages: int) -> str:
 
 def _mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True, capture_output=True)
-
-
-def _why_not() -> str | None:
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "mounting a small disk needs Linux and its root user"
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", place)
-        except (OSError, subprocess.CalledProcessError):
-            return "mounting a small disk is not allowed here"
-        subprocess.run(["umount", place], check=True)
-    return None
-
-
-FULL = Trial(
-    name="full-disk",
-    promise="a disk that is full or read-only: one line of error, the last checkpoint loads",
-    short=10,
-    full=160,
-    run=in_own_process(_run_full),
-    skip=_why_not,
-)

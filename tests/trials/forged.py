@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import attnlm
 from tests import command as commands
-from tests.trials.children import in_child, in_own_process
+from tests.trials.children import in_child
 from tests.trials.internals import (
     RUNGS,
+    Config,
     FlatOptimizer,
     build_model,
     checkpoint,
-    count_parameters,
     files,
     library,
-    model_skeleton,
+    parameter_shapes,
     resolve,
 )
 from tests.trials.opening import bounded_memory
-from tests.trials.trial import Tally, Trial, place
+from tests.trials.small import seal
+from tests.trials.trial import Tally, not_linux, place, trial
 
 _MOST_SECONDS = 30
 _MOST_NUMBERS = 2**23  # in the weights of a model that is made
@@ -49,11 +51,13 @@ _TRAINING: dict[str, Any] = {
 }
 
 
+@trial("forged", short=7, full=300, skip=not_linux, forks=True, draws=True)
 def _forged(tally: Tally, folder: Path) -> None:
-    """So many forged runs, each in a child that reads it by a few commands.
+    """Configuration, weights and seals that agree, at odd and impossible sizes: used, or refused.
 
-    As promised is that a command does its work, or refuses in a line and a hint, in bounded memory
-    and time; a run whose tensors are of a wrong type or size is always refused.
+    Each forged run is read by a few commands in a child. As promised is that a command does its
+    work, or refuses in a line and a hint, in bounded memory and time; a run whose tensors are of a
+    wrong type or size is always refused.
     """
     for vocab_size in _VOCABULARIES:
         _make_data(folder / f"of-{vocab_size}", vocab_size)
@@ -62,13 +66,13 @@ def _forged(tally: Tally, folder: Path) -> None:
         forge = _FORGERIES[number % len(_FORGERIES)]
         vocab_size = generator.choice(_VOCABULARIES)
         with place(folder, like=folder / f"of-{vocab_size}") as copy:
-            outcome = in_child(lambda: _read_forged(copy, vocab_size, forge, generator))  # noqa: B023
-        told = outcome.result or {"what": forge.__name__, "fault": outcome.failure}
-        tally.count(told["fault"], f"{told['what']}, {vocab_size} ids")
+            outcome = in_child(_read_forged, copy, vocab_size, forge, generator)
+        what, fault = outcome.result or (forge.__name__, outcome.failure)
+        tally.count(fault, f"{what}, {vocab_size} ids")
 
 
 def _make_data(folder: Path, vocab_size: int) -> None:
-    """A data set of so many characters, and a run of a bigram that was trained on it."""
+    """Make a data set of so many characters, and a run of a bigram that was trained on it."""
     folder.mkdir(parents=True)
     characters = "".join(chr(0x4E00 + i) for i in range(vocab_size))
     text = folder / "text.txt"
@@ -84,45 +88,42 @@ def _make_data(folder: Path, vocab_size: int) -> None:
 
 
 _Forgery = Callable[[Path, int, Random], tuple[str, bool]]
-"""Forges the run at a path, for so many ids; tells how, and whether that must be refused."""
+"""Forges the run at a path, for so many ids; returns how, and whether that must be refused."""
 
 
 def _read_forged(
     folder: Path, vocab_size: int, forge: _Forgery, generator: Random
-) -> dict[str, str | None]:
-    """What was forged, and what goes wrong as commands read it."""
+) -> tuple[str, str | None]:
+    """Return what was forged, and what goes wrong as commands read it."""
     run = folder / "checkpoints" / "run"
     what, must_refuse = forge(run, vocab_size, generator)
     os.chdir(folder)
     signal.alarm(3 * _MOST_SECONDS)
-    fault = None
     for name in generator.sample(list(_COMMANDS), 4):
         began = time.monotonic()
         with bounded_memory(2**30):
             done = commands.here([argument.format(run=run) for argument in _COMMANDS[name]])
-        fault = fault or done.fault() or _told_wrongly(done, "--json" in _COMMANDS[name])
+        fault = done.fault() or _told_wrongly(done, "--json" in _COMMANDS[name])
         if fault is None and must_refuse and done.code == 0:
             fault = "accepted"
         if fault is None and time.monotonic() - began > _MOST_SECONDS:
             fault = f"it took {time.monotonic() - began:.0f} s"
         if fault:
-            return {"what": f"{what}, {name}", "fault": fault}
-    return {"what": what, "fault": None}
+            return f"{what}, {name}", fault
+    return what, None
 
 
 def _told_wrongly(done: commands.Done, is_json: bool) -> str | None:
-    """What nobody wants to read: warnings, numbers that are none, pages for an error."""
+    """Return what nobody wants to read: warnings, numbers that are none, pages for an error."""
     if "Warning" in done.stderr:
         return f"a warning: {done.stderr[-300:]}"
     if done.code and len(done.stderr) > 2000:
         return f"its refusal has {len(done.stderr):,} characters"
     if done.code == 0 and is_json:
-        json.loads(done.stdout, parse_constant=_refuse_constant)
+        constants: list[str] = []
+        json.loads(done.stdout, parse_constant=constants.append)
+        return f"not JSON: {constants}" if constants else None
     return None
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 _TEXT = "\u4e00" * 5
@@ -149,22 +150,21 @@ _COMMANDS = {
 
 _FEW = (1, 2, 3, 4, 5, 7, 8, 9)
 _EXTREMES = (15, 16, 17, 31, 32, 33, 63, 65, 127, 129, 255, 256, 257, 1000, 4097, 2**16 + 1, 2**20)
-_MOST_HEADS = 4097  # some commands tell of each
+_MOST_HEADS = 4097  # some commands print each of them
 _SIZES = ("embed_dim", "heads", "head_size", "layers", "block_size")
 
 
 def _odd_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
     """Sizes that may be chosen, one or two of them extreme."""
-    config = _write(run, vocab_size, generator, lambda: _drawn_sizes(generator))
-    return f"{config}", False
 
+    def draw() -> dict[str, Any]:
+        sizes: dict[str, Any] = {name: generator.choice(_FEW) for name in _SIZES}
+        for name in generator.sample(_SIZES, generator.choice((0, 1, 1, 2))):
+            sizes[name] = generator.choice(_EXTREMES)
+        sizes["heads"] = min(sizes["heads"], _MOST_HEADS)
+        return {"model": generator.choice(RUNGS[1:]), **sizes}
 
-def _drawn_sizes(generator: Random) -> dict[str, Any]:
-    sizes: dict[str, Any] = {name: generator.choice(_FEW) for name in _SIZES}
-    for name in generator.sample(_SIZES, generator.choice((0, 1, 1, 2))):
-        sizes[name] = generator.choice(_EXTREMES)
-    sizes["heads"] = min(sizes["heads"], _MOST_HEADS)
-    return {"model": generator.choice(RUNGS[1:]), **sizes}
+    return f"{_write(run, vocab_size, generator, draw)[1]}", False
 
 
 _LIMITS: dict[str, tuple[object, ...]] = {
@@ -199,47 +199,34 @@ def _odd_settings(run: Path, vocab_size: int, generator: Random) -> tuple[str, b
     """Settings at the ends of what they may be."""
 
     def draw() -> dict[str, Any]:
-        drawn = {"model": generator.choice(RUNGS)}
         names = generator.sample(list(_LIMITS), generator.choice((1, 2, 4)))
-        return drawn | {name: generator.choice(_LIMITS[name]) for name in names}
+        drawn = {name: generator.choice(_LIMITS[name]) for name in names}
+        return {"model": generator.choice(RUNGS), **drawn}
 
-    return f"{_write(run, vocab_size, generator, draw)}", False
+    return f"{_write(run, vocab_size, generator, draw)[1]}", False
 
 
-_NO_SIZES: tuple[object, ...] = (0, -1, 2**20 + 1, 2**40, 2**62, True, False, 2.0, 0.5, "4", None)
+_NO_SIZES: tuple[Any, ...] = (0, -1, 2**20 + 1, 2**40, 2**62, True, False, 2.0, 0.5, "4", None)
 
 
 def _impossible_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
-    """A size that can't be, or a vocabulary; tensors have it too where one can."""
-    _write(run, vocab_size, generator, lambda: {"model": "multi-head", "heads": 2, "embed_dim": 4})
-    content = files.read_json(run / "config.json")
+    """A size, or a vocabulary, that can't be; tensors have it too if tensors can."""
+    sizes: dict[str, Any] = {"model": "multi-head", "heads": 2, "embed_dim": 4, "head_size": 2}
+    model = _write(run, vocab_size, generator, lambda: sizes)[0].model
     name = generator.choice(("embed_dim", "heads", "head_size", "block_size", "vocab_size"))
-    sizes = {**content["config"], "head_size": 2, "vocab_size": vocab_size}
     value = generator.choice(_NO_SIZES)
-    sizes[name] = value
-    given = {key: size for key, size in sizes.items() if key != "vocab_size"}
-    files.write_json(
-        run / "config.json", {**content, "config": given, "vocab_size": sizes["vocab_size"]}
-    )
-    if type(value) is int and 0 <= value <= 2**20 + 1:
-        shapes = _shapes(sizes)
+    content = files.read_json(run / "config.json")
+    (content if name == "vocab_size" else content["config"])[name] = value
+    files.write_json(run / "config.json", content)
+    with contextlib.suppress(attnlm.AttnlmError, ArithmeticError, RuntimeError, TypeError):
+        if name == "vocab_size":
+            shapes = parameter_shapes(model, value)
+        else:
+            shapes = parameter_shapes(replace(model, **{name: value}), vocab_size)
         if sum(map(math.prod, shapes.values())) < 4 * _MOST_NUMBERS:
             for path in _checkpoints(run):
-                _seal(path, {key: torch.zeros(shape) for key, shape in shapes.items()})
+                seal(path, {f"model.{n}": torch.zeros(shapes[n]) for n in shapes}, _FACTS)
     return f"{name} = {value!r}", True
-
-
-def _shapes(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a multi-head model's tensors."""
-    vocab_size, c = sizes["vocab_size"], sizes["embed_dim"]
-    all_heads = sizes["heads"] * sizes["head_size"]
-    return {
-        "model.token_embedding.weight": (vocab_size, c),
-        "model.position_embedding.weight": (sizes["block_size"], c),
-        "model.body.qkv": (3, all_heads, c),
-        "model.head.weight": (vocab_size, all_heads),
-        "model.head.bias": (vocab_size,),
-    }
 
 
 def _checkpoints(run: Path) -> list[Path]:
@@ -260,29 +247,31 @@ def _wrong_types(run: Path, vocab_size: int, generator: Random) -> tuple[str, bo
     for path in _checkpoints(run):
         tensors = load_file(str(path))
         chosen = list(tensors) if every else [generator.choice(_of_model(tensors))]
-        _seal(path, {n: t.to(dtype) if n in chosen else t for n, t in tensors.items()})
+        seal(path, {n: t.to(dtype) if n in chosen else t for n, t in tensors.items()}, _FACTS)
     return f"{'all' if every else 'one'} of {dtype}", True
+
+
+_CHANGES: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+    "empty": lambda old: [old[:0]],
+    "scalar": lambda old: [old.flatten()[0]],
+    "flat": lambda old: [old.flatten()],
+    "deeper": lambda old: [old[None]],
+    "longer": lambda old: [torch.cat((old, old))],
+    "shorter": lambda old: [old.flatten()[:-1]],
+    "gone": lambda old: [],
+}
 
 
 def _other_tensors(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
     """Tensors of no size, of one dimension more or less, or turned: the digest is right."""
     _write(run, vocab_size, generator, lambda: {"model": generator.choice(RUNGS[1:])})
-    kind = generator.choice(("empty", "scalar", "flat", "deeper", "longer", "shorter", "gone"))
+    kind = generator.choice(list(_CHANGES))
     for path in _checkpoints(run):
         tensors = load_file(str(path))
         name = generator.choice([n for n in _of_model(tensors) if tensors[n].ndim > 1])
-        old = tensors.pop(name)
-        changed = {
-            "empty": old[:0],
-            "scalar": old.flatten()[0],
-            "flat": old.flatten(),
-            "deeper": old[None],
-            "longer": torch.cat((old, old)),
-            "shorter": old.flatten()[:-1],
-        }
-        if kind != "gone":
-            tensors[name] = changed[kind].clone()
-        _seal(path, tensors)
+        for changed in _CHANGES[kind](tensors.pop(name)):
+            tensors[name] = changed.clone()
+        seal(path, tensors, _FACTS)
     return f"{name} {kind}", True
 
 
@@ -291,18 +280,20 @@ def _of_model(tensors: dict[str, torch.Tensor]) -> list[str]:
 
 
 def _declared_sizes(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool]:
-    """Terabytes, by configuration and header alike; the file is small, or a hole."""
-    _write(run, vocab_size, generator, lambda: {"model": "multi-head"})
+    """Up to terabytes, by configuration and header alike; the file is small, or a hole."""
+    model = _write(run, vocab_size, generator, lambda: {"model": "multi-head"})[0].model
+    sizes: dict[str, Any]
+    sizes = {name: generator.choice((2**12, 2**16, 2**20)) for name in ("embed_dim", "block_size")}
+    sizes |= {"heads": generator.choice((1, 2**12)), "head_size": generator.choice((1, 2**12))}
     content = files.read_json(run / "config.json")
-    sizes = {name: generator.choice((2**12, 2**16, 2**20)) for name in ("embed_dim", "heads")}
-    sizes["head_size"] = generator.choice((1, 2**10, 2**20))
     content["config"] |= sizes
     files.write_json(run / "config.json", content)
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(_FACTS), "digest": "0" * 64}}
     end = 0
-    for name, shape in _shapes({**content["config"], "vocab_size": vocab_size}).items():
+    for name, shape in parameter_shapes(replace(model, **sizes), vocab_size).items():
         begin, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        about = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        header[f"model.{name}"] = about
     described = json.dumps(header).encode()
     length = generator.choice((0, 64, 2**20, min(end, 2**42)))
     for path in _checkpoints(run):
@@ -333,7 +324,7 @@ def _odd_facts(run: Path, vocab_size: int, generator: Random) -> tuple[str, bool
     names = generator.sample(list(_FACTS), generator.choice((1, 1, 2)))
     odd = {name: generator.choice(_ODD_FACTS) for name in names}
     for path in _checkpoints(run):
-        _seal(path, load_file(str(path)), {**_FACTS, **odd})
+        seal(path, load_file(str(path)), {**_FACTS, **odd})
     return f"{odd}", False
 
 
@@ -343,51 +334,29 @@ _FORGERIES: tuple[_Forgery, ...] = (
 )
 
 
-# --- How it is sealed -----------------------------------------------------------------------------
-
-
 def _write(
     run: Path, vocab_size: int, generator: Random, draw: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    """Makes of the run one with the first drawn settings that a user could train; returns these."""
+) -> tuple[Config, dict[str, Any]]:
+    """Make of the run one with the first drawn settings that a user could train; return these."""
     while True:
         drawn = draw()
         settings = {**_TRAINING, **drawn}
-        try:  # as a recipe, whose settings that the model does not have are left out
+        with contextlib.suppress(attnlm.AttnlmError):
+            # As a recipe, whose settings that the model does not have are left out.
             config = resolve({"model": settings["model"]}, settings)
-        except attnlm.AttnlmError:
-            continue
-        numbers = count_parameters(model_skeleton(config.model, vocab_size))
-        if numbers <= _MOST_NUMBERS:
-            break
+            numbers = sum(map(math.prod, parameter_shapes(config.model, vocab_size).values()))
+            if numbers <= _MOST_NUMBERS:
+                break
     torch.manual_seed(generator.randrange(2**31))
     model = build_model(config.model, vocab_size)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=generator.choice((0.02, 1.0, 30.0)))
     optimizer = FlatOptimizer(model, config.training)
-    checkpoint.save_checkpoint(run / "best.safetensors", optimizer.weights(), _FACTS)
-    checkpoint.save_checkpoint(
-        run / "last.safetensors", optimizer.weights(), _FACTS, optimizer.state()
-    )
+    weights, state = optimizer.weights(), optimizer.state()
+    checkpoint.save_checkpoint(run / "best.safetensors", weights, _FACTS)
+    checkpoint.save_checkpoint(run / "last.safetensors", weights, _FACTS, state)
     content = files.read_json(run / "config.json")
     about = {"config": config.settings(), "parameters": numbers}
     files.write_json(run / "config.json", {**content, **about})
-    return {name: value for name, value in drawn.items() if name in config.settings()}
-
-
-def _seal(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, Any] = _FACTS) -> None:
-    """A checkpoint whose digest is right."""
-    described = json.dumps(facts)
-    metadata = {"facts": described, "digest": checkpoint._digest(described, tensors)}
-    save_file(tensors, str(path), metadata)
-
-
-TRIAL = Trial(
-    "forged",
-    "configuration, weights and seals that agree, at odd and impossible sizes: used, or refused",
-    short=7,
-    full=300,
-    run=in_own_process(_forged, draws=True),
-    skip=lambda: None if sys.platform == "linux" else "it forks, and counts memory as Linux does",
-)
+    return config, {name: value for name, value in drawn.items() if name in config.settings()}

@@ -7,58 +7,60 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import attnlm
 from tests.trials import opening
-from tests.trials.internals import checkpoint, files, load_recipe, resolve, sampled_hash
+from tests.trials.internals import files, load_recipe, resolve, sampled_hash
 from tests.trials.places import THINGS
-from tests.trials.trial import Tally, Trial, place
+from tests.trials.small import facts_of, seal
+from tests.trials.trial import Tally, not_posix, place, trial
 
-# What a case may take beside what the process has already, and seconds.
-_MOST_MEMORY = 2**29
+_MOST_MEMORY = 2**29  # bytes that a case may take beside what the process has already
 _MOST_SECONDS = 20
-_WRITTEN = (
-    *("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json"),
-)
+_RUN, _DATA = f"checkpoints/{opening.RUN}", f"data/{opening.BPE}"
+_WRITTEN = ("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json")
 
 
+@trial("hostile", short=50, full=3000, skip=not_posix)
 def _hostile(tally: Tally, folder: Path) -> None:
-    """Each bomb in the place of each file, or so many of these; and so many lies that are sealed.
+    """Of a file made to do harm no code runs, memory stays bounded, the refusal is a line.
 
-    As promised is a refusal of one line and a hint. A lie with all its hashes right may also be
+    Each bomb in the place of each file, or so many of these; and so many lies that are sealed. As
+    promised is a refusal of one line and a hint. A lie with all its hashes right may also be
     believed, where it asks for nothing that a user could not ask for.
     """
-    opening.make_all(folder / "whole")
-    (folder / "whole" / "recipe.toml").write_text("heads = 2\n")
-    (folder / "whole" / "recipe.json").write_text('{"config": {"heads": 2}}')
-    places = [p.relative_to(folder / "whole") for p in _files(folder / "whole")]
+    whole = folder / "whole"
+    opening.make_all(whole)
+    (whole / "recipe.toml").write_text("heads = 2\n")
+    (whole / "recipe.json").write_text('{"config": {"heads": 2}}')
+    places = [path.relative_to(whole) for path in _files(whole)]
     # A recipe, which lies in no folder here, may be given by a pipe.
     bombs = [(b, name) for b in _BOMBS for name in places if b != "a pipe" or name.parent.name]
     for (bomb, name), _ in tally.chosen(bombs, tally.wanted):
-        with place(folder, like=folder / "whole") as copy:
+        with place(folder, like=whole) as copy:
             _put(_BOMBS[bomb], copy / name)
             # What follows the ticker's last line end is taken for a line cut short by a crash.
             fault = _tried(copy, _reader(name), must_refuse=name.name != "ticker.jsonl")
             tally.count(fault, f"{name}, {bomb}")
     for written, _ in tally.chosen(_WRITTEN, len(_WRITTEN), len(bombs)):
-        with place(folder, like=folder / "whole") as copy:
+        with place(folder, like=whole) as copy:
             tally.count(_written_through(copy, written), f"{written} is a link")
     for _, generator in tally.drawn(tally.wanted, len(bombs) + len(_WRITTEN)):
         lie = generator.choice(_LIES)
-        with place(folder, like=folder / "whole") as copy:
+        with place(folder, like=whole) as copy:
             told = lie(copy, generator)
-            fault = _tried(copy, _use_all, must_refuse=False)
-            tally.count(fault, told)
+            tally.count(_tried(copy, _use_all, must_refuse=False), told)
 
 
 def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -> str | None:
-    """What happens that nothing should when `read` reads what lies in `folder`."""
+    """Return what happens that nothing should when `read` reads what lies in `folder`."""
     began = time.monotonic()
     with opening.bounded_memory(_MOST_MEMORY):
         refused, fault = opening.refusal(lambda: read(folder))
@@ -72,8 +74,8 @@ def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Every file that is read back; of the data sets, that of byte pairs."""
-    for part in (f"data/{opening.BPE}", f"checkpoints/{opening.RUN}"):
+    """Yield every file that is read back; of the data sets, the files of that of byte pairs."""
+    for part in (_DATA, _RUN):
         yield from opening.read_back(folder / part)
     for name in ("data/latest", "checkpoints/latest", "recipe.toml", "recipe.json"):
         yield folder / name
@@ -91,7 +93,7 @@ def _use_all(folder: Path) -> None:
     """Read what sampling, evaluating and resuming read."""
     opening.open_data(folder, opening.BPE)
     opening.open_the_run(folder, opening.RUN)
-    run = attnlm.open_run(folder / "checkpoints" / opening.RUN)
+    run = attnlm.open_run(folder / _RUN)
     "".join(attnlm.sample(run, tokens=9, prompt="12 apples", seed=1, device="cpu"))
     attnlm.evaluate(run, data_dir=folder / "data", device="cpu")
 
@@ -102,15 +104,11 @@ _MARK = "code-ran"
 
 
 class _Payload:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.folder = next(parent for parent in path.parents if parent.name == "case")
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return os.mkdir, (str(self.folder / _MARK),)
-
-
-def _payload(path: Path) -> _Payload:
-    return _Payload(next(parent for parent in path.parents if parent.name == "case"))
 
 
 def _header(**tensors: object) -> bytes:
@@ -124,9 +122,10 @@ def _hole(path: Path, size: int, content: bytes = b"") -> None:
 
 
 _ONE: dict[str, object] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+_LARGE = (2**27).to_bytes(8, "little") + b'{"a":1,' * 2**16
 _BOMBS: dict[str, bytes | Callable[[Path], object]] = {
-    "a pickle": lambda path: path.write_bytes(pickle.dumps(_payload(path))),
-    "a file of torch": lambda path: torch.save({"model": _payload(path)}, path),
+    "a pickle": lambda path: path.write_bytes(pickle.dumps(_Payload(path))),
+    "a file of torch": lambda path: torch.save({"model": _Payload(path)}, path),
     "deep lists": b"[" * 2**19,
     "deep objects": b'{"a":' * 2**17,
     "deep tables": b"a = " + b"[" * 2**17,
@@ -139,9 +138,7 @@ _BOMBS: dict[str, bytes | Callable[[Path], object]] = {
     "an absolute path": b"/etc\n",
     "the parent folder": b"..",
     "a huge header": (2**63).to_bytes(8, "little") + b"{}",
-    "a large header": lambda path: _hole(
-        path, 2**28, (2**27).to_bytes(8, "little") + b'{"a":1,' * 2**16
-    ),
+    "a large header": lambda path: _hole(path, 2**28, _LARGE),
     "overlapping tensors": _header(one=_ONE, other={**_ONE, "data_offsets": [8, 24]}),
     "a tensor out of bounds": _header(one={**_ONE, "shape": [2**40], "data_offsets": [0, 2**42]}),
     "an overflowing shape": _header(one={**_ONE, "shape": [2**62, 2**62], "data_offsets": [0, 64]}),
@@ -168,33 +165,21 @@ _NASTY: tuple[object, ...] = (
 )
 
 
-def _lie_in_data(folder: Path, generator: Random) -> str:
-    name = generator.choice(("meta.json", "tokenizer.json"))
-    return _lie_in_json(folder / "data" / opening.BPE / name, generator)
-
-
-def _lie_in_run(folder: Path, generator: Random) -> str:
-    name = generator.choice(("config.json", "config.json", "tokenizer.json"))
-    return _lie_in_json(folder / "checkpoints" / opening.RUN / name, generator)
-
-
-def _lie_in_json(path: Path, generator: Random) -> str:
-    """Changes one value, or several; a data set's meta.json agrees with its tokenizer.json."""
+def _lie_in_json(names: tuple[str, ...], folder: Path, generator: Random) -> str:
+    """Change one value, or several; let a data set's meta.json agree with its tokenizer.json."""
+    path = folder / generator.choice(names)
     content = files.read_json(path)
-    told = [
-        _changed(generator.choice(_tables(content)), generator)
-        for _ in range(generator.choice((1, 1, 2, 5)))
-    ]
+    tables = [content, *(value for value in content.values() if isinstance(value, dict))]
+    changes = range(generator.choice((1, 1, 2, 5)))
+    told = [_changed(generator.choice(tables), generator) for _ in changes]
     files.write_json(path, content)
-    meta = path.with_name("meta.json")
-    if path.name == "tokenizer.json" and meta.exists():
-        hashes = {"tokenizer_sha256": files.file_hash(path)}
-        files.write_json(meta, {**files.read_json(meta), **hashes})
+    if path.name == "tokenizer.json" and (meta := path.with_name("meta.json")).exists():
+        _agree(meta, tokenizer_sha256=files.file_hash(path))
     return f"{path.name}: {', '.join(told)}"
 
 
-def _tables(content: dict[str, Any]) -> list[dict[str, Any]]:
-    return [content, *(value for value in content.values() if isinstance(value, dict))]
+def _agree(meta: Path, **facts: object) -> None:
+    files.write_json(meta, {**files.read_json(meta), **facts})
 
 
 def _changed(table: dict[str, Any], generator: Random) -> str:
@@ -207,11 +192,10 @@ def _changed(table: dict[str, Any], generator: Random) -> str:
 
 
 def _lie_in_ids(folder: Path, generator: Random) -> str:
-    data = folder / "data" / opening.BPE
     split = generator.choice(("train", "val"))
-    path = data / f"{split}.bin"
+    path = folder / _DATA / f"{split}.bin"
     if generator.random() < 0.5:
-        path.write_bytes(pickle.dumps([_Payload(folder)] * generator.randrange(1, 9)) + b".")
+        path.write_bytes(pickle.dumps([_Payload(path)] * generator.randrange(1, 9)) + b".")
     else:
         path.write_bytes(generator.randbytes(2 * generator.randrange(1, 400)))
     hashes = {
@@ -219,16 +203,16 @@ def _lie_in_ids(folder: Path, generator: Random) -> str:
         f"{split}_sha256": files.file_hash(path),
         f"{split}_sampled_sha256": sampled_hash(path),
     }
-    files.write_json(data / "meta.json", {**files.read_json(data / "meta.json"), **hashes})
+    _agree(path.with_name("meta.json"), **hashes)
     return f"{split}.bin: other ids"
 
 
 def _lie_in_checkpoint(folder: Path, generator: Random) -> str:
-    """Another name, shape or type of a tensor, or other facts; the digest is right."""
+    """Give a tensor another name, shape or type, or change the facts; the digest is right."""
     name = generator.choice(("best.safetensors", "last.safetensors"))
-    path = folder / "checkpoints" / opening.RUN / name
+    path = folder / _RUN / name
     tensors = load_file(str(path))
-    facts = _facts(path)
+    facts: Any = facts_of(path)
     key = generator.choice(list(tensors))
     match generator.choice(("facts", "facts", "name", "shape", "type", "more", "less", "values")):
         case "facts":
@@ -236,10 +220,8 @@ def _lie_in_checkpoint(folder: Path, generator: Random) -> str:
             if generator.random() < 0.1:
                 facts = generator.choice(_NASTY)
         case "name":
-            told = generator.choice(
-                ("", "..", key + "/mean", "optimizer." + key, "model.", "x" * 999)
-            )
-            tensors[told] = tensors.pop(key)
+            names = ("", "..", f"{key}/mean", f"optimizer.{key}", "model.", "x" * 999)
+            tensors[told := generator.choice(names)] = tensors.pop(key)
         case "shape":
             told = f"a longer {key}"
             tensors[key] = torch.cat((tensors[key], tensors[key]))
@@ -256,19 +238,12 @@ def _lie_in_checkpoint(folder: Path, generator: Random) -> str:
         case _:
             told = f"{key} no numbers"
             tensors[key] = torch.full_like(tensors[key], generator.choice((float("nan"), 1e38)))
-    described = json.dumps(facts)
-    metadata = {"facts": described, "digest": checkpoint._digest(described, tensors)}
-    save_file(tensors, str(path), metadata)
+    seal(path, tensors, facts)
     return f"{name}: {told}"
 
 
-def _facts(path: Path) -> Any:
-    size = int.from_bytes(path.read_bytes()[:8], "little")
-    return json.loads(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["facts"])
-
-
 def _lie_in_journal(folder: Path, generator: Random) -> str:
-    run = attnlm.open_run(folder / "checkpoints" / opening.RUN)
+    run = attnlm.open_run(folder / _RUN)
     journal = generator.choice((run._metrics, run._ticker))
     records = journal.records()
     told = _changed(generator.choice(records), generator)
@@ -276,15 +251,16 @@ def _lie_in_journal(folder: Path, generator: Random) -> str:
     return f"{journal.path.name}: {told}"
 
 
-_LIES = (
-    *(_lie_in_data, _lie_in_run, _lie_in_run, _lie_in_ids, _lie_in_checkpoint),
-    *(_lie_in_journal, _lie_in_journal),
+_LIES: tuple[Callable[[Path, Random], str], ...] = (
+    partial(_lie_in_json, (f"{_DATA}/meta.json", f"{_DATA}/tokenizer.json")),
+    *[partial(_lie_in_json, (*[f"{_RUN}/config.json"] * 2, f"{_RUN}/tokenizer.json"))] * 2,
+    *(_lie_in_ids, _lie_in_checkpoint, _lie_in_journal, _lie_in_journal),
 )
 
 
 def _written_through(folder: Path, name: str) -> str | None:
-    """What goes wrong where a file of a run is a link to a file elsewhere, and the run goes on."""
-    path, elsewhere = folder / "checkpoints" / opening.RUN / name, folder / "elsewhere"
+    """Return what goes wrong if a file of a run is a link to a file elsewhere, and it goes on."""
+    path, elsewhere = folder / _RUN / name, folder / "elsewhere"
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
     before = elsewhere.read_bytes()
@@ -294,13 +270,3 @@ def _written_through(folder: Path, name: str) -> str | None:
     if elsewhere.read_bytes() != before:
         return f"{name}: the file that it links to was written to"
     return fault or refused
-
-
-TRIAL = Trial(
-    "hostile",
-    "of a file made to do harm no code runs, memory stays bounded, the refusal is a line",
-    short=50,
-    full=3000,
-    run=_hostile,
-    skip=lambda: "Windows has no pipes and devices in folders" if os.name == "nt" else None,
-)

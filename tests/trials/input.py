@@ -19,23 +19,25 @@ import attnlm
 from tests import command as commands
 from tests.trials import opening
 from tests.trials.internals import RUNGS, Progress, flag, setting_names
-from tests.trials.trial import Tally, Trial, place
+from tests.trials.trial import Tally, not_posix, place, trial
 
 _LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
 _FULL = 10_000
 
 
+@trial("input", short=50, full=_FULL, skip=not_posix)
 def _input(tally: Tally, folder: Path) -> None:
-    """The named cases, and so many drawn ones, some of which have a process of their own too."""
+    """Whatever is typed or read: success, or an error and a hint with exit code 1 or 2.
+
+    The named cases, and so many drawn ones, some of which have a process of their own too.
+    """
     opening.make_all(folder / "made")
-    named = list(_NAMED.items())
+    named = dict(_NAMED)
     if tally.wanted >= _FULL:
-        named.append(("one line of 2 GB", _endless_line))
-    before = Path.cwd()
-    os.chdir(folder / "made")
-    try:
-        for (name, case), _ in tally.chosen(named, len(named)):
+        named["one line of 2 GB"] = _endless_line
+    with contextlib.chdir(folder / "made"):
+        for (name, case), _ in tally.chosen(list(named.items()), len(named)):
             with place(folder) as here:
                 tally.count(case(here), name)
         for number, generator in tally.drawn(tally.wanted, len(_NAMED) + 1):
@@ -44,19 +46,13 @@ def _input(tally: Tally, folder: Path) -> None:
                 done = commands.here(arguments, stdin)
                 fault = done.fault() or _checked(done, arguments)
                 tally.count(fault, f"{arguments} {stdin[:40]!r}")
-                if number % _PER_PROCESS == 0 and _can_be_typed(arguments):
+                if number % _PER_PROCESS == 0 and "\0" not in "".join(arguments):
                     shutil.rmtree(here / "data", ignore_errors=True)
                     alone = commands.alone(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
                     if fault is None and alone.code != done.code:
                         fault = f"exit code {alone.code} by itself, {done.code} here"
                     tally.count(fault, f"by itself, {arguments}")
-    finally:
-        os.chdir(before)
-
-
-def _can_be_typed(arguments: list[str]) -> bool:
-    return not any("\0" in argument for argument in arguments)
 
 
 # --- Drawn commands -------------------------------------------------------------------------------
@@ -76,21 +72,13 @@ _WORDS = (
 
 
 def _words(generator: Random, flags: tuple[str, ...]) -> list[str]:
-    """Some flags, most with a value, in all kinds of wrong ways."""
+    """Return some flags, most with a value, in all kinds of wrong ways."""
     words = []
     for _ in range(generator.choice((0, 1, 1, 2, 2, 3, 5))):
         name, value = generator.choice(flags), generator.choice(_WORDS)
-        match generator.randrange(12):
-            case 0:
-                words += [name]
-            case 1:
-                words += [f"{name}={value}"]
-            case 2:
-                words += [value]
-            case 3:
-                words += [name[: generator.randrange(2, len(name) + 1)], value]
-            case _:
-                words += [name, value]
+        part = name[: generator.randrange(2, len(name) + 1)]
+        odd = ([name], [f"{name}={value}"], [value], [part, value])
+        words += generator.choice((*odd, *[[name, value]] * 8))
     return words
 
 
@@ -99,20 +87,20 @@ def _settings(place: Path, generator: Random) -> _Command:
     return ["train", "--print-config", *_words(generator, flags)], b""
 
 
+_TOML = ('"muon"', "'x'", "1979-05-27", "[1, 2]", "{a = 1}", '"""a', "1e3", "+inf")
+
+
 def _recipe(place: Path, generator: Random) -> _Command:
     lines = []
     for _ in range(generator.randrange(6)):
         key = generator.choice((*setting_names(), "config", "a.b", '""', "[model]", "é"))
-        value = generator.choice(
-            (*_WORDS, '"muon"', "'x'", "1979-05-27", "[1, 2]", "{a = 1}", '"""a', "1e3", "+inf")
-        )
+        value = generator.choice((*_WORDS, *_TOML))
         if generator.random() < 0.1:
             key += generator.choice(("x", ".x", '."é"')) * generator.choice((100, 1500, 4000))
         if generator.random() < 0.1:
-            deep = generator.choice((100, 400, 5000))
-            value = generator.choice(
-                (f"0x{'f' * deep}", "9" * deep, f"{'[' * deep}1{']' * deep}", "{a = " * deep)
-            )
+            n = generator.choice((100, 400, 5000))
+            deep = (f"0x{'f' * n}", "9" * n, f"{'[' * n}1{']' * n}", "{a = " * n)
+            value = generator.choice(deep)
         lines.append(f"{key}{generator.choice((' = ', '=', ': ', ' '))}{value}")
     text = generator.choice(("\n", "\n", "\r\n", ",")).join(lines)
     if generator.random() < 0.3:
@@ -128,23 +116,9 @@ def _recipe(place: Path, generator: Random) -> _Command:
 _PIECES = (
     *(b"the cat sat. ", b"a", b"\n", b"\r\n", b"\r", b"\0", b"\t", b" " * 40, "é".encode()),
     *("🙂".encode(), "e\u0301".encode(), "👩‍👩‍👧".encode(), "日本語".encode(), codecs.BOM_UTF8),
-    *(
-        b"\xff",
-        b"\xfe",
-        b"\xed\xa0\x80",
-        b"\xe9",
-        b"\xf0\x9f",
-        b"\x80",
-        b"<|endoftext|>",
-        b"'ll 12",
-    ),
-    *(
-        "text".encode("utf-16"),
-        "more\n".encode("utf-16-le"),
-        "\u2028".encode(),
-        b"\x1a",
-        b"\x1b[0m",
-    ),
+    *(b"\xff", b"\xfe", b"\xed\xa0\x80", b"\xe9", b"\xf0\x9f", b"\x80", b"<|endoftext|>"),
+    *("text".encode("utf-16"), "more\n".encode("utf-16-le"), "\u2028".encode(), b"'ll 12"),
+    *(b"\x1a", b"\x1b[0m"),
 )
 _TIDY = tuple(piece for piece in _PIECES if piece.isascii() and b"\0" not in piece)
 
@@ -204,10 +178,8 @@ def _any_prepare(place: Path, generator: Random) -> _Command:
 def _sample(place: Path, generator: Random) -> _Command:
     flags = ("--temperature", "--top-k", "--top-p", "--seed", "--checkpoint", "--device", "--json")
     words = _words(generator, flags) if generator.random() < 0.6 else []
-    prompt = "".join(
-        generator.choice(("12 apples", "é", "\n", "🙂", "\udcff", "\ud800", "", "\x00", " "))
-        for _ in range(generator.randrange(4))
-    )
+    parts = ("12 apples", "é", "\n", "🙂", "\udcff", "\ud800", "", "\x00", " ")
+    prompt = "".join(generator.choices(parts, k=generator.randrange(4)))
     how = generator.choice((["--prompt", prompt], ["--prompt", "-"], ["-i"], []))
     stdin = b"".join(generator.choices(_PIECES, k=generator.randrange(3)))
     tokens = generator.choice(("0", "1", "5", "-1"))
@@ -228,19 +200,17 @@ _COMMANDS = (
 
 
 def _checked(done: commands.Done, arguments: list[str]) -> str | None:
-    """Whether a text that was prepared is the text that was given, and a refusal is short."""
+    """Return what is wrong if a prepared text is not the given one, or a refusal is long."""
     if "--recipe" in arguments and done.code and len(done.stderr) > _LONGEST_REFUSAL:
         return f"its refusal has {len(done.stderr):,} characters"
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None
     path = Path(arguments[1])
-    if not path.is_file():
-        return None
-    return _differs(path, Path(done.stdout.strip()), arguments)
+    return _differs(path, Path(done.stdout.strip()), arguments) if path.is_file() else None
 
 
 def _differs(source: Path, data: Path, flags: Sequence[str] = ()) -> str | None:
-    """Where a data set that was prepared with these flags does not give its text back."""
+    """Return what is wrong if a data set, prepared with these flags, has another text."""
     encoding = flags[flags.index("--encoding") + 1] if "--encoding" in flags else "utf-8"
     dataset = attnlm.open_dataset(data)
     text = "".join(dataset.tokenizer.decode(split) for split in (dataset.train, dataset.val))
@@ -254,7 +224,7 @@ def _differs(source: Path, data: Path, flags: Sequence[str] = ()) -> str | None:
 
 
 def _prepared(content: bytes, code: int, says: str, *flags: str) -> Callable[[Path], str | None]:
-    """`prepare` of a file with this content ends with that code, and says that."""
+    """Return the case: `prepare` of a file with this content ends with that code, and says that."""
 
     def run(place: Path) -> str | None:
         path = place / "text.txt"
@@ -303,17 +273,14 @@ def _pipe(place: Path) -> str | None:
 
 
 def _prepare(source: Path, *flags: str) -> commands.Done:
-    return commands.here(
-        ["prepare", str(source), "--data-dir", str(source.parent / "data"), *flags]
-    )
+    places = (str(source), "--data-dir", str(source.parent / "data"))
+    return commands.here(["prepare", *places, *flags])
 
 
 def _told(done: commands.Done, code: int, says: str) -> str | None:
     """Return what is wrong unless the command ended with that code, and says that."""
-    fault = done.fault()
-    if fault is None and (done.code != code or says not in done.stderr):
-        fault = f"exit code {done.code}: {done.stderr}"
-    return fault
+    is_so = done.code == code and says in done.stderr
+    return done.fault() or (None if is_so else f"exit code {done.code}: {done.stderr}")
 
 
 def _no_text(place: Path) -> str | None:
@@ -372,8 +339,8 @@ _RECIPES: dict[str, Callable[[], str]] = {
     "a table's name of many parts": lambda: f"[a{'.a' * _DEEP}]",
     "a key of many parts": lambda: f"heads{'.a' * _DEEP} = 1",
     "a key of some thousand parts": lambda: f"heads{'.a' * 8000} = 1",
-    "a key of one part more each line": lambda: "".join(
-        f"heads{'.a' * i} = 1\n" for i in range(2, 120)
+    "a key of one part more each line": lambda: "\n".join(
+        f"heads{'.a' * i} = 1" for i in range(2, 120)
     ),
     "a long key": lambda: f"{'k' * _DEEP} = 1",
     "a key of 10 MB": lambda: f"{'k' * _HUGE} = 1",
@@ -389,9 +356,7 @@ _RECIPES: dict[str, Callable[[], str]] = {
 }
 
 _LINE = "Größe: 12 Äpfel, naïve cafés\n" * 30
-
 _MIXED_ENDS = b"one\r\r\ntwo\n\rthree\r\n" * 50_000
-
 _NAMED: dict[str, Callable[[Path], str | None]] = {
     "empty": _prepared(b"", 1, "is empty"),
     "a byte order mark and no more": _prepared(codecs.BOM_UTF8, 1, "is empty"),
@@ -420,9 +385,8 @@ _NAMED: dict[str, Callable[[Path], str | None]] = {
     "a configuration: a key of 1 MB": _recipe_of(
         lambda: json.dumps({"config": {"heads" * 200_000: 1}}), "config.json"
     ),
+    "a pipe": _pipe,
 }
-if hasattr(os, "mkfifo"):
-    _NAMED["a pipe"] = _pipe
 
 
 _LINE_BYTES, _LINE_MEMORY = 2**31, 100 * 2**20
@@ -457,13 +421,3 @@ def _endless_line(place: Path) -> str | None:
         return f"exit code {process.returncode}: {lines[-3:]}"
     peak = int(lines[-1])
     return None if peak < _LINE_MEMORY else f"it took {peak / 2**20:.0f} MiB"
-
-
-TRIAL = Trial(
-    "input",
-    "whatever is typed or read: success, or an error and a hint with exit code 1 or 2",
-    short=50,
-    full=_FULL,
-    run=_input,
-    skip=lambda: "Windows counts no memory of children" if os.name == "nt" else None,
-)

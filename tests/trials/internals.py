@@ -1,5 +1,6 @@
 """All that the trials use of attnlm beside what `import attnlm` offers."""
 
+import attnlm
 from attnlm.base import files as files
 from attnlm.base.events import Progress as Progress
 from attnlm.base.folders import flag as flag
@@ -8,13 +9,13 @@ from attnlm.cli import exits as exits
 from attnlm.compute.device import choose_device as choose_device
 from attnlm.compute.native import library as library
 from attnlm.config.recipes import load_recipe as load_recipe
+from attnlm.config.settings import Config as Config
 from attnlm.config.settings import resolve as resolve
 from attnlm.config.settings import setting_names as setting_names
 from attnlm.data.dataset import sampled_hash as sampled_hash
 from attnlm.experiments import settle
 from attnlm.model.architecture import RUNGS as RUNGS
-from attnlm.model.inspection import count_parameters as count_parameters
-from attnlm.model.inspection import model_skeleton as model_skeleton
+from attnlm.model.inspection import parameter_shapes as parameter_shapes
 from attnlm.model.language_model import build_model as build_model
 from attnlm.runs import checkpoint as checkpoint
 from attnlm.runs.run import Run as Run
@@ -30,3 +31,6 @@ from attnlm.training.state import saved_state as saved_state
 from attnlm.training.step import Stepper as Stepper
 
 has_compiler = settle._has_compiler
+
+# Trials fork after this, so that none of their children has to import it.
+loaded = [getattr(attnlm, name) for name in attnlm.__all__]

@@ -6,20 +6,23 @@ import itertools
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.trials.children import Child, Outcome, before_each_event, in_child, in_own_process
+from tests.trials.children import Child, before_each_event, in_child
 from tests.trials.scenarios import Scenario, events_of, scenarios
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, not_linux, trial
 
 _RUNGS = ("multi-head", "transformer", "bigram")
+_Kill = tuple[Scenario, str, Callable[[Path], object]]
 
 
-def _run(tally: Tally, folder: Path) -> None:
+@trial("kill", short=16, full=1000, skip=not_linux, forks=True)
+def _kill(tally: Tally, folder: Path) -> None:
+    """kill -9 at any moment: nothing but one save interval is lost, nothing left over."""
     is_short = tally.wanted < 100
     written = list(scenarios(_RUNGS[:1] if is_short else _RUNGS, folder))
     events = [(scenario, events_of(scenario, folder / "counted")) for scenario in written]
@@ -44,13 +47,10 @@ def _run(tally: Tally, folder: Path) -> None:
         shutil.rmtree(place)
 
 
-_Kill = tuple[Scenario, str, Callable[[Path], Outcome]]
-
-
 def _in_the_open(events: list[str]) -> str | None:
-    """Whether a file is written under its final name: whoever is killed then leaves half of it.
+    """Return which file is written under its final name: a kill would leave half of it.
 
-    Lines that are added are: one that was cut short is known by its missing end.
+    Lines may be added: one that was cut short is known by its missing end.
     """
     for event in events:
         done, _, name = event.partition(" ")
@@ -62,14 +62,11 @@ def _in_the_open(events: list[str]) -> str | None:
 def _kills_at_events(written: list[tuple[Scenario, list[str]]]) -> Iterator[_Kill]:
     for scenario, events in written:
         for number, event in enumerate(events):
-
-            def kill(place: Path, scenario: Scenario = scenario, number: int = number) -> Outcome:
-                return in_child(lambda: _act_and_die(scenario, place, number))
-
-            yield scenario, f"before event {number}, {event}", kill
+            killed = partial(in_child, _act_and_die, scenario, number)
+            yield scenario, f"before event {number}, {event}", killed
 
 
-def _act_and_die(scenario: Scenario, place: Path, number: int) -> None:
+def _act_and_die(scenario: Scenario, number: int, place: Path) -> None:
     numbers = itertools.count()
 
     def die(event: str) -> None:
@@ -83,7 +80,7 @@ def _act_and_die(scenario: Scenario, place: Path, number: int) -> None:
 def _seconds(scenario: Scenario, place: Path) -> float:
     scenario.begin(place)
     began = time.perf_counter()
-    in_child(lambda: scenario.act(place) and None)
+    in_child(scenario.act, place)
     seconds = time.perf_counter() - began
     shutil.rmtree(place)
     return seconds
@@ -93,20 +90,10 @@ def _kill_by_time(written: list[Scenario], seconds: dict[str, float], generator:
     scenario = generator.choice(written)
     delay = generator.uniform(0, seconds[scenario.name])
 
-    def kill(place: Path) -> Outcome:
-        child = Child(lambda: scenario.act(place) and None)
+    def kill(place: Path) -> None:
+        child = Child(lambda: scenario.act(place))
         time.sleep(delay)
         child.kill()
-        return child.wait()
+        child.wait()
 
     return scenario, f"after {1000 * delay:.1f} ms", kill
-
-
-TRIAL = Trial(
-    name="kill",
-    promise="kill -9 at any moment: nothing but one save interval is lost, nothing left over",
-    short=16,
-    full=1000,
-    run=in_own_process(_run),
-    skip=lambda: None if sys.platform == "linux" else "it counts what Linux does",
-)

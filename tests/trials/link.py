@@ -37,8 +37,7 @@ def why_no_machines() -> str | None:
     try:
         with _namespace(name):
             os.close(_tun(f"at{os.getpid()}"))
-            _in_folder = ("unshare", "--mount", "true")
-            subprocess.run(_in_folder, check=True, capture_output=True)
+            subprocess.run(["unshare", "--mount", "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"this system has no network namespaces, tun devices or mounts for us: {error}"
     return None
@@ -93,6 +92,11 @@ class Machine:
         enter = 'mount --bind "$0" "$1" && cd "$1" && shift && exec "$@"'
         inside = ("ip", "netns", "exec", self.namespace, "sh", "-c", enter, self.folder, self.home)
         return [*map(str, inside), *map(str, arguments)]
+
+    def pids(self) -> list[int]:
+        """Return the processes that run on it."""
+        listed = ("ip", "netns", "pids", self.namespace)
+        return [*map(int, subprocess.run(listed, capture_output=True, check=True).stdout.split())]
 
     def unplug(self) -> None:
         """Takes its network away, which its programs are not told either."""

@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import attnlm
+from tests.command import ATTNLM
 from tests.trials.link import DEVICE, Link, Machine, two_machines, why_no_machines
-from tests.trials.small import TEXT, same_run
-from tests.trials.trial import Tally, Trial
+from tests.trials.small import TEXT, prepared, same_run
+from tests.trials.trial import Tally, trial
 
 _TRAIN = (
     *("train", "fruits-char", "--model", "single-head", "--batch-size", "8", "--block-size", "8"),
@@ -45,29 +47,22 @@ class _Pair:
     launchers: tuple[subprocess.Popen[bytes], ...] = ()
 
     def start(self, *arguments: str, by: str = _STATIC, each: int = 1) -> None:
-        """torchrun on both, with `each` processes on each."""
+        """Start torchrun on both, with `each` processes on each."""
         first = self.machines[0].address
+        c10d = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29500", "--rdzv-id", "trial")
+        program = ("--nnodes", "2", "--nproc-per-node", str(each), "-m", "attnlm", *arguments)
         started = []
         for number, machine in enumerate(self.machines):
+            is_host = ("--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr")
             rendezvous = {
                 _STATIC: ("--node-rank", str(number), "--master-addr", first),
-                _C10D: (
-                    *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29500"),
-                    *("--rdzv-conf", f"is_host={int(number == 0)}", "--rdzv-id", "trial"),
-                    *("--local-addr", machine.address),
-                ),
+                _C10D: (*c10d, *is_host, machine.address),
             }
             torchrun = (sys.executable, "-m", "torch.distributed.run", *rendezvous[by])
-            program = ("--nnodes", "2", "--nproc-per-node", str(each), "-m", "attnlm", *arguments)
+            command = machine.command(*torchrun, *program)
             with (machine.folder / "stderr").open("wb") as stderr:
-                started.append(
-                    subprocess.Popen(
-                        machine.command(*torchrun, *program),
-                        env=_ENVIRONMENT,
-                        stdout=subprocess.DEVNULL,
-                        stderr=stderr,
-                    )
-                )
+                streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": stderr}
+                started.append(subprocess.Popen(command, env=_ENVIRONMENT, **streams))
         self.launchers = tuple(started)
 
     def run(self) -> Path:
@@ -94,10 +89,9 @@ class _Pair:
         raise AssertionError(f"it does not train: {self.says(0)} {self.says(1)}")
 
     def processes(self, number: int) -> list[int]:
-        """Those that train on one machine, by rank."""
-        listed = ("ip", "netns", "pids", self.machines[number].namespace)
+        """Return the processes that train on one machine, by rank."""
         found = {}
-        for pid in map(int, subprocess.run(listed, capture_output=True, check=True).stdout.split()):
+        for pid in self.machines[number].pids():
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 found.update({int(v[5:]): pid for v in variables if v.startswith(b"RANK=")})
@@ -131,12 +125,11 @@ class _Pair:
         return None
 
     def kill(self) -> None:
-        """Whatever still runs on them."""
+        """Kill whatever still runs on them."""
         for machine in self.machines:
-            listed = ("ip", "netns", "pids", machine.namespace)
-            for pid in subprocess.run(listed, capture_output=True, check=True).stdout.split():
+            for pid in machine.pids():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         for launcher in self.launchers:
             launcher.wait()
 
@@ -153,28 +146,14 @@ def _pair(folder: Path, data: Path) -> Iterator[_Pair]:
             pair.kill()
 
 
-def _run(tally: Tally, folder: Path) -> None:
-    (folder / "fruits.txt").write_text(TEXT)
-    attnlm.prepare(folder / "fruits.txt", data_dir=folder / "one" / "data")
-    given = folder / "one"
-    for case, generator in tally.drawn(tally.wanted):
-        kind = _KINDS[case % len(_KINDS)]
-        with _pair(folder / f"case-{case}", given / "data") as pair:
-            tally.count(kind(pair, given, generator), kind.__name__)
-
-
 def _undisturbed(given: Path, steps: tuple[str, ...], processes: int = 2) -> Path:
     """The same run, of as many processes of one machine."""
     folder = given / "".join((str(processes), *steps))
     if not folder.exists():
-        command = (sys.executable, "-m", "attnlm", *_TRAIN, *steps, "--checkpoint-dir", str(folder))
-        subprocess.run(
-            [*command, "--processes", str(processes)],
-            cwd=given,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            check=True,
-        )
+        options = ("--checkpoint-dir", str(folder), "--processes", str(processes))
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*ATTNLM, *_TRAIN, *steps, *options]
+        subprocess.run(command, cwd=given, env=env, capture_output=True, check=True)
     return folder / "run"
 
 
@@ -246,9 +225,7 @@ def _stopped(pair: _Pair, given: Path, generator: random.Random) -> str | None:
     pair.start(*_TRAIN, *_LONG, by=generator.choice((_STATIC, _C10D)), each=2)
     pair.until_evaluated(2)
     os.kill(generator.choice(pair.processes(1)), signal.SIGSTOP)
-    silent = (
-        "another process of this training "  # the first that gives up ends, and others see that
-    )
+    silent = "another process of this training "  # the first that gives up ends; others see that
     return pair.fails(silent, silent)
 
 
@@ -279,11 +256,14 @@ def _without_data(pair: _Pair, given: Path, generator: random.Random) -> str | N
 _KINDS: tuple[Callable[[_Pair, Path, random.Random], str | None], ...] = (
     *(_plain, _slow, _broken, _killed, _sharded, _stopped, _out_of_memory, _without_data),
 )
-TRIAL = Trial(
-    name="machines",
-    promise="two machines train as one; where link or process fails, all end, and resume as one",
-    short=0,
-    full=16,
-    run=_run,
-    skip=why_no_machines,
-)
+
+
+@trial("machines", short=0, full=16, skip=why_no_machines)
+def _machines(tally: Tally, folder: Path) -> None:
+    """Two machines train as one; where link or process fails, all end, and resume as one."""
+    given = folder / "one"
+    data = prepared(given)
+    for case, generator in tally.drawn(tally.wanted):
+        kind = _KINDS[case % len(_KINDS)]
+        with _pair(folder / f"case-{case}", data.parent) as pair:
+            tally.count(kind(pair, given, generator), kind.__name__)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
-import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.trials import opening
 from tests.trials.internals import download
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, place, trial
 from tests.web_server import Answer, WebServer, body, serving
 
 _MARGIN = 3.0  # seconds that a busy machine may take beside the deadline
@@ -26,15 +25,18 @@ _BOMB = gzip.compress(gzip.compress(bytes(2**27)))
 _PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
 
 
+@trial("network", short=60, full=1500)
 def _network(tally: Tally, folder: Path) -> None:
-    """A machine that is silent; and so many servers, each of which answers in up to three drawn
-    ways, one request after another.
+    """A download is whole and right, or refused in time; the cache never holds anything else.
 
-    What may be over in a moment is asked for again, so that the first other answer decides: a good
-    one ends with that content in the cache, any other with an error that says what it was. At no
-    time may anything else be in the cache, nor half of anything anywhere.
+    A machine that is silent; and so many servers, each of which answers in up to three drawn ways,
+    one request after another. What may be over in a moment is asked for again, so that the first
+    other answer decides: a good one ends with that content in the cache, any other with an error
+    that says what it was. At no time may anything else be in the cache, nor half of anything.
     """
-    with _own_surroundings(), serving() as web:
+    with pytest.MonkeyPatch.context() as patch, serving() as web:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setattr(download, "BACKOFF", 0.01)
         for name, _ in tally.chosen(["nobody accepts"], 1):
             tally.count(_nobody_accepts(folder), name)
         for case, generator in tally.drawn(tally.wanted, 1):
@@ -42,40 +44,27 @@ def _network(tally: Tally, folder: Path) -> None:
             size = generator.choice((0, 1, 999, 70_000))
             content, other = generator.randbytes(size), generator.randbytes(size)
             kinds = generator.choices(list(_TRANSIENT), k=generator.choice((0, 0, 1, 2)))
-            kinds.append(generator.choice([kind for kind in _KINDS if kind not in _TRANSIENT]))
-            said = [generator.choice((content, other)) for _ in kinds[:-1]]
-            answers = [
-                _KINDS[kind](web, generator, sent)
-                for kind, sent in zip(kinds, [*said, content], strict=True)
-            ]
+            said = [generator.choice((content, other)) for _ in kinds]
+            kinds.append(_LASTING[case % len(_LASTING)])
+            sent = zip(kinds, [*said, content], strict=True)
+            answers = [_KINDS[kind](web, generator, part) for kind, part in sent]
             url = web.answer(f"/{case}/text.txt", *answers)
-            place = folder / str(case)
-            place.mkdir()
-            names = ", ".join(kinds)
-            fault = _downloaded(url, content, place, kinds[-1])
-            tally.count(fault, f"{names} ({len(content)} bytes)")
+            with place(folder) as here:
+                patch.setenv("ATTNLM_CACHE_DIR", str(here / "cache"))
+                fault = _downloaded(url, content, here, kinds[-1])
+            tally.count(fault, f"{', '.join(kinds)} ({len(content)} bytes)")
 
 
 def _downloaded(url: str, content: bytes, place: Path, decides: str) -> str | None:
-    """What goes wrong when this file is fetched and kept in the cache."""
+    """Return what goes wrong when this file is fetched and kept in the cache."""
     deadline = _STALL_DEADLINE if decides in _STALLS else _DEADLINE
-    os.environ["ATTNLM_CACHE_DIR"] = str(place / "cache")
     found: list[Path] = []
-
-    def get() -> None:
-        found.append(
-            download.cached(
-                url,
-                "text.txt",
-                sha256=hashlib.sha256(content).hexdigest(),
-                max_bytes=len(content),
-                spool=place,
-                deadline=deadline,
-            )
-        )
-
+    about: dict[str, Any] = {"sha256": hashlib.sha256(content).hexdigest(), "spool": place}
+    about |= {"max_bytes": len(content), "deadline": deadline}
     began = time.monotonic()
-    refused, fault = opening.refusal(get)
+    refused, fault = opening.refusal(
+        lambda: found.append(download.cached(url, "text.txt", **about))
+    )
     if time.monotonic() - began > deadline + _MARGIN:
         return f"it took {time.monotonic() - began:.1f} s"
     if fault is not None:
@@ -86,11 +75,8 @@ def _downloaded(url: str, content: bytes, place: Path, decides: str) -> str | No
         if refused is not None or found != [kept] or kept.read_bytes() != content:
             return f"a good answer was not kept: {refused}"
         return None if left == {kept} else f"left over: {left}"
-    if refused is None:
-        return "accepted"
-    wanted = _SAYS[decides]
-    if wanted not in refused:
-        return f"it says {refused!r}, not {wanted!r}"
+    if refused is None or _SAYS[decides] not in refused:
+        return f"it says {refused!r}, not {_SAYS[decides]!r}"
     return f"left over: {left}" if left else None
 
 
@@ -165,6 +151,11 @@ def _short(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     return body(content, Content_Length=str(len(content) + missing))
 
 
+def _longer(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    length = generator.choice(("", str(len(content) + 1)))
+    return body(content + b"x", Content_Length=length)
+
+
 def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     changed = bytearray(content)
     if not changed:
@@ -175,20 +166,23 @@ def _changed(web: WebServer, generator: random.Random, content: bytes) -> Answer
 
 def _loop(web: WebServer, generator: random.Random, content: bytes) -> Answer:
     places = [f"/{generator.randrange(2**60)}" for _ in range(generator.randrange(1, 4))]
-    for place, following in zip(places, [*places[1:], places[0]], strict=True):
-        web.answer(place, body(b"", 302, Location=following))
+    for here, following in zip(places, [*places[1:], places[0]], strict=True):
+        web.answer(here, body(b"", 302, Location=following))
     return body(b"", 301, Location=places[0])
 
 
 def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) -> Answer:
+    short = _short(web, generator, content)
+
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        _short(web, generator, content)(handler)
+        short(handler)
         web.stay_silent(handler)
 
     return answer
 
 
 _OUTSIDE = ("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a")
+_BROKEN, _TEXT = (500, 502, 503, 504), ("html", "plain")
 _REFUSALS = (204, 206, 304, 400, 401, 403, 404, 410, 416)
 _KINDS: dict[str, _Kind] = {
     "whole": _whole,
@@ -196,22 +190,16 @@ _KINDS: dict[str, _Kind] = {
     "chunked": lambda _, g, content: _raw(_CHUNKED, [*_chunks(g, content), b"0\r\n\r\n"]),
     "redirected": _redirected,
     "redirected at length": _redirected_at_length,
-    "broken": lambda _, g, content: body(
-        content[: len(content) // 2], g.choice((500, 502, 503, 504))
-    ),
+    "broken": lambda _, g, content: body(content[: len(content) // 2], g.choice(_BROKEN)),
     "busy": lambda *_: body(b"", 429, Retry_After="0"),
     "hung up": lambda *_: lambda handler: None,
     "refused": lambda _, g, content: body(content, g.choice(_REFUSALS)),
     "busy for an hour": lambda *_: body(b"", 429, Retry_After="3600"),
     "changed": _changed,
-    "longer": lambda _, g, content: body(
-        content + b"x", Content_Length=g.choice(("", str(len(content) + 1)))
-    ),
+    "longer": _longer,
     "short": _short,
     "short chunks": lambda _, g, content: _raw(_CHUNKED, _chunks(g, content)),
-    "portal": lambda _, g, content: body(
-        _PORTAL, Content_Type=g.choice(("text/html", "text/plain"))
-    ),
+    "portal": lambda _, g, content: body(_PORTAL, Content_Type=f"text/{g.choice(_TEXT)}"),
     "loop": _loop,
     "out of the web": lambda _, g, content: body(b"", 302, Location=g.choice(_OUTSIDE)),
     "compressed": lambda _, g, content: body(gzip.compress(content), Content_Encoding="gzip"),
@@ -222,6 +210,7 @@ _KINDS: dict[str, _Kind] = {
 }
 _GOOD = ("whole", "of unknown length", "chunked", "redirected", "redirected at length")
 _TRANSIENT = ("broken", "busy", "hung up")
+_LASTING = tuple(kind for kind in _KINDS if kind not in _TRANSIENT)
 _STALLS = ("silent", "silent halfway")
 _SAYS = {
     "refused": "HTTP ",
@@ -236,22 +225,3 @@ _SAYS = {
     **dict.fromkeys(("compressed", "a bomb", "no gzip"), "it is compressed"),
     **dict.fromkeys(_STALLS, "no answer for"),
 }
-
-
-@contextlib.contextmanager
-def _own_surroundings() -> Iterator[None]:
-    """No proxy, a cache that may be set, and pauses before retries that take no time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        patch.setenv("ATTNLM_CACHE_DIR", "")
-        patch.setattr(download, "BACKOFF", 0.01)
-        yield
-
-
-TRIAL = Trial(
-    "network",
-    "a download is whole and right, or refused in time; the cache never holds anything else",
-    short=60,
-    full=1500,
-    run=_network,
-)

@@ -6,32 +6,31 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import attnlm
-from tests.trials.children import in_child, in_own_process
-from tests.trials.internals import RUNGS, Stepper
-from tests.trials.small import facts_of, prepared, settings_of
-from tests.trials.trial import Tally, Trial
+from tests.trials.children import in_child
+from tests.trials.internals import RUNGS
+from tests.trials.small import around_steps, facts_of, prepared, settings_of
+from tests.trials.trial import Tally, not_posix, trial
 
 _KINDS = ("loss", "gradient", "weights")
 
 
-def _run(tally: Tally, folder: Path) -> None:
+@trial("numbers", short=21, full=210, skip=not_posix, forks=True)
+def _numbers(tally: Tally, folder: Path) -> None:
+    """NaN or infinity stops the run by name and step; no such number is ever saved."""
     data = prepared(folder / "given")
     for case, generator in tally.drawn(tally.wanted):
-        rung = RUNGS[case % len(RUNGS)]
-        kind = _KINDS[case // len(RUNGS) % len(_KINDS)]
+        rung, kind = RUNGS[case % len(RUNGS)], _KINDS[case // len(RUNGS) % len(_KINDS)]
         value = generator.choice((float("nan"), float("inf"), -float("inf")))
-        step = generator.randrange(1, 13)
-        place, stops = generator.random(), generator.random() < 0.3
-        settings = settings_of(rung)
+        step, stops = generator.randrange(1, 13), generator.random() < 0.3
         runs = folder / "runs"
-        outcome = in_child(
-            lambda: _train(data, runs, settings, kind, value, step, place, stops)  # noqa: B023
-        )
+        outcome = in_child(_train, data, runs, rung, kind, value, step, stops, generator)
         name = f"{rung}, {value} in {kind} at step {step}{', then Ctrl-C' if stops else ''}"
         tally.count(outcome.failure, name)
         shutil.rmtree(runs)
@@ -40,29 +39,37 @@ def _run(tally: Tally, folder: Path) -> None:
 def _train(
     data: Path,
     runs: Path,
-    settings: dict[str, Any],
+    rung: str,
     kind: str,
     value: float,
     step: int,
-    place: float,
     stops: bool,
+    generator: Random,
 ) -> str | None:
-    original = Stepper.step
+    def spoil(vector: torch.Tensor) -> None:
+        vector[generator.randrange(len(vector))] = value
 
-    def stepping(self: Stepper) -> torch.Tensor:
-        if self.state.step + 1 == step and kind != "weights":
-            self._shares[0] = _spoiled(self, kind, value, place)
-        loss = original(self)
-        if self.state.step == step:
-            if kind == "weights":
-                _spoil(self.state.optimizer._weights[0], value, place)
-            if stops:
-                signal.raise_signal(signal.SIGINT)
-        return loss
+    def before(stepper: Any) -> None:
+        share = stepper._shares[0]
 
-    Stepper.step = stepping  # type: ignore[method-assign]
+        def spoiling(*batch: Any) -> torch.Tensor:
+            loss: torch.Tensor = share(*batch)
+            if kind == "gradient":
+                spoil(stepper.state.optimizer.gradient)
+            return loss + value if kind == "loss" else loss
+
+        if stepper.state.step + 1 == step and kind != "weights":
+            stepper._shares[0] = spoiling
+
+    def after(stepper: Any) -> None:
+        if stepper.state.step == step and kind == "weights":
+            spoil(stepper.state.optimizer._weights[0])
+        if stepper.state.step == step and stops:
+            signal.raise_signal(signal.SIGINT)
+
     try:
-        attnlm.train(data, checkpoint_dir=runs, name="run", **settings)
+        with around_steps(before, after):
+            attnlm.train(data, checkpoint_dir=runs, name="run", **settings_of(rung))
     except attnlm.AttnlmError as error:
         return _told(error, kind, step) or _kept(runs / "run", error, step)
     except KeyboardInterrupt:
@@ -70,25 +77,8 @@ def _train(
     return "it went on"
 
 
-def _spoiled(stepper: Stepper, kind: str, value: float, place: float) -> Any:
-    share = stepper._shares[0]
-
-    def spoiling(*batch: Any) -> torch.Tensor:
-        loss = share(*batch)
-        if kind == "loss":
-            return loss + value
-        _spoil(stepper.state.optimizer.gradient, value, place)
-        return loss
-
-    return spoiling
-
-
-def _spoil(vector: torch.Tensor, value: float, place: float) -> None:
-    vector[int(place * len(vector))] = value
-
-
 def _told(error: attnlm.AttnlmError, kind: str, step: int) -> str | None:
-    """Whether the message names what went wrong, and when, and the hint what to lower."""
+    """Return what is missing in the message (what went wrong, and when) and the hint."""
     when = re.search(r"(?:at step (\d+)|between steps (\d+) and (\d+))$", error.message)
     numbers = [int(number) for number in when.groups() if number] if when else []
     if not numbers or not numbers[0] <= step <= numbers[-1]:
@@ -99,9 +89,7 @@ def _told(error: attnlm.AttnlmError, kind: str, step: int) -> str | None:
 
 
 def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:
-    """Whether the last checkpoint is one from before, is named, and all on disk is finite."""
-    from safetensors.torch import load_file
-
+    """Return what is wrong unless the last checkpoint is from before, is named, and is finite."""
     run = attnlm.open_run(path)
     if not run.last.exists():
         return "there is no checkpoint"
@@ -115,13 +103,3 @@ def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:
             if not tensor.isfinite().all():
                 return f"{name} in {which} is not finite"
     return None
-
-
-TRIAL = Trial(
-    name="numbers",
-    promise="NaN or infinity stops the run by name and step; no such number is ever saved",
-    short=21,
-    full=210,
-    run=in_own_process(_run),
-    skip=lambda: None if hasattr(signal, "pause") else "it forks",
-)

@@ -5,50 +5,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import attnlm
 from tests.trials.internals import choose_device, saved_state
+from tests.trials.small import prepared, settings_of
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
-SETTINGS: dict[str, Any] = {
-    "model": "transformer",
-    "layers": 1,
-    "heads": 2,
-    "embed_dim": 8,
-    "block_size": 4,
-    "batch_size": 2,
-    "steps": 6,
-    "eval_every": 2,
-    "seed": 1,
-    "threads": 1,
-    "device": "cpu",
-}
 CHAR, BPE, RUN = "fruits-char", "fruits-bpe260", "small"
 
 
 def make_all(folder: Path) -> None:
-    """In `folder`: data/ with two data sets, the second of byte pairs, and a run trained on it."""
-    folder.mkdir(exist_ok=True)
-    text = folder / "fruits.txt"
-    text.write_text(TEXT)
-    attnlm.prepare(text, data_dir=folder / "data")
-    attnlm.prepare(text, data_dir=folder / "data", tokenizer="bpe:260")
+    """Make in `folder` data/ with two data sets, one of byte pairs, and a run trained on this."""
+    prepared(folder)
+    sizes = {"layers": 1, "heads": 2, "embed_dim": 8, "block_size": 4, "batch_size": 2}
     attnlm.train(
-        data_dir=folder / "data", checkpoint_dir=folder / "checkpoints", name=RUN, **SETTINGS
+        prepared(folder, tokenizer="bpe:260"),
+        checkpoint_dir=folder / "checkpoints",
+        name=RUN,
+        **settings_of("transformer", **sizes, steps=6, eval_every=2),
     )
 
 
 def read_back(folder: Path) -> list[Path]:
-    """The files of a data set or run that a command reads again: all but its picture."""
+    """Return the files of a data set or run that a command reads again: all but its picture."""
     return sorted(path for path in folder.iterdir() if path.suffix != ".png")
 
 
 def open_data(folder: Path, name: str | None) -> str:
-    """A digest of all that a data set of `make_all` says, by its name or as the latest."""
+    """Return a digest of a data set of `make_all`, opened by its name or as the latest."""
     opened = attnlm.open_dataset(name, data_dir=folder / "data", verify=True)
     facts = {k: v for k, v in vars(opened).items() if k not in ("path", "tokenizer")}
     ids = (facts.pop("train").tobytes(), facts.pop("val").tobytes())
@@ -56,7 +43,7 @@ def open_data(folder: Path, name: str | None) -> str:
 
 
 def open_the_run(folder: Path, name: str | None) -> str:
-    """A digest of all that the run of `make_all` says: as if it were sampled from and resumed."""
+    """Return a digest of all that sampling from the run and resuming it read."""
     run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
     about = [run.config.settings(), run.vocab_size, run.parameters, dict(run.dataset)]
     weights = []
@@ -71,18 +58,18 @@ def open_the_run(folder: Path, name: str | None) -> str:
 
 
 def open_ticker(folder: Path, name: str | None) -> str:
-    """A digest of each line of the run's ticker, one after the other."""
+    """Return the digests of the lines of the run's ticker, one after the other."""
     run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
-    said: list[str] = []
+    found: list[str] = []
     for snapshot in run.ticker():
         assert snapshot.maps is not None
-        first = [] if said else run.ticker_passage()
-        said.append(_digest(snapshot.step, snapshot.text, snapshot.maps.tobytes(), first))
-    return "".join(said)
+        first = [] if found else run.ticker_passage()
+        found.append(_digest(snapshot.step, snapshot.text, snapshot.maps.tobytes(), first))
+    return "".join(found)
 
 
 def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:
-    """The message that `read` refuses with, if it does; and what it does that nothing should."""
+    """Return the message with which `read` refuses, if it does, and what is wrong with its end."""
     try:
         read()
     except attnlm.AttnlmError as error:
@@ -96,12 +83,10 @@ def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:
 
 @contextlib.contextmanager
 def bounded_memory(most: int) -> Iterator[None]:
-    """Lets this process take so many more bytes and no more, where the system can count them."""
+    """Limit this process to `most` more bytes of memory, where the system can count them."""
     if sys.platform != "linux":
         yield
         return
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + most, hard))

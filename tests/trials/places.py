@@ -12,16 +12,16 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
-from tests import command as commands
 from tests.trials import opening
-from tests.trials.children import in_child, in_own_process
-from tests.trials.trial import Tally, Trial, place
+from tests.trials.children import command_in_child, in_child
+from tests.trials.trial import Tally, not_posix, place, trial
 
 _SECONDS = 100  # from which a command waits for something that never comes
 _VICTIM = "victim"
-_RUN, _DATA = f"checkpoints/{opening.RUN}", f"data/{opening.CHAR}"
+_RUN = f"checkpoints/{opening.RUN}"
 _STEPS = ("--steps", "2", "--block-size", "4", "--threads", "1", "--device", "cpu", "--seed", "1")
 _COMMANDS = (
     ("prepare", "fruits.txt"),
@@ -36,18 +36,11 @@ _COMMANDS = (
 )
 # What killed processes leave has such names.
 _LEFTOVERS = (
-    *(
-        f"{parent}/.unfinished-abcdefgh{end}"
-        for parent in ("data", "checkpoints")
-        for end in ("", "/a", "/a/b")
-    ),
+    *(f"data/.unfinished-abcdefgh{end}" for end in ("", "/a", "/a/b")),
+    *(f"checkpoints/.unfinished-abcdefgh{end}" for end in ("", "/a", "/a/b")),
     *("data/.latest.x.tmp", "checkpoints/.latest.x.tmp"),
     *(f"{_RUN}/.last.safetensors.x.tmp", f"{_RUN}/.curve.png.x.tmp"),
 )
-
-
-def _pipe(path: Path) -> None:
-    os.mkfifo(path)
 
 
 def _socket(path: Path) -> None:
@@ -56,14 +49,11 @@ def _socket(path: Path) -> None:
 
 
 def _link_to(target: str) -> Callable[[Path], None]:
-    def link(path: Path) -> None:
-        path.symlink_to(os.path.relpath(target, path.parent))
-
-    return link
+    return lambda path: path.symlink_to(os.path.relpath(target, path.parent))
 
 
 THINGS: dict[str, Callable[[Path], None]] = {
-    "a pipe": _pipe,
+    "a pipe": os.mkfifo,
     "a socket": _socket,
     "an endless device": _link_to("/dev/zero"),
     "a link to another file": _link_to(f"{_VICTIM}/keys"),
@@ -75,17 +65,18 @@ THINGS: dict[str, Callable[[Path], None]] = {
 _MOVED = "a link to where it was moved"
 
 
-def _run(tally: Tally, folder: Path) -> None:
-    """One thing in one place for each case, then a late one, before one command.
+@trial("places", short=6, full=1500, skip=not_posix, forks=True, draws=True)
+def _places(tally: Tally, folder: Path) -> None:
+    """Links, pipes and devices in any place, even late: nothing hangs or leaves its folder.
 
-    As promised is an end in time: success, or an error in one line. What is elsewhere stays as it
-    was. What looks like a leftover hinders nothing; what the user moved, and has a link to, works.
+    One thing in one place for each case, then a late one, before one command. As promised is an end
+    in time: success, or an error in one line. What is elsewhere stays as it was. What looks like a
+    leftover hinders nothing; what the user moved, and has a link to, works.
     """
-    in_child(lambda: _make(folder / "whole"))
+    in_child(_make, folder / "whole")
     there = [p.relative_to(folder / "whole") for p in (folder / "whole").rglob("*")]
     names = sorted(name for name in map(str, there) if name.startswith(("data", "checkpoints")))
-    inputs = [(name, thing) for name in names for thing in (*THINGS, _MOVED)]
-    inputs += [(name, thing) for name in _LEFTOVERS for thing in THINGS]
+    inputs = [*product(names, (*THINGS, _MOVED)), *product(_LEFTOVERS, THINGS)]
     for case, generator in tally.drawn(tally.wanted):
         command = generator.choice(_COMMANDS)
         with place(folder, like=folder / "whole") as copy:
@@ -119,12 +110,9 @@ def _put(copy: Path, command: tuple[str, ...], name: str, thing: str) -> str | N
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-
-    def make() -> None:
-        THINGS[thing](path)
-
-    fault = _tried(copy, command, before=make, must_succeed=name in _LEFTOVERS)
-    if fault is None and name in _LEFTOVERS and thing != "a folder" and not os.path.lexists(path):
+    is_leftover = name in _LEFTOVERS
+    fault = _tried(copy, command, partial(THINGS[thing], path), must_succeed=is_leftover)
+    if fault is None and is_leftover and thing != "a folder" and not os.path.lexists(path):
         fault = "it was moved or removed"
     return fault
 
@@ -132,27 +120,21 @@ def _put(copy: Path, command: tuple[str, ...], name: str, thing: str) -> str | N
 def _tried(
     copy: Path,
     command: tuple[str, ...],
-    *,
     before: Callable[[], object] = lambda: None,
+    *,
     must_succeed: bool = False,
 ) -> str | None:
-    """What the command does that nothing should, after `before`, in a process of its own."""
+    """Return what the command does that nothing should, after `before`, in its own process."""
 
-    def act() -> tuple[int, str | None, str]:
+    def prepare() -> None:
         signal.alarm(_SECONDS)
-        os.chdir(copy)
         before()
-        done = commands.here(command)
-        return done.code, done.fault(), done.stderr
 
     victim = _content(copy / _VICTIM)
-    outcome = in_child(act)
-    if outcome.signum or outcome.error:
-        return outcome.error or f"signal {outcome.signum}"
-    code, fault, stderr = outcome.result
+    done, fault = command_in_child(command, copy, prepare)
     if victim.items() - _content(copy / _VICTIM).items():
         return "what was elsewhere changed, or is gone"
-    return fault or (stderr[-300:] if must_succeed and code else None)
+    return fault or (done.stderr[-300:] if must_succeed and done.code else None)
 
 
 def _content(folder: Path) -> dict[str, bytes]:
@@ -160,7 +142,7 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def _swap(copy: Path, thing: str, number: int) -> None:
-    """From now on: puts `thing` in the place of the file in `copy` that is opened as `number`."""
+    """From now on: put `thing` in the place of the file in `copy` that is opened as `number`."""
     opened = 0
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
@@ -175,13 +157,3 @@ def _swap(copy: Path, thing: str, number: int) -> None:
                 THINGS[thing](path)
 
     sys.addaudithook(hook)
-
-
-TRIAL = Trial(
-    name="places",
-    promise="links, pipes and devices in any place, even late: nothing hangs or leaves its folder",
-    short=6,
-    full=1500,
-    run=in_own_process(_run, draws=True),
-    skip=lambda: "Windows has no pipes and devices in folders" if os.name == "nt" else None,
-)

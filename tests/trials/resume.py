@@ -9,23 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from tests.trials.children import in_child, in_own_process
-from tests.trials.internals import (
-    RUNGS,
-    Stepper,
-    has_compiler,
-    has_parts,
-    parts_compile,
-    resolve,
-)
-from tests.trials.small import facts_of, prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial
+from tests.trials.children import in_child
+from tests.trials.internals import RUNGS, has_compiler, has_parts, parts_compile, resolve
+from tests.trials.small import around_steps, facts_of, prepared, same_run, settings_of
+from tests.trials.trial import Tally, not_posix, trial
 
 _STOPS = range(1, 12)
 _SHORT = 100  # fewer cases than this leave out what takes a minute
 
 
-def _run(tally: Tally, folder: Path) -> None:
+@trial("resume", short=7, full=509, skip=not_posix, forks=True)
+def _resume(tally: Tally, folder: Path) -> None:
+    """Stopped after any step and resumed: the same bytes as never stopped."""
     data = prepared(folder / "given")
     stopped = list(itertools.product(_ways(attnlm.open_dataset(data).vocab_size), _STOPS))
     if tally.wanted >= _SHORT and has_compiler():
@@ -35,13 +30,13 @@ def _run(tally: Tally, folder: Path) -> None:
         settings = settings_of(way["model"], **way)
         key = "-".join(map(str, way.values()))
         whole, parts = folder / key, folder / f"stopped-{tally.number}"
-        outcome = in_child(lambda: _compare(data, whole, parts, settings, stop))  # noqa: B023
+        outcome = in_child(_compare, data, whole, parts, settings, stop)
         tally.count(outcome.failure, f"{key}, stopped after step {stop}")
         shutil.rmtree(parts, ignore_errors=True)
 
 
 def _ways(vocab_size: int) -> list[dict[str, Any]]:
-    """Every rung with every optimizer and sampling that it takes, dropout on where it has it.
+    """Return every rung with every optimizer and sampling, and with dropout if it has it.
 
     Without dropout, rungs of one layer have another, faster way to step, and a third one in C.
     """
@@ -65,33 +60,17 @@ def _compare(
 ) -> str | None:
     if not whole.exists():
         attnlm.train(data, checkpoint_dir=whole, name="run", **settings)
-    original = Stepper.step
 
-    def stepping(self: Stepper, *arguments: Any) -> Any:
-        loss = original(self, *arguments)
-        if self.state.step == stop:
+    def stop_it(stepper: Any) -> None:
+        if stepper.state.step == stop:
             signal.raise_signal(signal.SIGTERM)
-        return loss
 
-    Stepper.step = stepping  # type: ignore[method-assign]
     try:
-        attnlm.train(data, checkpoint_dir=parts, name="run", **settings)
+        with around_steps(after=stop_it):
+            attnlm.train(data, checkpoint_dir=parts, name="run", **settings)
         return "it was not stopped"
     except KeyboardInterrupt:
         pass
-    finally:
-        Stepper.step = original  # type: ignore[method-assign]
     if (saved := facts_of(parts / "run" / "last.safetensors")["step"]) != stop:
         return f"step {saved} was saved"
-    resumed = attnlm.train(resume=parts / "run")
-    return same_run(attnlm.open_run(whole / "run"), resumed)
-
-
-TRIAL = Trial(
-    name="resume",
-    promise="stopped after any step and resumed: the same bytes as never stopped",
-    short=7,
-    full=509,
-    run=in_own_process(_run),
-    skip=lambda: None if hasattr(signal, "pause") else "it forks",
-)
+    return same_run(attnlm.open_run(whole / "run"), attnlm.train(resume=parts / "run"))

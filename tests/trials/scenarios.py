@@ -11,28 +11,28 @@ from typing import Any
 
 import attnlm
 from tests.trials.children import before_each_event, in_child
-from tests.trials.internals import Evaluated, Stepper
-from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
+from tests.trials.internals import Evaluated
+from tests.trials.small import TEXT, around_steps, facts_of, prepared, same_run, settings_of
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is killed, and what must be true afterwards."""
+    """What is cut short, and what must be true afterwards."""
 
     name: str
     begin: Callable[[Path], None]
     """Makes what is there before."""
-    act: Callable[[Path], object]
+    act: Callable[[Path], None]
     check: Callable[[Path], str | None]
-    """Goes on with the next command; says what is wrong then."""
+    """Goes on with the next command; returns what is wrong then."""
 
     def failure(self, place: Path) -> str | None:
-        """What `check` says, made in a child."""
-        return in_child(lambda: self.check(place)).failure
+        """Return what `check` returns in a child."""
+        return in_child(self.check, place).failure
 
 
 def events_of(scenario: Scenario, place: Path) -> list[str]:
-    """What it does to files, uninterrupted."""
+    """Return what an uninterrupted scenario does to files."""
 
     def act() -> list[str]:
         events: list[str] = []
@@ -55,39 +55,29 @@ def scenarios(rungs: Sequence[str], folder: Path) -> Iterator[Scenario]:
 
 def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
     settings = settings_of(rung)
-    whole = in_child(
-        lambda: str(attnlm.train(data, checkpoint_dir=folder, name=rung, **settings).path)
-    ).result
+    whole, stopped = folder / rung, folder / "stopped" / rung
+    in_child(_train, data, whole, settings)
+    in_child(_train, data, stopped, settings, 4)
     reached = mmap.mmap(-1, 8)  # the newest step, which the child shares with us
 
     def begin(place: Path) -> None:
         place.mkdir(exist_ok=True)
         reached[:] = bytes(8)
 
-    stopped = folder / "stopped" / rung
-    in_child(lambda: _train_until(4, stopped, data, settings))
-
     def begin_to_go_on(place: Path) -> None:
         begin(place)
         shutil.copytree(stopped, place / rung)
 
-    def follow() -> None:
-        step = Stepper.step
-
-        def stepping(self: Stepper, *arguments: Any) -> Any:
-            result = step(self, *arguments)
-            reached[:] = self.state.step.to_bytes(8, "little")
-            return result
-
-        Stepper.step = stepping  # type: ignore[method-assign]
+    def note(stepper: Any) -> None:
+        reached[:] = stepper.state.step.to_bytes(8, "little")
 
     def train(place: Path) -> None:
-        follow()
-        attnlm.train(data, checkpoint_dir=place, name=rung, **settings)
+        with around_steps(after=note):
+            _train(data, place / rung, settings)
 
     def go_on(place: Path) -> None:
-        follow()
-        attnlm.train(resume=place / rung)
+        with around_steps(after=note):
+            attnlm.train(resume=place / rung)
 
     def check(place: Path) -> str | None:
         made = int.from_bytes(reached[:], "little")
@@ -105,7 +95,7 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
         except attnlm.AttnlmError as error:
             if made > settings["eval_every"] or "there is no checkpoint" not in error.message:
                 return error.message
-            attnlm.train(data, checkpoint_dir=place, name="other", **settings)
+            _train(data, place / "other", settings)
             run = attnlm.open_run(place / "other")
         if left := sorted(str(p.relative_to(place)) for p in place.rglob(".*")):
             return f"leftovers: {', '.join(left)}"
@@ -115,21 +105,18 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
     yield Scenario(f"train --resume {rung}", begin_to_go_on, go_on, check)
 
 
-def _train_until(step: int, path: Path, data: Path, settings: dict[str, Any]) -> None:
-    """Leaves at `path` the run as it was saved after `step`."""
+def _train(data: Path, run: Path, settings: dict[str, Any], until: int | None = None) -> None:
+    """Train a run, or leave it as it was saved after the step `until`."""
 
     def stop(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == step:
+        if isinstance(event, Evaluated) and event.record["step"] == until:
             raise ZeroDivisionError
 
-    try:
-        attnlm.train(data, checkpoint_dir=path.parent, name=path.name, on_event=stop, **settings)
-    except ZeroDivisionError:
-        return
+    attnlm.train(data, checkpoint_dir=run.parent, name=run.name, on_event=stop, **settings)
 
 
 def _preparation(given: Path) -> Scenario:
-    """`prepare --force` over a data set."""
+    """Return the scenario `prepare --force` over a data set."""
     texts = {"old": TEXT, "new": TEXT[::-1]}
     for name, text in texts.items():
         (given / f"{name}.txt").write_text(text)
@@ -147,8 +134,7 @@ def _preparation(given: Path) -> Scenario:
         attnlm.prepare(given / "old.txt", data_dir=place, name="other")
         there = attnlm.open_dataset("text", data_dir=place, verify=True)
         source = Path(there.source).stem
-        decoded = there.tokenizer.decode([*there.train, *there.val])
-        if decoded != texts.get(source):
+        if there.tokenizer.decode([*there.train, *there.val]) != texts.get(source):
             return f"not the text {source}"
         left = {path.name for path in place.iterdir()} - {"text", "other", "latest"}
         return f"leftovers: {', '.join(sorted(left))}" if left else None

@@ -7,9 +7,7 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -17,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from tests.trials.children import Child, in_child, in_own_process
+from tests.command import ATTNLM
+from tests.processes import free_port
+from tests.trials.children import Child, in_child
 from tests.trials.internals import has_compiler
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial
+from tests.trials.trial import Tally, not_linux, trial
 from tests.web_server import WebServer
 
 _SECONDS = 5.0  # within which a signal is answered
@@ -48,7 +48,9 @@ _LONGEST |= dict.fromkeys(_JOINING, 8.0)
 long that a command may have ended."""
 
 
-def _run(tally: Tally, folder: Path) -> None:
+@trial("signals", short=2, full=96, skip=not_linux, forks=True)
+def _signals(tally: Tally, folder: Path) -> None:
+    """SIGINT, SIGTERM, SIGHUP at any moment: gone within 5 s, exit 128 + it, nothing lost."""
     data = prepared(folder / "given")
     # No learning rate depends on the total, so a run that was stopped is one of so many steps.
     settings = {**settings_of("multi-head"), "schedule": "constant", "eval_every": 20}
@@ -64,13 +66,12 @@ def _run(tally: Tally, folder: Path) -> None:
             if name in _COMPILERS:
                 _write_compiler(place, _COMPILERS[name])
             joining = _JOINING.get(name, {})
-            failure = _stop(commands[name], place, signum, delay, gap, joining)
-            failure = failure or _left(place)
+            failure = _stop(commands[name], place, signum, delay, gap, joining) or _left(place)
             if failure is None and joining and len(lines := _said(place).splitlines()) > 1:
                 failure = f"it says more than one line: {lines}"
-            if failure is None and name == "train" and (place / "runs" / "run").exists():
-                part = place / "runs" / "run"
-                failure = in_child(lambda: _as_never_stopped(data, part, settings)).failure  # noqa: B023
+            part = place / "runs" / "run"
+            if failure is None and name == "train" and part.exists():
+                failure = in_child(_as_never_stopped, data, part, settings).failure
             again = "" if gap is None else f" and {gap:.2f} s later"
             tally.count(failure, f"{name}, {signum.name} after {delay:.2f} s{again}")
             # A compiler that lost its parent may still be writing.
@@ -78,9 +79,9 @@ def _run(tally: Tally, folder: Path) -> None:
 
 
 def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> dict[str, list[str]]:
-    """None of which ends by itself before it is stopped, on the fastest machine."""
+    """Return commands by name. None ends by itself before it is stopped, on any machine."""
     runs = folder / "whole"
-    in_child(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings) and None)
+    in_child(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings).name)
     (folder / "long.txt").write_text(TEXT * 100_000)
     settings = {**settings, "steps": _ENDLESS}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
@@ -129,7 +130,7 @@ def _serving() -> Iterator[WebServer]:
 
 
 def _write_compiler(place: Path, command: str) -> None:
-    """A compiler in `place`, which says that it was `called`, and a temporary folder for it."""
+    """Write a compiler that notes that it was `called`, and a temporary folder for it."""
     (place / "temporary").mkdir()
     script = f'#!/bin/sh\ntouch "{place}/called" "$TMPDIR/left"\n{command}\n'
     (place / "compiler").write_text(script)
@@ -137,10 +138,8 @@ def _write_compiler(place: Path, command: str) -> None:
 
 
 def _left(place: Path) -> str | None:
-    """What a compiler of `_write_compiler` leaves: a process that has its folder, or a file."""
+    """Return what a compiler of `_write_compiler` left: a process with its folder, or a file."""
     temporary = place / "temporary"
-    if not temporary.exists():
-        return None
     for _ in range(100):  # what was killed a moment ago may not be gone yet
         if not (processes := list(_processes_with(os.fsencode(temporary)))):
             break
@@ -166,12 +165,12 @@ def _stop(
     gap: float | None,
     joining: dict[str, str],
 ) -> str | None:
-    """Sends the signal, and another after a gap unless that is None; what goes wrong."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    """Send the signal, and another after a gap unless that is None; return what goes wrong."""
     variables = {
+        **os.environ,
         **joining,
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
+        "NO_PROXY": "127.0.0.1",
         "ATTNLM_CACHE_DIR": str(place / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(place / "compiled"),
     }
@@ -180,24 +179,22 @@ def _stop(
         variables |= {"CC": str(compiler), "TMPDIR": str(place / "temporary")}
     with (place / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "attnlm", *arguments],
+            [*ATTNLM, *arguments],
             cwd=place,
-            env={**os.environ, **variables, "NO_PROXY": "127.0.0.1"},
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # not nohup's
         )
     assert process.stdin is not None
-    with process.stdin:
+    with _killed_at_last(process), process.stdin:
         while process.poll() is None and not _listens(process.pid):
             time.sleep(0.001)  # Python itself is not up yet
         began = time.perf_counter()
         while compiler.exists() and not called.exists():
             time.sleep(0.001)
             if process.poll() is not None or time.perf_counter() - began > _LONGEST_START:
-                process.kill()
-                process.wait()
                 return f"it calls no compiler: {_said(place)[-200:]!r}"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(delay)
@@ -210,8 +207,6 @@ def _stop(
         try:
             code = process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             return "it went on"
     took = time.perf_counter() - began
     said = _said(place)
@@ -223,19 +218,28 @@ def _stop(
     return f"it took {took:.1f} s" if took > (_AT_ONCE if is_insisted else _SECONDS) else None
 
 
+@contextlib.contextmanager
+def _killed_at_last(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _said(place: Path) -> str:
     return (place / "stderr").read_text()
 
 
 def _listens(pid: int) -> bool:
-    """Whether that process has its handlers: that of SIGHUP comes last."""
+    """Return True if that process has its handlers: that of SIGHUP comes last."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"SigCgt:\s*([0-9a-f]+)", status)
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGHUP - 1) & 1)
 
 
 def _as_never_stopped(data: Path, part: Path, settings: dict[str, Any]) -> str | None:
-    """Whether a stopped run is, bit for bit, one of as many steps as it made."""
+    """Return how a stopped run differs from one of as many steps as it made."""
     run = attnlm.open_run(part)
     steps = facts_of(run.last)["step"] if run.last.exists() else 0
     if steps <= settings["eval_every"]:
@@ -244,13 +248,3 @@ def _as_never_stopped(data: Path, part: Path, settings: dict[str, Any]) -> str |
     settings = {**settings, "steps": steps, "compile": run.config.training.compile}
     whole = attnlm.train(data, checkpoint_dir=part.parent, name="whole", **settings)
     return same_run(whole, attnlm.train(resume=part, steps=steps))
-
-
-TRIAL = Trial(
-    name="signals",
-    promise="SIGINT, SIGTERM, SIGHUP at any moment: gone within 5 s, exit 128 + it, nothing lost",
-    short=2,
-    full=96,
-    run=in_own_process(_run),
-    skip=lambda: None if sys.platform == "linux" else "it reads /proc",
-)

@@ -6,23 +6,24 @@ import contextlib
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attnlm
-from tests.trials.children import Child, in_child, in_own_process
+from tests.trials.children import Child, in_child
 from tests.trials.internals import Evaluated
 from tests.trials.small import TEXT, prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial, place
+from tests.trials.trial import Tally, not_posix, place, trial
 
 
-def _run(tally: Tally, folder: Path) -> None:
+@trial("two", short=5, full=90, skip=not_posix, forks=True)
+def _two(tally: Tally, folder: Path) -> None:
+    """Two at once on one run, name or data set: one error, no mixed files, readers read on."""
     data = prepared(folder / "given")
     whole = folder / "whole"
-    in_child(lambda: _train(data, whole))
+    in_child(_train, data, whole)
     kinds = (_two_trainers, _two_preparations, _readers, _folder_taken, _data_written)
     for case, generator in tally.drawn(tally.wanted):
         kind = kinds[case % len(kinds)]
@@ -164,13 +165,3 @@ def _readers(data: Path, whole: Path, here: Path, generator: random.Random) -> s
             "".join(attnlm.sample(run, tokens=5, seed=1, checkpoint=which, device="cpu"))
 
     return in_child(read).failure or writer.wait().failure
-
-
-TRIAL = Trial(
-    name="two",
-    promise="two at once on one run, name or data set: one error, no mixed files, readers read on",
-    short=5,
-    full=90,
-    run=in_own_process(_run),
-    skip=lambda: "Windows has no such locks" if sys.platform == "win32" else None,
-)
