@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.ops.linear import joined_linear, linear
+from attnlm.model.ops.linear import linear
 from attnlm.model.ops.pointwise import rms_norm
 
 
@@ -53,9 +53,10 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., inputs) → (..., outputs)."""
-        if self.lora_down is None:
-            return linear(x, self.weight, self.bias)
-        return joined_linear(x, [self])
+        out = linear(x, self.weight, self.bias)
+        if self.lora_down is None or self.lora_up is None:
+            return out
+        return out + F.linear(F.linear(x, self.lora_down) * self.lora_scale, self.lora_up)
 
 
 class RMSNorm(nn.Module):

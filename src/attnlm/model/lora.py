@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from attnlm.model.attention import SelfAttention
-from attnlm.model.language_model import MLP
 from attnlm.model.layers import Linear
 from attnlm.model.sizes import LoRA, map_path
 
@@ -17,23 +15,11 @@ from attnlm.model.sizes import LoRA, map_path
 def adapt(model: nn.Module, lora: LoRA) -> None:
     """Add adapters to a model and freeze its weights; draw them from torch's random state."""
     model.requires_grad_(False)
-    for module in model.modules():
-        if isinstance(module, SelfAttention):
-            _lay_side_by_side([module.query, module.key, module.value])
-        elif isinstance(module, MLP) and module.gate is not None:
-            _lay_side_by_side([module.gate, module.up])
     for layer in range(model.architecture.layers):  # type: ignore[arg-type, union-attr]
         for name in lora.on:
             adapted = model.get_submodule(map_path(layer, name))
             assert isinstance(adapted, Linear)
             adapted.adapt(lora.rank, lora.scale)
-
-
-def _lay_side_by_side(maps: Sequence[Linear]) -> None:
-    """Join the maps' weights in memory: frozen weights need not be joined again in each step."""
-    joined = torch.cat([m.weight.data for m in maps])
-    for m, part in zip(maps, joined.split([len(m.weight) for m in maps]), strict=True):
-        m.weight.data = part
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:

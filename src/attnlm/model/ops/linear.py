@@ -1,4 +1,4 @@
-"""Linear maps: one, or several of one input as one matmul, with their low-rank adapters.
+"""Linear maps: one, or several of one input as one matmul.
 
 PyTorch has two libraries for matmuls on a CPU. The default is a BLAS, MKL on x86, which does not
 use AVX-512 on processors that are not Intel's; oneDNN does, and can be slower elsewhere. The
@@ -82,36 +82,10 @@ class _Linear(Function):
 def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = True) -> Tensor:
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
-    Joining the weights is faster; autograd then keeps a copy of the weights.
+    Joining the weights is faster. Frozen maps are computed one by one, since autograd would keep a
+    copy of their weights, and since they may have adapters.
     """
-    if not joins_weights:
+    if not (joins_weights and maps[0].weight.requires_grad):
         return torch.cat([m(x) for m in maps], dim=-1)
-    biases: list[Tensor] = [m.bias for m in maps if m.bias is not None]
-    bias_N = torch.cat(biases) if len(biases) > 1 else next(iter(biases), None)
-    out = linear(x, side_by_side([m.weight for m in maps]), bias_N)
-    if all(m.lora_down is None for m in maps):
-        return out
-    none = out.new_zeros(()).expand(*x.shape[:-1], 1)
-    changes = [
-        F.linear(F.linear(x, m.lora_down) * m.lora_scale, m.lora_up)
-        if m.lora_down is not None and m.lora_up is not None
-        else none.expand(*x.shape[:-1], len(m.weight))
-        for m in maps
-    ]
-    return out + torch.cat(changes, dim=-1)
-
-
-def side_by_side(weights: Sequence[Tensor]) -> Tensor:
-    """Return matrices (N, C) as one: a view if they are adjacent in memory, else a copy."""
-    first = weights[0]
-    if len(weights) == 1:
-        return first
-    if any(weight.requires_grad for weight in weights):
-        return torch.cat(list(weights))
-    storage, end = first.untyped_storage().data_ptr(), first.data_ptr()
-    for weight in weights:
-        is_next = weight.untyped_storage().data_ptr() == storage and weight.data_ptr() == end
-        if not is_next or not weight.is_contiguous():
-            return torch.cat(list(weights))
-        end += weight.numel() * weight.element_size()
-    return first.as_strided((sum(map(len, weights)), first.size(1)), (first.size(1), 1))
+    bias_N = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
+    return linear(x, torch.cat([m.weight for m in maps]), bias_N)
