@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -58,23 +57,32 @@ def write_bins(
 
     Raises AttnlmError if a split has less than two tokens.
     """
-    done = 0
-
-    def count(characters: int) -> None:
-        nonlocal done
-        done += characters
-        on_event(Progress("encode", done, split.characters, "chars"))
-
-    encode_piece = piece_encoder(tokenizer)
-    bins = {}
-    for key, pieces in itertools.groupby(split.pieces(), itemgetter(0)):
-        text = split.text_of(key)
+    encode_piece, is_bpe = piece_encoder(tokenizer), isinstance(tokenizer, BpeTokenizer)
+    # Characters take one worker: this thread, which reads, hashes and writes, has as much to do.
+    workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
+    bins, done = {}, 0
+    for key, found in itertools.groupby(split.pieces(), itemgetter(0)):
+        text, path, pieces = split.text_of(key), folder / f"{key}.bin", map(itemgetter(1), found)
         encode = functools.partial(_encode, encode_piece, tokenizer, text.corpus.has_documents)
-        path = folder / f"{key}.bin"
+        ahead = map_ahead(encode, safe_pieces(pieces, _PIECE) if is_bpe else pieces, workers)
+        digest, tokens, utf8_bytes, last = hashlib.sha256(), 0, 0, 0
+        pairs_VV: NDArray[np.int64] | None = None
         try:
-            bins[key] = _write_bin(path, map(itemgetter(1), pieces), tokenizer, encode, count)
+            with replacing(path) as file, contextlib.closing(ahead) as encoded:
+                for ids, characters, size, counts_VV in encoded:
+                    file.write(ids.data)
+                    digest.update(ids.data)
+                    if pairs_VV is None:
+                        pairs_VV = counts_VV
+                    elif counts_VV is not None:
+                        pairs_VV += counts_VV
+                        pairs_VV[last, ids[0]] += 1
+                    tokens, utf8_bytes, last = tokens + len(ids), utf8_bytes + size, ids[-1]
+                    done += characters
+                    on_event(Progress("encode", done, split.characters, "chars"))
         except UnknownCharactersError:  # the vocabulary was made from the whole text
             raise text.changed() from None
+        bins[key] = Bin(path, digest.hexdigest(), tokens, utf8_bytes, pairs_VV)
     for key, title in (("train", "training"), ("val", "validation")):
         if key not in bins or bins[key].tokens < 2:
             raise AttnlmError(
@@ -84,60 +92,18 @@ def write_bins(
     return bins
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """The ids of a piece of text in their stored type, and the counts of the piece."""
-
-    ids: Ids
-    characters: int
-    utf8_bytes: int
-    pair_counts: NDArray[np.int64] | None  # shape (V, V)
-
-
-def _write_bin(
-    path: Path,
-    pieces: Iterable[Piece],
-    tokenizer: Tokenizer,
-    encode: Callable[[Piece], _Encoded],
-    count: Callable[[int], None],
-) -> Bin:
-    workers = 1  # this thread, which reads, hashes and writes, has as much to do
-    if isinstance(tokenizer, BpeTokenizer):
-        pieces = safe_pieces(pieces, _PIECE)
-        workers = min(cores(), _MOST_WORKERS)
-    digest, tokens, utf8_bytes = hashlib.sha256(), 0, 0
-    pairs_VV: NDArray[np.int64] | None = None
-    last = 0
-    with replacing(path) as file, contextlib.closing(map_ahead(encode, pieces, workers)) as found:
-        for piece in found:
-            file.write(piece.ids.data)
-            digest.update(piece.ids.data)
-            tokens += len(piece.ids)
-            utf8_bytes += piece.utf8_bytes
-            if pairs_VV is None:
-                pairs_VV = piece.pair_counts
-            elif piece.pair_counts is not None:
-                pairs_VV += piece.pair_counts
-                pairs_VV[last, piece.ids[0]] += 1
-            last = piece.ids[-1]
-            count(piece.characters)
-    return Bin(path, digest.hexdigest(), tokens, utf8_bytes, pairs_VV)
-
-
 def _encode(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, has_documents: bool, piece: Piece
-) -> _Encoded:
+) -> tuple[Ids, int, int, NDArray[np.int64] | None]:
+    """Return the ids of a piece as they are stored, its characters and UTF-8 bytes, its pairs."""
     text, vocab_size = piece.text, tokenizer.vocab_size
     if has_documents and isinstance(tokenizer, BpeTokenizer):
         ids = encode_documents(encode_piece, tokenizer, piece)
     else:
         ids = encode_piece(text)
-    return _Encoded(
-        ids.astype(id_dtype(vocab_size), copy=False),
-        len(text),
-        len(text) if text.isascii() else len(text.encode()),
-        _pair_counts(ids, vocab_size),
-    )
+    stored = ids.astype(id_dtype(vocab_size), copy=False)
+    utf8_bytes = len(text) if text.isascii() else len(text.encode())
+    return stored, len(text), utf8_bytes, _pair_counts(ids, vocab_size)
 
 
 # --- Documents ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, count
 from typing import NamedTuple
 
@@ -58,17 +58,14 @@ def parse_grammar(rules: Mapping[str, str]) -> Grammar:
     return grammar
 
 
-def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -> tuple[str, float]:
-    """Write one story from the rule `start`; return it and −ln of its probability.
-
-    `choose` takes the weights of a rule and returns the index of an alternative.
-    """
+def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
+    """Write one story, chosen by random words; return it and −ln of its probability."""
     memory: dict[str, str] = {}
     nats: list[float] = []
 
     def write(name: str) -> str:
         forms, weights, alternatives = grammar[name]
-        chosen = choose(weights)
+        chosen = weighted_choice(weights, words)
         nats.append(math.log(sum(weights) / weights[chosen]))
         text, *others = alternatives[chosen]
         text = PART.sub(write_part, text)
@@ -80,7 +77,7 @@ def tell(grammar: Grammar, start: str, choose: Callable[[Sequence[int]], int]) -
         text = write(name.lower()) if part[1] else memory[name.lower()]
         return text[0].upper() + text[1:] if name[0].isupper() else text
 
-    return write(start), math.fsum(nats)
+    return write("story"), math.fsum(nats)
 
 
 def random_words(seed: str) -> Iterator[int]:
@@ -93,17 +90,13 @@ def random_words(seed: str) -> Iterator[int]:
         yield from struct.unpack("<1024I", stream)
 
 
-def weighted_choice(words: Iterator[int]) -> Callable[[Sequence[int]], int]:
-    """Return a `choose` that returns index i with probability weights[i] / sum(weights)."""
-
-    def choose(weights: Sequence[int]) -> int:
-        total = sum(weights)
-        # Words above the last whole multiple of the total would favour the first alternatives.
-        fair = 2**32 - 2**32 % total
-        point = next(word for word in words if word < fair) % total
-        return next(i for i, bound in enumerate(accumulate(weights)) if point < bound)
-
-    return choose
+def weighted_choice(weights: Sequence[int], words: Iterator[int]) -> int:
+    """Return index i with probability weights[i] / sum(weights), by uniform 32-bit words."""
+    total = sum(weights)
+    # Words above the last whole multiple of the total would favour the first alternatives.
+    fair = 2**32 - 2**32 % total
+    point = next(word for word in words if word < fair) % total
+    return next(i for i, bound in enumerate(accumulate(weights)) if point < bound)
 
 
 def generate() -> tuple[str, dict[int, float]]:
@@ -114,12 +107,10 @@ def generate() -> tuple[str, dict[int, float]]:
     nine tenths of the characters, rounded down, are whole stories, so that the default split falls
     between two stories.
     """
-    grammar = parse_grammar(RULES)
-    choose = weighted_choice(random_words(SEED))
-    text = ""
+    grammar, words, text = parse_grammar(RULES), random_words(SEED), ""
     nats_from: dict[int, float] = {}
     while len(text) < MINIMUM_CHARACTERS or 9 * len(text) // 10 not in nats_from:
-        story, nats_from[len(text)] = tell(grammar, "story", choose)
+        story, nats_from[len(text)] = tell(grammar, words)
         text += story + STORY_END
     assert hashlib.sha256(text.encode("ascii")).hexdigest() == SHA256
     floors = reversed([*accumulate(reversed(nats_from.values()))])

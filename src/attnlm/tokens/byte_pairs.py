@@ -93,19 +93,19 @@ def published(
     AttnlmError if the vocabulary is not available.
     """
     vocabulary = _PUBLISHED[name]
-    content = _file(vocabulary, spool, offline, on_event).read_text(encoding="utf-8")
-    return BpeTokenizer(
-        name,
-        _gpt2_ranks(content) if name == "gpt2" else _tiktoken_ranks(content),
-        vocab_size=vocabulary.vocab_size,
-        end_of_text=vocabulary.end_of_text,
-    )
+    lines = _file(vocabulary, spool, offline, on_event).read_text(encoding="utf-8").splitlines()
+    if name == "gpt2":  # a line with the version, then a merge in each line
+        merges = [byte_characters.read(merge.replace(" ", "")) for merge in lines[1:]]
+        ranks = [*(bytes([byte]) for byte in byte_characters.BYTE_OF.values()), *merges]
+    else:  # in each line a token in base64, and its rank
+        ranks = [base64.b64decode(line.split()[0]) for line in lines]
+    size, end = vocabulary.vocab_size, vocabulary.end_of_text
+    return BpeTokenizer(name, ranks, vocab_size=size, end_of_text=end)
 
 
 def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent) -> Path:
     """Return the path of the file of ranks, after a check of its hash."""
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR")
-    if folder:
+    if folder := os.environ.get("TIKTOKEN_CACHE_DIR"):
         path = Path(folder) / hashlib.sha1(vocabulary.url.encode()).hexdigest()
         if path.is_file() and file_hash(path) == vocabulary.sha256:
             return path
@@ -126,17 +126,3 @@ def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent)
             "`tokenizer` bpe:1024 needs no network; or set TIKTOKEN_CACHE_DIR to a copy of "
             "tiktoken's cache",
         ) from error
-
-
-def _gpt2_ranks(content: str) -> list[bytes]:
-    """Return the ranks in GPT-2's own file: a merge in each line, after a line with the version."""
-    merges = content.splitlines()[1:]
-    return [
-        *(bytes([byte]) for byte in byte_characters.BYTE_OF.values()),
-        *(byte_characters.read(merge.replace(" ", "")) for merge in merges),
-    ]
-
-
-def _tiktoken_ranks(content: str) -> list[bytes]:
-    """Return the ranks in tiktoken's file: in each line a token in base64, and its rank."""
-    return [base64.b64decode(line.split()[0]) for line in content.splitlines()]
