@@ -6,9 +6,7 @@ import codecs
 import hashlib
 import io
 import os
-import re
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,17 +203,6 @@ def test_stdin_that_is_no_text_or_closed(spool: Path, monkeypatch: pytest.Monkey
         get_corpus("-", spool=spool)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFOs")
-def test_a_fifo_is_read_once(here: Path, spool: Path) -> None:
-    os.mkfifo(here / "pipe")
-    writer = threading.Thread(target=(here / "pipe").write_bytes, args=(PLAY,))
-    writer.start()
-    found = get_corpus("pipe", spool=spool)
-    writer.join()
-    assert found.name == "pipe"
-    assert ["".join(texts(found)) for _ in range(2)] == [PLAY.decode()] * 2
-
-
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
@@ -244,15 +231,6 @@ def test_what_the_system_refuses_is_one_line(here: Path, spool: Path) -> None:
     (here / "loop").symlink_to("loop")
     with pytest.raises(AttnlmError, match="can't read loop: Too many levels of symbolic links"):
         get_corpus("loop", spool=spool)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads all")
-@pytest.mark.parametrize("source", ["secret", "."])
-def test_what_may_not_be_read_is_one_line(source: str, here: Path, spool: Path) -> None:
-    (here / "secret").write_bytes(PLAY)
-    (here / "secret").chmod(0)
-    with pytest.raises(AttnlmError, match="can't read secret: Permission denied"):
-        get_corpus(source, spool=spool)
 
 
 # --- Folders --------------------------------------------------------------------------------------
@@ -310,12 +288,6 @@ def test_a_folder_without_text(
     write_all(here, contents)
     with pytest.raises(AttnlmError, match=rf"no utf-8 text in \. \({counts}\)"):
         get_corpus(".", spool=spool)
-
-
-def test_bad_bytes_in_a_folder_name_the_file(here: Path, spool: Path) -> None:
-    write_all(here, {"folder/only.txt": b"a" * SNIFFED_BYTES + b"\xff"})
-    with pytest.raises(AttnlmError, match=re.escape(str(Path("folder/only.txt is not valid")))):
-        list(get_corpus("folder", spool=spool).pieces())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")

@@ -15,7 +15,7 @@ from attnlm.data.bins import encode_documents
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, load, save
-from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer
+from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
 from attnlm.tokens.word_table import piece_encoder
 from tests.test_export import RANKS
 
@@ -35,10 +35,10 @@ PARTS = (
         "中",
         "👍🏽",
         "\u00a0",
+        "\u1e9e",
         "the",
         " and",
         "apples",
-        "\u1e9e",
     ),
 )
 
@@ -57,13 +57,6 @@ def added(token: int, text: str) -> dict[str, Any]:
 def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict[str, Any]:
     """Byte pairs with the ids from `first_id` on, in the layout of the published files."""
     tokens = [byte_characters.written(token) for token in RANKS]
-    known = set(tokens)
-    merges = [
-        [token[:place], token[place:]]
-        for token in tokens
-        for place in range(1, len(token))
-        if token[:place] in known and token[place:] in known
-    ]
     return {
         "version": "1.0",
         "truncation": None,
@@ -81,7 +74,7 @@ def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict
                 **{token: first_id + i for i, token in enumerate(tokens)},
                 **{text: i for text, i in special.items() if i < first_id},
             },
-            "merges": merges,
+            "merges": list(map(list, listed_pairs(BpeTokenizer("gpt2", RANKS)))),
         },
         **parts,
     }

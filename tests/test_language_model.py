@@ -14,6 +14,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import count_parameters, model_skeleton
 from attnlm.model.language_model import build_model
+from attnlm.model.layers import Dropout
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from benchmarks.plain import Head, PlainModel
 from tests.models import SIZES, VARIANTS, V, gradients, self_attention, small_model, some_ids
@@ -77,7 +78,9 @@ def test_dropout_is_for_training_only(name: str) -> None:
     ids_BT = some_ids(B, T)
     assert torch.equal(dropping(ids_BT), small_model(name)(ids_BT))
     dropping.train()
-    places = [module for module in dropping.modules() if isinstance(module, torch.nn.Dropout)]
+    assert not torch.allclose(dropping(ids_BT), dropping(ids_BT))
+    places = [m for m in dropping.modules() if isinstance(m, Dropout) and m.p]
+    assert bool(places) == (name != "single-head")  # which drops attention weights
     for place in places:
         for module in places:
             module.p = 0.5 if module is place else 0.0

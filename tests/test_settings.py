@@ -171,38 +171,11 @@ def test_help_of_a_setting_lists_its_choices() -> None:
     assert help_of("optimizer").endswith(": adamw|muon")
 
 
-def test_a_recipe_that_never_ends_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "large.toml"
-    path.write_text("# comment\n" * 2**17)
-    with pytest.raises(AttnlmError, match="too large"):
-        load_recipe(str(path))
-
-
-_HUGE = f"0x{'f' * 9000}"  # no limit of Python's, as there is one for decimal digits
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(f"{name} = {_HUGE}" for name in (*setting_names(), "tokenizer", "other")),
-        *(f"{name} = [{_HUGE}]" for name in ("heads", "dropout", "model", "projection")),
-        *(f"{name}{'.a' * 1500} = 1" for name in ("heads", "dropout", "model", "projection")),
-        f"heads = {'[' * 400}{']' * 400}",
-        f"heads = {'[' * 9000}",
-        f"heads = {'{a = ' * 2000}",
-        f"{'k' * 9000} = 1",
-        f"model = '{'x' * 9000}'",
-        f"heads = {'9' * 9000}",
-        f"#{'x' * 2**14}",
-        f"heads{'.a' * 2**18} = 1",  # whose parts tomllib would compare for hours
-    ],
-    ids=lambda line: f"{line[:30]} {len(line)}",
-)
-def test_recipes_of_enormous_or_recursive_values_are_refused_in_a_short_line(
-    line: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", [*setting_names(), "tokenizer", "other"])
+def test_enormous_values_are_refused_in_a_short_line(name: str, tmp_path: Path) -> None:
+    """The trial `input` has recipes that are enormous in other ways."""
     path = tmp_path / "mine.toml"
-    path.write_text(line)
+    path.write_text(f"{name} = 0x{'f' * 9000}")  # Python limits only decimal digits
     with pytest.raises(AttnlmError) as caught:
         resolve({}, load_recipe(str(path)))
     assert len(caught.value.message.removeprefix(str(path))) < 400
