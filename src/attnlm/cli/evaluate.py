@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.displays import reference_losses
@@ -18,6 +16,7 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     Verify,
+    option,
 )
 
 
@@ -25,10 +24,7 @@ def evaluate(
     run: RunArgument = None,
     checkpoint: Checkpoint = "auto",
     data: Annotated[
-        str | None,
-        typer.Option(
-            help="another data set with the same tokenizer", autocompletion=completion.datasets
-        ),
+        str | None, option("another data set with the same tokenizer", completion.datasets)
     ] = None,
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),

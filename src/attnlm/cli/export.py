@@ -11,7 +11,7 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
-from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption
+from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, option, switch
 from attnlm.runs.forms import FORMATS, check_format
 
 _SUFFIXES = {".gguf": "gguf", ".html": "html"}
@@ -30,26 +30,22 @@ def export(
     ] = None,
     to: Annotated[
         str,
-        typer.Option(
-            help="format: hf, a folder for transformers; gguf, a file for llama.cpp; html, a page "
+        option(
+            "format: hf, a folder for transformers; gguf, a file for llama.cpp; html, a page "
             "in which the model itself runs",
-            autocompletion=completion.choices(*FORMATS),
+            completion.choices(*FORMATS),
         ),
     ] = "hf",
     type: Annotated[
         str | None,
-        typer.Option(
-            help="number format of a gguf file (f32, f16 or q8_0, 8 bits; default: f32) or a page "
+        option(
+            "number format of a gguf file (f32, f16 or q8_0, 8 bits; default: f32) or a page "
             "(f32 or f16; default: f32 up to 2 million parameters)",
-            autocompletion=completion.choices(*FORMATS["gguf"]),
-            show_default=False,
+            completion.choices(*FORMATS["gguf"]),
         ),
     ] = None,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="html: replace a page, and allow more than 60 million parameters"
-        ),
+        bool, switch("html: replace a page, and allow more than 60 million parameters", "--force")
     ] = False,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),

@@ -11,7 +11,7 @@ import typer
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay
-from attnlm.cli.options import CheckpointDir, JsonOption
+from attnlm.cli.options import CheckpointDir, JsonOption, option
 from attnlm.runs.hugging_face.hub import check_source
 
 
@@ -25,21 +25,13 @@ def import_(
         ),
     ],
     base: Annotated[
-        str | None,
-        typer.Option(
-            help="name or path of the run that a peft adapter is for",
-            autocompletion=completion.runs,
-        ),
+        str | None, option("name or path of the run that a peft adapter is for", completion.runs)
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="name of the run; default: <model>-001 and so on")
-    ] = None,
+    name: Annotated[str | None, option("name of the run; default: <model>-001 and so on")] = None,
     revision: Annotated[
-        str | None, typer.Option(help="branch, tag or commit of a model on the Hub; default: main")
+        str | None, option("branch, tag or commit of a model on the Hub; default: main")
     ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="context of the run; default: the model's")
-    ] = None,
+    block_size: Annotated[int | None, option("context of the run; default: the model's")] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:

@@ -6,8 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console
@@ -19,6 +17,7 @@ from attnlm.cli.options import (
     JsonOption,
     QuietOption,
     budget_option,
+    option,
     setting_option,
     typed,
 )
@@ -33,43 +32,35 @@ def ladder(
     dataset: DatasetArgument = None,
     rungs: Annotated[
         str | None,
-        typer.Option(
-            help="models to compare, in this order, or variants such as "
+        option(
+            "models to compare, in this order, or variants such as "
             "transformer:positions=none or transformer:learning_rate=0.005; default: "
             "bigram,average,single-head,multi-head,transformer",
-            autocompletion=completion.several(*MODELS),
+            completion.several(*MODELS),
         ),
     ] = None,
     budget: Annotated[
         float | None, budget_option("time for all models together: 90s|5min|1h30m; default: 2m")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="updates of each model, in place of a budget")
-    ] = None,
+    steps: Annotated[int | None, option("updates of each model, in place of a budget")] = None,
     eval_every: Annotated[int | None, setting_option("eval_every")] = None,
     eval_tokens: Annotated[int | None, setting_option("eval_tokens")] = None,
     threads: Annotated[int | None, setting_option("threads")] = None,
     seed: Annotated[int | None, setting_option("seed")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="runs of each model, with as many seeds: the median is shown; default: 1"
-        ),
+        option("runs of each model, with as many seeds: the median is shown; default: 1"),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="text that each model continues")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="tokens that each model generates; default: 200")
-    ] = None,
+    prompt: Annotated[str | None, option("text that each model continues")] = None,
+    tokens: Annotated[int | None, option("tokens that each model generates; default: 200")] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            help="name of the ladder; default: ladder-001, ladder-002, …; "
-            "an existing one is resumed"
+        option(
+            "name of the ladder; default: ladder-001, ladder-002, …; an existing one is resumed"
         ),
     ] = None,
     resume: Annotated[
-        str | None,
-        typer.Option(help="name or path of a ladder to resume", autocompletion=completion.ladders),
+        str | None, option("name or path of a ladder to resume", completion.ladders)
     ] = None,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),

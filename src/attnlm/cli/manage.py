@@ -22,7 +22,7 @@ from attnlm.base.readable import age, duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console
 from attnlm.cli.help import in_words
-from attnlm.cli.options import CheckpointDir, DataDir, JsonOption
+from attnlm.cli.options import CheckpointDir, DataDir, JsonOption, switch
 
 if TYPE_CHECKING:
     from attnlm.runs.diff import Pairs
@@ -271,7 +271,7 @@ def rm(
             autocompletion=completion.removables,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="delete without asking")] = False,
+    yes: Annotated[bool, switch("delete without asking", "--yes", "-y")] = False,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
@@ -339,7 +339,7 @@ def _agreed(count: int) -> bool:
 
 
 def doctor(
-    offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
+    offline: Annotated[bool, switch("never use the network", "--offline")] = False,
     json: JsonOption = False,
 ) -> None:
     """Check this machine: devices, compiler, caches, network, speed."""

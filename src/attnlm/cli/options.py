@@ -36,6 +36,16 @@ def _checked(name: str) -> Callable[[str], str]:
     return check
 
 
+def option(help: str, complete: completion.Completer | None = None, **more: Any) -> Any:
+    """Return an option that is named after its parameter."""
+    return typer.Option(help=help, autocompletion=complete, **more)
+
+
+def switch(help: str, *names: str) -> Any:
+    """Return an option without a value, such as --json, which has no --no-json."""
+    return typer.Option(*names, help=help)
+
+
 def setting_option(
     name: str, help: str | None = None, callback: Callable[[str], str] | None = None
 ) -> Any:
@@ -44,9 +54,7 @@ def setting_option(
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
         completed = completion.several(*MAP_NAMES, "all")
-    return typer.Option(
-        help=help or help_with_default(name), autocompletion=completed, callback=callback
-    )
+    return option(help or help_with_default(name), completed, callback=callback)
 
 
 RunArgument = Annotated[
@@ -68,10 +76,10 @@ DatasetArgument = Annotated[
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="what the model reads")]
 Recipe = Annotated[
     str | None,
-    typer.Option(
-        help="take settings from a recipe by name, a TOML file or a run's config.json; "
+    option(
+        "take settings from a recipe by name, a TOML file or a run's config.json; "
         "options override them",
-        autocompletion=completion.recipes,
+        completion.recipes,
     ),
 ]
 StartFrom = Annotated[
@@ -82,22 +90,22 @@ StartFrom = Annotated[
         autocompletion=completion.runs,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and results only")]
-DataDir = Annotated[Path, typer.Option(help="folder of the data sets")]
-CheckpointDir = Annotated[Path, typer.Option(help="folder of the runs")]
+JsonOption = Annotated[bool, switch("print one JSON object on stdout", "--json")]
+QuietOption = Annotated[bool, switch("print warnings and results only", "--quiet", "-q")]
+DataDir = Annotated[Path, option("folder of the data sets")]
+CheckpointDir = Annotated[Path, option("folder of the runs")]
 Checkpoint = Annotated[
     str,
-    typer.Option(
-        help="which weights: auto|best|last; auto is best, or last while only step 0 was evaluated",
-        autocompletion=completion.choices("auto", "best", "last"),
+    option(
+        "which weights: auto|best|last; auto is best, or last while only step 0 was evaluated",
+        completion.choices("auto", "best", "last"),
     ),
 ]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="check all of the data, not samples of what is over 1 GiB")
+    bool, switch("check all of the data, not samples of what is over 1 GiB", "--verify")
 ]
 DeviceOption = Annotated[str, setting_option("device", help_of("device"), _checked("device"))]
-Ablate = Annotated[bool, typer.Option("--ablate", help="measure the loss with each head silenced")]
+Ablate = Annotated[bool, switch("measure the loss with each head silenced", "--ablate")]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
@@ -135,7 +143,7 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
 
 def budget_option(help: str) -> Any:
     """Return the option for a time, whose value is in seconds."""
-    return typer.Option(help=help, parser=seconds, metavar="<time>")
+    return option(help, parser=seconds, metavar="<time>")
 
 
 def seconds(text: str) -> float:

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
-
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
@@ -30,6 +28,7 @@ from attnlm.cli.options import (
     JsonOption,
     Recipe,
     StartFrom,
+    option,
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
@@ -72,28 +71,25 @@ def plan(
     dataset: DatasetArgument = None,
     *,
     vocab_size: Annotated[
-        int | None, typer.Option(help="size of the vocabulary, in place of a data set")
+        int | None, option("size of the vocabulary, in place of a data set")
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(
-            help="tokens to train on; default: 20 per parameter, or of adapters one pass over the "
+        option(
+            "tokens to train on; default: 20 per parameter, or of adapters one pass over the "
             "data set"
         ),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="steps to train for, in place of tokens")
-    ] = None,
+    steps: Annotated[int | None, option("steps to train for, in place of tokens")] = None,
     peak: Annotated[
         float | None,
-        typer.Option(
-            help="peak FLOP/s of each process' device, such as 989e12; "
+        option(
+            "peak FLOP/s of each process' device, such as 989e12; "
             "default: measure ten steps on this machine"
         ),
     ] = None,
     share: Annotated[
-        float | None,
-        typer.Option(help="share of the peak that training uses; default: 0.4"),
+        float | None, option("share of the peak that training uses; default: 0.4")
     ] = None,
     recipe: Recipe = None,
     start_from: StartFrom = None,

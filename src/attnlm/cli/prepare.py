@@ -11,7 +11,7 @@ import typer
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console
 from attnlm.cli.displays import PreparationDisplay, reference_losses
-from attnlm.cli.options import DataDir, JsonOption, QuietOption
+from attnlm.cli.options import DataDir, JsonOption, QuietOption, option, switch
 from attnlm.config.settings import resolve
 
 if TYPE_CHECKING:
@@ -31,38 +31,35 @@ def prepare(
     ] = None,
     tokenizer: Annotated[
         str,
-        typer.Option(
-            help="tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path "
+        option(
+            "tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path "
             "of a run or data set that has it",
-            autocompletion=completion.tokenizers,
+            completion.tokenizers,
         ),
     ] = "char",
     val_fraction: Annotated[
-        float, typer.Option(help="fraction of the text, at its end, to validate on")
+        float, option("fraction of the text, at its end, to validate on")
     ] = 0.1,
     val_file: Annotated[
-        str | None,
-        typer.Option(metavar="<path>", help="validate on this file, train on all of SOURCE"),
+        str | None, option("validate on this file, train on all of SOURCE", metavar="<path>")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="name of the data set; default: <source>-<tokenizer>")
+        str | None, option("name of the data set; default: <source>-<tokenizer>")
     ] = None,
     data_dir: DataDir = Path("data"),
-    encoding: Annotated[str, typer.Option(help="character encoding of the text")] = "utf-8",
+    encoding: Annotated[str, option("character encoding of the text")] = "utf-8",
     newlines: Annotated[
         str,
-        typer.Option(
-            help="keep line ends as they are, or make CR LF and CR into LF: keep|unix",
-            autocompletion=completion.choices("keep", "unix"),
+        option(
+            "keep line ends as they are, or make CR LF and CR into LF: keep|unix",
+            completion.choices("keep", "unix"),
         ),
     ] = "keep",
     column: Annotated[
-        str, typer.Option(help="column with the text, of .jsonl and .parquet files and hf: data")
+        str, option("column with the text, of .jsonl and .parquet files and hf: data")
     ] = "text",
-    offline: Annotated[bool, typer.Option("--offline", help="never use the network")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="replace another data set of the same name")
-    ] = False,
+    offline: Annotated[bool, switch("never use the network", "--offline")] = False,
+    force: Annotated[bool, switch("replace another data set of the same name", "--force")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:

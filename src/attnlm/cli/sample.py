@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for
@@ -26,6 +24,8 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     decoded,
+    option,
+    switch,
     typed,
 )
 from attnlm.generation.sampling_config import (
@@ -44,39 +44,33 @@ _TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution
 
 def sample(
     run: RunArgument = None,
-    tokens: Annotated[int, typer.Option(help="tokens to generate, excluding the prompt")] = 500,
+    tokens: Annotated[int, option("tokens to generate, excluding the prompt")] = 500,
     prompt: Annotated[
-        str | None,
-        typer.Option(help="text to continue; - reads stdin, less one newline at its end"),
+        str | None, option("text to continue; - reads stdin, less one newline at its end")
     ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="file with the text to continue")] = None,
-    temperature: Annotated[float, typer.Option(help=_TEMPERATURE)] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="sample from the K likeliest tokens")] = None,
+    prompt_file: Annotated[Path | None, option("file with the text to continue")] = None,
+    temperature: Annotated[float, option(_TEMPERATURE)] = 1.0,
+    top_k: Annotated[int | None, option("sample from the K likeliest tokens")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(help="sample from the likeliest tokens whose probabilities sum to P"),
+        float | None, option("sample from the likeliest tokens whose probabilities sum to P")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="random seed; default: drawn")] = None,
-    num_samples: Annotated[int, typer.Option(help="number of texts to generate")] = 1,
+    seed: Annotated[int | None, option("random seed; default: drawn")] = None,
+    num_samples: Annotated[int, option("number of texts to generate")] = 1,
     stop: Annotated[
-        list[str] | None,
-        typer.Option(help="end before this text, which is not printed; may be repeated"),
+        list[str] | None, option("end before this text, which is not printed; may be repeated")
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="go on after the end-of-text token")
+        bool, switch("go on after the end-of-text token", "--ignore-eos")
     ] = False,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     show_probs: Annotated[
-        bool,
-        typer.Option("--show-probs", help="show each token's probability and the likeliest others"),
+        bool, switch("show each token's probability and the likeliest others", "--show-probs")
     ] = False,
     interactive: Annotated[
         bool,
-        typer.Option(
-            "--interactive", "-i", help="continue each line that you type; /help lists commands"
-        ),
+        switch("continue each line that you type; /help lists commands", "--interactive", "-i"),
     ] = False,
     json: JsonOption = False,
 ) -> None:

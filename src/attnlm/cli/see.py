@@ -24,6 +24,8 @@ from attnlm.cli.options import (
     JsonOption,
     RunArgument,
     TextArgument,
+    option,
+    switch,
     typed,
 )
 
@@ -39,9 +41,8 @@ def _counted(windows: int) -> int:
 
 Windows = Annotated[
     int,
-    typer.Option(
-        help="how many windows to score heads on, spread over the validation split",
-        callback=_counted,
+    option(
+        "how many windows to score heads on, spread over the validation split", callback=_counted
     ),
 ]
 
@@ -123,11 +124,9 @@ def trace(
     text: TextArgument,
     run: RunArgument = None,
     as_code: Annotated[
-        bool, typer.Option("--as-code", help="print a plain PyTorch script that computes the same")
+        bool, switch("print a plain PyTorch script that computes the same", "--as-code")
     ] = False,
-    head: Annotated[
-        int | None, typer.Option(help="which head's numbers to print; default: 1")
-    ] = None,
+    head: Annotated[int | None, option("which head's numbers to print; default: 1")] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
@@ -163,10 +162,10 @@ def heads(
     windows: Windows = 64,
     text: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="text file to measure on; default: the validation split, or for an imported run "
+        option(
+            "text file to measure on; default: the validation split, or for an imported run "
             "random tokens",
+            metavar="FILE",
         ),
     ] = None,
     checkpoint: Checkpoint = "auto",
@@ -217,10 +216,10 @@ def report(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="text itself, not a file, that the model reads; default: the start of the "
+        option(
+            "text itself, not a file, that the model reads; default: the start of the "
             "validation split, or of an imported run its own first words",
+            metavar="TEXT",
         ),
     ] = None,
     windows: Windows = 16,

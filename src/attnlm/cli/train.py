@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import typer
-
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
@@ -29,6 +27,8 @@ from attnlm.cli.options import (
     Recipe,
     StartFrom,
     Verify,
+    option,
+    switch,
     with_settings,
 )
 from attnlm.compute.processes import is_launched, is_main
@@ -62,38 +62,33 @@ def train(
     *,
     recipe: Recipe = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the settings as a recipe, and exit")
+        bool, switch("print the settings as a recipe, and exit", "--print-config")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="name of the run; default: <model>-001, <model>-002, …")
+        str | None, option("name of the run; default: <model>-001, <model>-002, …")
     ] = None,
     exist_ok: Annotated[
-        bool,
-        typer.Option(
-            "--exist-ok", help="accept a finished run of that name with the same configuration"
-        ),
+        bool, switch("accept a finished run of that name with the same configuration", "--exist-ok")
     ] = False,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
     verify: Verify = False,
     resume: Annotated[
-        str | None,
-        typer.Option(help="name or path of a run to resume", autocompletion=completion.runs),
+        str | None, option("name or path of a run to resume", completion.runs)
     ] = None,
     start_from: StartFrom = None,
     checkpoint: Annotated[
         str,
-        typer.Option(
-            help="which weights of that run: auto|best|last",
-            autocompletion=completion.choices("auto", "best", "last"),
+        option(
+            "which weights of that run: auto|best|last", completion.choices("auto", "best", "last")
         ),
     ] = "auto",
     log: Annotated[
         str | None,
-        typer.Option(
-            help="other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
+        option(
+            "other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
             "or none; default: those that a resumed run had",
-            autocompletion=completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
+            completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
         ),
     ] = None,
     json: JsonOption = False,
