@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from attnlm.base.folders import flag
 from attnlm.base.readable import harmless
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FLAGS = {"start_from": "--from"}  # options not named after their setting
-_NARROWEST = 8  # characters: a column of texts is not cut below this width
-_BETWEEN = "  "
 
 
 def write(text: str) -> None:
@@ -30,6 +27,14 @@ def write(text: str) -> None:
 def result(text: str) -> None:
     """Write a line of the result to stdout."""
     write(f"{text}\n")
+
+
+def result_or_json(text: str, facts: Mapping[str, Any], json: bool) -> None:
+    """Write the result: the facts with --json, else a line of text."""
+    if json:
+        result_json(facts)
+    else:
+        result(text)
 
 
 def result_json(content: Mapping[str, Any]) -> None:
@@ -58,9 +63,9 @@ def say(text: str) -> None:
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
-    """Print aligned lines `label  value`, with coloured labels on a terminal."""
-    width = max(map(len, facts))
-    for label, value in facts.items():
+    """Print aligned lines `label  value`, with coloured labels; leave out empty values."""
+    width = max(len(label) for label, value in facts.items() if value)
+    for label, value in filter(all, facts.items()):
         say_styled(f"{label:<{width}}", "cyan", f"  {value}")
 
 
@@ -110,72 +115,49 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def result_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str]
+def print_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Sequence[str],
+    stream: TextIO | None = None,
 ) -> None:
-    """Print a table on stdout, with the columns named in `texts` left-aligned, others right.
+    """Print a table without its empty columns, on stdout by default.
 
-    On a terminal, long texts are cut to fit its width, then columns that do not fit are dropped
-    from the right. A pipe gets the whole table.
+    The columns named in `texts` are left-aligned, the others right-aligned. On a terminal, long
+    titles and texts wrap.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in fitted(header, rows, texts, width):
-        result(line)
-
-
-def say_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stderr, with the first column left-aligned and numbers right-aligned."""
-    if sys.stderr.isatty():
-        from rich.box import SIMPLE
-        from rich.console import Console
-        from rich.table import Table
-
-        drawn = Table(box=SIMPLE)
-        drawn.add_column(header[0], overflow="fold")  # it gets the width that the numbers leave
-        for title, *cells in list(zip(header, *rows, strict=True))[1:]:
-            widest = max(map(len, [*title.split(), *cells]))
-            drawn.add_column(title, justify="right", width=widest)
-        for row in rows:
-            drawn.add_row(*row)
-        Console(stderr=True, highlight=False).print(drawn)
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        print(*table_lines(header, rows, texts), sep="\n", file=stream, flush=True)
         return
-    for line in fitted(header, rows, header[:1], None):
-        say(line)
+    from rich.console import Console
+    from rich.table import Table
 
-
-def fitted(
-    header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str], width: int | None
-) -> Iterator[str]:
-    """Yield the lines of a table at most `width` characters wide; None sets no limit."""
-    table = [list(header), *([one_line(cell) for cell in row] for row in rows)]
-    filled = [i for i in range(len(header)) if any(row[i] for row in table[1:])]
-    widths = {i: max(len(row[i]) for row in table) for i in filled}
-    if width is not None:
-        _narrow(widths, [i for i in widths if header[i] in texts], width)
-    for row in table:
-        cells = (
-            f"{_cut(row[i], size):<{size}}" if header[i] in texts else f"{row[i]:>{size}}"
-            for i, size in widths.items()
-        )
-        yield _BETWEEN.join(cells).rstrip()
-
-
-def _narrow(widths: dict[int, int], texts: Sequence[int], width: int) -> None:
-    """Narrow the widest column of texts until the table fits, the first column last; then drop
-    columns from the right."""
-
-    def excess() -> int:
-        return sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - width
-
-    while excess() > 0:
-        wide = [i for i in texts if widths.get(i, 0) > _NARROWEST]
-        if wide:
-            widths[max(wide, key=lambda i: (i > 0, widths[i]))] -= 1
-        elif len(widths) > 1:
-            del widths[max(widths)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = _columns(header, rows)
+    for title, *cells in columns:
+        if title in texts:
+            table.add_column(title, overflow="fold")
         else:
-            return
+            widest = max(map(len, [*title.split(), *cells]))
+            table.add_column(title, justify="right", width=widest)
+    for _, *row in zip(*columns, strict=True):
+        table.add_row(*row)
+    Console(file=stream, highlight=False, markup=False).print(table)
 
 
-def _cut(text: str, size: int) -> str:
-    return text if len(text) <= size else f"{text[: size - 1]}…"
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[str]
+) -> Iterator[str]:
+    """Yield the lines of a table without its empty columns."""
+    aligned = [
+        [f"{cell:{'<' if column[0] in texts else '>'}{max(map(len, column))}}" for cell in column]
+        for column in _columns(header, rows)
+    ]
+    yield from ("  ".join(cells).rstrip() for cells in zip(*aligned, strict=True))
+
+
+def _columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return each column that is not empty, with its title first."""
+    columns = [[*map(one_line, column)] for column in zip(header, *rows, strict=True)]
+    return [column for column in columns if any(column[1:])]

@@ -46,23 +46,17 @@ def evaluate(
         f"{evaluation.tokens:,} tokens predicted"
     )
     console.say(f"baselines: {reference_losses(opened.vocab_size, bigram, floor)}")
-    if json:
-        console.result_json(
-            {
-                "val_loss": evaluation.loss,
-                "bits_per_byte": evaluation.bits_per_byte,
-                "perplexity": evaluation.perplexity,
-                "tokens": evaluation.tokens,
-                "bigram_loss": bigram,
-                "floor": floor,
-                "checkpoint": chosen.which,
-                "step": chosen.step,
-            }
-        )
-    else:
-        perplexity = evaluation.perplexity
-        shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
-        console.result(
-            f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte, "
-            f"perplexity {shown}"
-        )
+    facts = {
+        "val_loss": evaluation.loss,
+        "bits_per_byte": evaluation.bits_per_byte,
+        "perplexity": evaluation.perplexity,
+        "tokens": evaluation.tokens,
+        "bigram_loss": bigram,
+        "floor": floor,
+        "checkpoint": chosen.which,
+        "step": chosen.step,
+    }
+    perplexity = evaluation.perplexity
+    shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
+    words = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
+    console.result_or_json(f"{words}, perplexity {shown}", facts, json)

@@ -10,7 +10,7 @@ import typer
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.cli import completion, console
-from attnlm.cli.displays import PreparationDisplay
+from attnlm.cli.displays import Display
 from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, option, switch
 from attnlm.runs.forms import FORMATS, check_format
 
@@ -78,19 +78,15 @@ def export(
         type=type,
         force=force,
         checkpoint=checkpoint,
-        on_event=PreparationDisplay(),
+        on_event=Display(),
     )
     parameters = sum(run.parameters for run in opened)
     chosen = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
     console.say(f"{chosen}: {exported.form}, {parameters:,} parameters")
-    if json:
-        console.result_json(
-            {
-                "path": str(exported.path),
-                {"hf": "class", "gguf": "architecture", "html": "page"}[to]: exported.form,
-                "checkpoint": exported.checkpoint,
-                "parameters": parameters,
-            }
-        )
-    else:
-        console.result(str(exported.path))
+    facts = {
+        "path": str(exported.path),
+        {"hf": "class", "gguf": "architecture", "html": "page"}[to]: exported.form,
+        "checkpoint": exported.checkpoint,
+        "parameters": parameters,
+    }
+    console.result_or_json(str(exported.path), facts, json)

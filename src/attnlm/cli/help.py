@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -11,13 +10,11 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand, TyperOption
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Setting, Settings, fields_of, number
+from attnlm.base.settings import Setting, Settings, fields_of
 from attnlm.config.settings import help_of, resolve
 from attnlm.model.architecture import MODELS, Architecture
 
 _USUAL_MODEL = str(fields_of(Architecture)["model"].default)
-_WHOLE = int, "a whole number"
-_NUMBERS = {"int": _WHOLE, "integer": _WHOLE, "float": (float, "a number")}
 _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
@@ -29,9 +26,6 @@ class Command(TyperCommand):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for parameter in self.params:
-            if kind := _NUMBERS.get(parameter.type.name):
-                parameter.type = _typed(*kind, parameter.type)
         if any(parameter.name == "run" for parameter in self.params):
             self.params.append(TyperOption(param_decls=["--run", "run_option"], hidden=True))
 
@@ -63,20 +57,6 @@ class Command(TyperCommand):
         for group in filter(rows.get, rows):
             with formatter.section(group):
                 formatter.write_dl(rows[group])
-
-
-def _typed(kind: type[int] | type[float], words: str, parameter_type: Any) -> Any:
-    """Return a copy of a parameter's type that takes numbers as `number` does."""
-
-    def convert(value: Any, parameter: Any, context: Any) -> Any:
-        try:
-            return number(kind, str(value))
-        except ValueError:
-            typed.fail(f"{value!r} is not {words}", parameter, context)
-
-    typed = copy.copy(parameter_type)
-    typed.convert = convert
-    return typed
 
 
 def help_with_default(name: str) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console
-from attnlm.cli.displays import PreparationDisplay
+from attnlm.cli.displays import Display
 from attnlm.cli.options import CheckpointDir, JsonOption, option
 from attnlm.runs.hugging_face.hub import check_source
 
@@ -41,7 +41,7 @@ def import_(
 
     from attnlm.runs.hugging_face.import_run import import_run
 
-    with contextlib.closing(PreparationDisplay()) as display:
+    with contextlib.closing(Display()) as display:
         run = import_run(
             source,
             base=base,
@@ -57,8 +57,6 @@ def import_(
         f"heads {a.heads}, embed_dim {a.embed_dim}, block_size {a.block_size:,}; "
         f"{run.vocab_size:,} ids ({run.tokenizer.name})"
     )
-    if json:
-        console.result_json({"path": str(run.path), "model": a.model, "parameters": run.parameters})
-    else:
-        console.result(str(run.path))
+    facts = {"path": str(run.path), "model": a.model, "parameters": run.parameters}
+    console.result_or_json(str(run.path), facts, json)
     console.say_next(command_for("attnlm sample", run.path))

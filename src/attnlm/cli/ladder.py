@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console
-from attnlm.cli.displays import TrainingDisplay, reference_losses
+from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import (
     CheckpointDir,
     DataDir,
@@ -80,7 +81,7 @@ def ladder(
     from attnlm.see.ladder import write_ladder
 
     started: list[Path] = []
-    with contextlib.closing(TrainingDisplay(quiet)) as display:
+    with contextlib.closing(Display(quiet)) as display:
 
         def listen(event: object) -> None:
             if isinstance(event, LadderStarted):
@@ -117,10 +118,7 @@ def ladder(
     if not json:
         _say_texts(climbed)
     _say_table(climbed)
-    if json:
-        console.result_json(_facts(climbed) | {"page": str(page)})
-    else:
-        console.result(str(page))
+    console.result_or_json(str(page), _facts(climbed) | {"page": str(page)}, json)
 
 
 def _say_texts(climbed: Ladder) -> None:
@@ -131,7 +129,7 @@ def _say_texts(climbed: Ladder) -> None:
 
 
 def _say_table(climbed: Ladder) -> None:
-    console.say_table(*climbed.table())
+    console.print_table(*climbed.table(), ("rung",), sys.stderr)
     about = climbed.rungs[0].run
     bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
     baselines = f"baselines: {reference_losses(about.vocab_size, bigram, floor)}"

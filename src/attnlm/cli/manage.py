@@ -134,7 +134,7 @@ def _show_recipes(entries: Sequence[attnlm.RecipeEntry]) -> None:
         )
         for entry in entries
     ]
-    console.result_table(header, rows, ("recipe", "purpose"))
+    console.print_table(header, rows, ("recipe", "purpose"))
     console.say(
         "median losses on Tiny Shakespeare, times on two cores of a server CPU, where measured; "
         "R1 to R5 are the reference systems of docs/train.md"
@@ -155,7 +155,7 @@ def _show_entries(
     texts: Sequence[str],
     entries: Sequence[attnlm.RunEntry | attnlm.DatasetEntry],
 ) -> None:
-    console.result_table(header, rows, texts)
+    console.print_table(header, rows, texts)
     if any(entry.is_latest for entry in entries):
         console.say(f"* what commands take when no {header[0]} is named")
     for entry in entries:
@@ -242,7 +242,7 @@ def _show_pairs(title: str, names: tuple[str, str], pairs: Pairs) -> None:
         console.result(f"{title}: the same")
         return
     rows = [(name, *(_shown(name, value) for value in pair)) for name, pair in pairs.items()]
-    console.result_table((title, *names), rows, (title,))
+    console.print_table((title, *names), rows, (title,))
 
 
 def _shown(name: str, value: Any) -> str:

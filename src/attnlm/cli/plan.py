@@ -15,7 +15,7 @@ from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
 from attnlm.cli import console
 from attnlm.cli.displays import (
-    PreparationDisplay,
+    Display,
     adapters_in_words,
     division_in_words,
     parts_in_words,
@@ -125,7 +125,7 @@ def plan(
         share=share,
         start_from=parent,
         data_dir=data_dir,
-        on_event=PreparationDisplay(),
+        on_event=Display(),
         **given,
     )
     if not is_main():
@@ -146,7 +146,7 @@ def _find(dataset: str | None, data_dir: Path) -> None:
 
 
 def _in_words(planned: Plan) -> Iterator[str]:
-    facts = _facts(planned)
+    facts = {label: value for label, value in _facts(planned).items() if value}
     width = max(map(len, facts))
     yield from (f"{label:<{width}}  {value}" for label, value in facts.items())
     yield ""
@@ -154,11 +154,11 @@ def _in_words(planned: Plan) -> Iterator[str]:
     parts = [(name, byte_size(size)) for name, size in asdict(memory).items() if size]
     title = "memory of each process" if planned.config.training.processes > 1 else "memory"
     rows = [*parts, ("total", byte_size(memory.total))]
-    yield from console.fitted((title, ""), rows, (title,), None)
+    yield from console.table_lines((title, ""), rows, (title,))
     yield ""
     header = ("growth", "parameters", "FLOP/token", "memory", "tokens/s", "tokens", "time")
     grown = [(name, *_row(row)) for name, row in [("as given", planned), *planned.grown()]]
-    yield from console.fitted(header, grown, ("growth",), None)
+    yield from console.table_lines(header, grown, ("growth",))
 
 
 def _facts(planned: Plan) -> dict[str, str]:
@@ -171,7 +171,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         "model": f"{model.model}, {planned.parameters:,} parameters, "
         f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
         f"{planned.vocab_size:,} ids",
-        **adapters_in_words(planned.config),
+        "adapters": adapters_in_words(planned.config),
         "batch": f"{training.batch_size:,} × {model.block_size:,} = "
         f"{planned.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",

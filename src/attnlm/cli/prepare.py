@@ -10,12 +10,17 @@ import typer
 
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console
-from attnlm.cli.displays import PreparationDisplay, reference_losses
+from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import DataDir, JsonOption, QuietOption, option, switch
 from attnlm.config.settings import resolve
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset
+
+_FACTS = (
+    *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
+    *("bigram_loss", "floor"),
+)
 
 
 def prepare(
@@ -66,8 +71,7 @@ def prepare(
     """Get a text, choose a tokenizer, encode the text."""
     from attnlm.data.prepare import prepare as run_prepare
 
-    display = PreparationDisplay(quiet)
-    with contextlib.closing(display):
+    with contextlib.closing(Display(quiet)) as display:
         dataset = run_prepare(
             source or None,
             tokenizer=tokenizer,
@@ -84,21 +88,8 @@ def prepare(
         )
     if not quiet:
         _say(dataset)
-    if json:
-        console.result_json(
-            {
-                "dataset": str(dataset.path),
-                "characters": dataset.characters,
-                "documents": dataset.documents,
-                "vocab_size": dataset.vocab_size,
-                "train_tokens": dataset.train_tokens,
-                "val_tokens": dataset.val_tokens,
-                "bigram_loss": dataset.bigram_loss,
-                "floor": dataset.floor,
-            }
-        )
-    else:
-        console.result(str(dataset.path))
+    facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
+    console.result_or_json(str(dataset.path), facts, json)
 
 
 def _say(dataset: Dataset) -> None:
@@ -113,7 +104,6 @@ def _say(dataset: Dataset) -> None:
             "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
         }
     )
-    flags = []
-    if dataset.largest_block_size < resolve({}).model.block_size:
-        flags = ["--block-size", str(dataset.largest_block_size)]
+    is_small = dataset.largest_block_size < resolve({}).model.block_size
+    flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
     console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))

@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for
-from attnlm.base.readable import duration
+from attnlm.base.readable import duration, harmless
 from attnlm.base.settings import number
 from attnlm.cli import console
-from attnlm.cli.displays import ChoiceDisplay
 from attnlm.cli.options import (
     Checkpoint,
     CheckpointDir,
@@ -36,9 +36,10 @@ from attnlm.generation.sampling_config import (
 )
 
 if TYPE_CHECKING:
-    from attnlm.generation.sampling import Sampler
+    from attnlm.generation.sampling import Choice, Sampler
 
 
+_MOST_LISTED = 10  # least likely tokens
 _TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution; 0 is greedy"
 
 
@@ -185,12 +186,44 @@ def _choices(
         choices = list(sampler.choices(ids, config))
         text = prompt + "".join(choice.text for choice in choices)
         return [text], {"choices": [choice.facts() for choice in choices]}
-    display = ChoiceDisplay()
-    display.begin(prompt)
-    for choice in sampler.choices(ids, config):
-        display(choice)
-    display.end()
+    if console.has_colour():
+        _print_tinted(prompt, sampler.choices(ids, config))
+    else:
+        for choice in sampler.choices(ids, config):
+            console.result(_in_words(choice))
     return [], {}
+
+
+def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
+    """Print the text with tokens tinted by probability, then the least likely tokens."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from attnlm.see.text import tint
+
+    console.write(prompt)
+    least: list[Choice] = []
+    for choice in choices:
+        # Print line ends without colour: the tint would fill the rest of the line.
+        for piece in choice.text.splitlines(keepends=True):
+            line = piece.rstrip("\r\n")
+            Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
+                Text.assemble((harmless(line), tint(choice.probability))),
+                end="\n" if piece.endswith("\n") else "",
+            )
+        sys.stdout.flush()
+        least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]
+    console.write("\n\nleast likely tokens, each with the likeliest others\n")
+    for choice in least:
+        console.result(_in_words(choice))
+
+
+def _in_words(choice: Choice) -> str:
+    """Return one line: token, probability, runners-up."""
+    from attnlm.see.text import visible
+
+    others = "  ".join(f"{visible(token)} {p:.4f}" for token, p in choice.runners_up)
+    return f"{visible(choice.token)}\t{choice.probability:.4f}\t{others}"
 
 
 # --- --interactive --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
 from attnlm.cli import console
-from attnlm.cli.displays import PreparationDisplay
+from attnlm.cli.displays import Display
 from attnlm.cli.options import (
     Ablate,
     Checkpoint,
@@ -66,7 +66,7 @@ def attend(
     from attnlm.see import attend as see
 
     chosen = opened.checkpoint(checkpoint)
-    attention = see.attend(opened, text, checkpoint=chosen.which, on_event=PreparationDisplay())
+    attention = see.attend(opened, text, checkpoint=chosen.which, on_event=Display())
     layers, heads, length, _ = attention.weights.shape
     console.say(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
@@ -185,7 +185,7 @@ def heads(
     from attnlm.see import heads as see
 
     chosen = opened.checkpoint(checkpoint)
-    with contextlib.closing(PreparationDisplay()) as display:
+    with contextlib.closing(Display()) as display:
         report = see.study_heads(
             opened,
             windows=windows,
@@ -198,10 +198,7 @@ def heads(
         )
     loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
     console.say(f"{report.run}, {chosen}, measured over {report.measured_on}{loss}")
-    if json:
-        console.result_json(report.facts())
-    else:
-        console.result("\n".join(see.in_words(report)))
+    console.result_or_json("\n".join(see.in_words(report)), report.facts(), json)
 
 
 def report(
@@ -238,7 +235,7 @@ def report(
         console.say(f"the model reads {text!r} itself, not that file: report --text takes a text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
-    with contextlib.closing(PreparationDisplay()) as display:
+    with contextlib.closing(Display()) as display:
         display(Progress("loading", 0, None, "step"))
         from attnlm.see.report import STAGES
         from attnlm.see.report import report as gather
@@ -269,7 +266,4 @@ def report(
         )
         if gathered.data_gone and opened.config.model.maps_per_layer:
             console.say(f"heads are not measured on validation text: {gathered.data_gone}")
-    if json:
-        console.result_json(gathered.facts() | {"output": str(page)})
-    else:
-        console.result(str(page))
+    console.result_or_json(str(page), gathered.facts() | {"output": str(page)}, json)

@@ -16,7 +16,7 @@ from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
 from attnlm.cli import completion, console
-from attnlm.cli.displays import TrainingDisplay, reference_losses
+from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.help import Command
 from attnlm.cli.options import (
     CheckpointDir,
@@ -126,7 +126,7 @@ def train(
         run_processes(count, sys.argv[1:])
         return
 
-    with contextlib.closing(TrainingDisplay(quiet, tools or ())) as display:
+    with contextlib.closing(Display(quiet, tools or ())) as display:
         try:
             run = attnlm.train(
                 data,
@@ -146,9 +146,9 @@ def train(
         except KeyboardInterrupt:
             display.close()
             if display.run is not None and display.run.last.exists():
+                step = display.run.checkpoint("last").step
                 console.say(
-                    f"stopped; the last complete step{_saved_step(display.run)} is saved in "
-                    f"{display.run.path}"
+                    f"stopped; the last complete step, {step:,}, is saved in {display.run.path}"
                 )
                 console.say_next(command_for("attnlm train --resume", display.run.path))
             elif is_main():
@@ -167,8 +167,6 @@ def train(
 
 
 _BEST = "a transformer, as large as the text and two minutes allow"
-
-
 _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 
 
@@ -191,13 +189,6 @@ def _tools(log: str) -> list[str]:
     tools = [] if log == "none" else [name.strip() for name in log.split(",")]
     check_tools(tools)
     return tools
-
-
-def _saved_step(run: attnlm.Run) -> str:
-    """Return the last step as `, 1,200,`, or "" if it can't be read."""
-    with contextlib.suppress(AttnlmError):
-        return f", {run.checkpoint('last').step:,},"
-    return ""
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
@@ -224,23 +215,19 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         }
     )
     console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
-    if not json:
-        console.result(str(run.path))
-        return
     names = ("val_loss", "bits_per_byte", "evaluated_tokens", "seconds", "tokens_per_second")
-    console.result_json(
-        {
-            "run": str(run.path),
-            "model": run.config.model.model,
-            "parent": run.parent,
-            "parameters": run.parameters,
-            "steps": last["step"],
-            "best_val_loss": best["val_loss"],
-            **{name: last.get(name) for name in names},
-            "whole": whole,
-            "estimated_memory": memory,
-        }
-    )
+    facts = {
+        "run": str(run.path),
+        "model": run.config.model.model,
+        "parent": run.parent,
+        "parameters": run.parameters,
+        "steps": last["step"],
+        "best_val_loss": best["val_loss"],
+        **{name: last.get(name) for name in names},
+        "whole": whole,
+        "estimated_memory": memory,
+    }
+    console.result_or_json(str(run.path), facts, json)
 
 
 def _in_words(record: Mapping[str, Any]) -> str:
