@@ -153,15 +153,13 @@ def _facts(climbed: Ladder) -> dict[str, object]:
                 "run": str(rung.run.path),
                 "val_loss": rung.best["val_loss"],
                 "val_losses": rung.losses,
-                "gain": gain,
-                "beyond_seeds": is_beyond,
+                "gain": gain and gain.nats,
+                "beyond_seeds": gain and gain.beyond_seeds,
                 "bits_per_byte": rung.best["bits_per_byte"],
                 "parameters": rung.run.parameters,
                 "seconds": rung.last["seconds"],
                 "text": climbed.plan.prompt + rung.text,
             }
-            for rung, gain, is_beyond in zip(
-                climbed.rungs, climbed.gains, climbed.beyond_seeds, strict=True
-            )
+            for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)
         ],
     }

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attnlm
 from attnlm.base import files
@@ -66,19 +66,14 @@ _IDEAS = {
         "more parameters take more steps to learn",
     ),
 }
+_SHAPES = {
+    "gpt2": "GPT-2: layer norm, learned positions, GELU, tied embeddings",
+    "llama": "Llama: RMS norm, rotary positions, SwiGLU",
+    "qwen3": "Qwen3: Llama's parts, with normalised queries and keys",
+}
 _IDEAS |= {
-    "gpt2": (
-        "A transformer in the shape of GPT-2: layer norm, learned positions, GELU, tied embeddings",
-        *_IDEAS["transformer"][1:],
-    ),
-    "llama": (
-        "A transformer in the shape of Llama: RMS norm, rotary positions, SwiGLU",
-        *_IDEAS["transformer"][1:],
-    ),
-    "qwen3": (
-        "A transformer in the shape of Qwen3: Llama's parts, with normalised queries and keys",
-        *_IDEAS["transformer"][1:],
-    ),
+    model: (f"A transformer in the shape of {shape}", *_IDEAS["transformer"][1:])
+    for model, shape in _SHAPES.items()
 }
 _NOTICEABLE = 0.01  # nats per token
 _MOST_TO_TRY = 2_000_000  # parameters of all rungs, for a page of about 10 MB
@@ -119,6 +114,16 @@ class Rung:
         return verdict(self.records, self.run.dataset)
 
 
+class Gain(NamedTuple):
+    """The comparison of a rung with the best rung before it."""
+
+    rival: Rung
+    nats: float
+    """the lowest earlier loss minus the rung's loss"""
+    beyond_seeds: bool | None
+    """True if the losses of the two rungs' seeds do not overlap; None with one seed"""
+
+
 @dataclass(frozen=True)
 class Ladder:
     """The trained rungs of a ladder; its folder `path` is next to the folders of the runs."""
@@ -142,30 +147,16 @@ class Ladder:
         return {m: f"…{m.removeprefix(shared)}" if m.startswith(shared) else m for m in models}
 
     @property
-    def rivals(self) -> list[Rung | None]:
-        """The best earlier rung for each rung; None for the first."""
-        rivals: list[Rung | None] = [None]
-        for rung in self.rungs[:-1]:
-            best = rivals[-1]
-            rivals.append(rung if best is None or rung.loss < best.loss else best)
-        return rivals
-
-    @property
-    def gains(self) -> list[float | None]:
-        """The lowest earlier loss minus the rung's loss, for each rung; None for the first."""
-        pairs = zip(self.rungs, self.rivals, strict=True)
-        return [None if rival is None else rival.loss - rung.loss for rung, rival in pairs]
-
-    @property
-    def beyond_seeds(self) -> list[bool | None]:
-        """For each gain, True if the losses of the two rungs' seeds do not overlap; None for the
-        first rung, and with one seed."""
-        return [
-            None
-            if rival is None or self.plan.seeds == 1
-            else max(rung.losses) < min(rival.losses) or max(rival.losses) < min(rung.losses)
-            for rung, rival in zip(self.rungs, self.rivals, strict=True)
-        ]
+    def gains(self) -> list[Gain | None]:
+        """The gain of each rung; None for the first."""
+        gains: list[Gain | None] = [None]
+        best = self.rungs[0]
+        for rung in self.rungs[1:]:
+            low, high = sorted((rung.losses, best.losses))  # each ascending
+            is_beyond = max(low) < min(high) if self.plan.seeds > 1 else None
+            gains.append(Gain(best, best.loss - rung.loss, is_beyond))
+            best = min(best, rung, key=lambda one: one.loss)
+        return gains
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the column names, and a row for each rung."""
@@ -176,7 +167,7 @@ class Ladder:
                 self.labels[rung.model],
                 f"{rung.best['val_loss']:.4f}",
                 *(f"{min(rung.losses):.4f}–{max(rung.losses):.4f}" for _ in seeds),
-                "–" if gain is None else f"{gain:+z.4f}",
+                "–" if gain is None else f"{gain.nats:+z.4f}",
                 f"{rung.best['bits_per_byte']:.3f}",
                 f"{rung.run.parameters:,}",
                 f"{rung.last['seconds']:.1f}",
@@ -199,20 +190,26 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         for model, t in training.items()
         if not {"optimizer", "learning_rate"} & variant(model).keys()
     }
-    if differ := _differing(tuned):
-        yield f"optimizer and learning rate are the defaults of each rung: {differ}"
-    widths = {m: f"{c.model.embed_dim}" for m, c in configs.items() if c.model.embed_dim}
-    if differ := _differing(widths):
-        yield f"embeddings are not equally wide: {differ}"
-    batches = {m: f"{c.training.batch_size} × {c.model.block_size}" for m, c in configs.items()}
-    if differ := _differing(batches):
-        yield f"steps are not equally large, in tokens: {differ}"
-    machines = {
-        m: f"{t.device} {t.dtype}, {t.threads} thread{'s' if t.threads != 1 else ''}"
-        for m, t in training.items()
+    compared = {
+        "optimizer and learning rate are the defaults of each rung": tuned,
+        "embeddings are not equally wide": {
+            model: f"{c.model.embed_dim}" for model, c in configs.items() if c.model.embed_dim
+        },
+        "steps are not equally large, in tokens": {
+            model: f"{c.training.batch_size} × {c.model.block_size}" for model, c in configs.items()
+        },
+        "seconds are only partly comparable: the rungs ran on different settings": {
+            model: f"{t.device} {t.dtype}, {t.threads} thread{'s' if t.threads != 1 else ''}"
+            for model, t in training.items()
+        },
     }
-    if differ := _differing(machines):
-        yield f"seconds are only partly comparable: the rungs ran on different settings: {differ}"
+    for difference, facts in compared.items():
+        models_by_fact: dict[str, list[str]] = {}
+        for model, fact in facts.items():
+            models_by_fact.setdefault(fact, []).append(model)
+        if len(models_by_fact) > 1:
+            groups = (f"{', '.join(models)} {fact}" for fact, models in models_by_fact.items())
+            yield f"{difference}: {'; '.join(groups)}"
     for rung in ladder.rungs:
         step, best = rung.last["step"], rung.best["step"]
         if step != ladder.plan.steps:
@@ -224,39 +221,27 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         yield f"too few steps to compare final losses: still falling for {', '.join(falling)}"
 
 
-def _differing(facts: Mapping[str, str]) -> str:
-    """Return the rungs by fact, in words; "" if all have the same fact."""
-    if len(set(facts.values())) < 2:
-        return ""
-    by_fact: dict[str, list[str]] = {}
-    for model, fact in facts.items():
-        by_fact.setdefault(fact, []).append(model)
-    return "; ".join(f"{', '.join(models)} {fact}" for fact, models in by_fact.items())
-
-
 def explained(ladder: Ladder) -> list[tuple[str, str]]:
     """Return each rung's name and sentences: what it adds, its gain over the best so far, and why.
 
     For a variant of a model, the sentences say what was changed, and give the gain without a why.
     """
     sentences = []
-    compared = zip(ladder.rungs, ladder.rivals, ladder.gains, ladder.beyond_seeds, strict=True)
-    for rung, rival, gain, is_beyond in compared:
+    for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
         idea, why, why_not = _idea(rung)
-        if rival is None or gain is None:
+        if gain is None:
             said = "The others are compared with it"
-        elif is_beyond is False:
+        elif gain.beyond_seeds is False:
             said = (
-                f"Not clearly different from {rival.model}: the losses of their seeds overlap "
-                f"(medians {abs(gain):.3f} apart)"
+                f"Not clearly different from {gain.rival.model}: the losses of their seeds overlap "
+                f"(medians {abs(gain.nats):.3f} apart)"
             )
-        elif abs(gain) <= _NOTICEABLE:
-            said = f"As good as {rival.model} after these steps"
+        elif abs(gain.nats) <= _NOTICEABLE:
+            said = f"As good as {gain.rival.model} after these steps"
         else:
-            beyond = ", more than the seeds differ" if is_beyond else ""
-            better = f"better than {rival.model}{beyond}{why}"
-            worse = f"worse than {rival.model}{beyond}{why_not}"
-            said = f"{abs(gain):.3f} nats per token {better if gain > 0 else worse}"
+            other = gain.rival.model + (", more than the seeds differ" if gain.beyond_seeds else "")
+            words = f"better than {other}{why}" if gain.nats > 0 else f"worse than {other}{why_not}"
+            said = f"{abs(gain.nats):.3f} nats per token {words}"
         sentences.append((rung.model, f"{idea}. {said}."))
     return sentences
 
