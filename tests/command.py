@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +59,6 @@ def attnlm(
     cwd: Path,
     code: int = 0,
     stdin: str = "",
-    stdout: io.TextIOWrapper | None = None,
     **variables: str,
 ) -> Done:
     """Runs a command in the folder `cwd`, with these environment variables.
@@ -65,7 +66,7 @@ def attnlm(
     Its exit code must be `code`, and it must never show a traceback.
     """
     with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
-        done = here([str(argument) for argument in arguments], stdin.encode(), stdout)
+        done = here([str(argument) for argument in arguments], stdin.encode())
     assert done.code == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -80,23 +81,51 @@ def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> No
     assert hint.startswith("hint: ") and hints in hint, hint
 
 
-def here(
-    arguments: Sequence[str], stdin: bytes = b"", stdout: io.TextIOWrapper | None = None
-) -> Done:
+def on_a_terminal(
+    *arguments: str, cwd: Path, streams: Sequence[str] = ("stdout",), answer: str = "", **env: str
+) -> str:
+    """What a command shows on a terminal, to which these streams lead, if somebody types there."""
+    ours, theirs = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := os.read(ours, 2**16):
+                shown.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    os.write(ours, answer.encode())
+    variables = {"TERM": "xterm-256color", "COLUMNS": "80", **env}
+    with contextlib.ExitStack() as stack:
+        terminal = {
+            name: stack.enter_context(os.fdopen(os.dup(theirs), "r" if name == "stdin" else "w"))
+            for name in streams
+        }
+        os.close(theirs)
+        with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
+            done = here(arguments, **terminal)
+    reader.join()
+    os.close(ours)
+    assert done.code == 0, done.stderr
+    return b"".join(shown).decode()
+
+
+def here(arguments: Sequence[str], stdin: bytes = b"", **streams: Any) -> Done:
     """Runs a command in this process, by what the program itself calls.
 
-    What goes to a `stdout` that is given is not in what is returned.
+    What goes to `streams` that are given is not in what is returned.
     """
-    written, stderr = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
     replaced: dict[str, Any] = {
         "argv": ["attnlm", *arguments],
         "stdin": io.TextIOWrapper(io.BytesIO(stdin)),
-        "stdout": stdout or written,
+        "stdout": stdout,
         "stderr": stderr,
     }
-    with mock.patch.multiple(sys, **replaced):
+    with mock.patch.multiple(sys, **replaced | streams):
         code = exits.run(run_command)
-    return Done(code, _written(written), _written(stderr))
+    return Done(code, _written(stdout), _written(stderr))
 
 
 def _written(stream: io.TextIOWrapper) -> str:

@@ -61,7 +61,7 @@ def test_what_a_model_says_is_one_dimmed_line_of_the_terminals_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = terminal(monkeypatch)
-    display = displays.TrainingDisplay()
+    display = displays.Display()
     display._bar = begun(9)
     display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
     display(evaluated(9, "word " * 20, is_last=True))
@@ -85,9 +85,9 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = terminal(monkeypatch)
-    display = displays.TrainingDisplay()
+    display = displays.Display()
     display._bar = begun(999)
-    monkeypatch.setattr(displays, "_SECONDS_BETWEEN_LINES", 1e6)
+    monkeypatch.setattr(displays, "_SECONDS_BETWEEN_SAMPLES", 1e6)
     for step in range(1000):
         display(evaluated(step, "said", is_last=step == 999))
     display.close()
@@ -96,7 +96,7 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    displays.TrainingDisplay(quiet)(evaluated(0, "the words"))
+    displays.Display(quiet)(evaluated(0, "the words"))
     shown = capsys.readouterr()
     assert shown.out == "" and "the words" not in shown.err
     assert ("validation 2.5000*" in shown.err) == (not quiet)
@@ -105,7 +105,7 @@ def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[st
 def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
-    display = displays.TrainingDisplay()
+    display = displays.Display()
     display._bar = begun(2600)
     display(evaluated(0, "said"))
     display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
@@ -115,30 +115,6 @@ def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.Monk
         re.findall(rf"{step}/2600 \[\d\d:\d\d<([\d:]+), ", shown.getvalue()) for step in (20, 21)
     )
     assert (first, second) == (["14:12"], ["2:03:04"])
-
-
-@pytest.mark.parametrize(
-    ("seconds_left", "quiet", "says"),
-    [
-        (59.0, False, ""),
-        (852.0, False, "step     20  about 14 min left\n"),
-        (61.0, False, "step     20  about 61 s left\n"),
-        (9000.0, False, "step     20  about 2.5 h left\n"),
-        (852.0, True, ""),
-    ],
-)
-def test_elsewhere_the_time_left_is_told_once(
-    seconds_left: float,
-    quiet: bool,
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(displays, "_SECONDS_OF_STEPS", 0.0)
-    display = displays.TrainingDisplay(quiet)
-    for step in (19, 20, 21, 22):
-        display(Stepped(step, 2.5, tokens_per_second=5000.0, seconds_left=seconds_left))
-    assert capsys.readouterr().err == says
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
@@ -161,7 +137,7 @@ def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    display = displays.PreparationDisplay()
+    display = displays.Display()
     for now, task, total in [  # noqa: B007
         *((0.0, "read", None), (9.9, "read", None), (10.1, "read", None), (19.0, "read", None)),
         *((25.0, "encode", 4000), (34.0, "encode", 4000), (36.0, "encode", 4000)),
@@ -187,10 +163,8 @@ def test_settings_are_named_as_they_are_typed(
 ) -> None:
     assert console.with_flags(library) == shown
     console.fail(library, library)
-    displays.PreparationDisplay()(Note(library))
-    displays.TrainingDisplay()(Note(library))
-    told = capsys.readouterr().err
-    assert told == f"error: {shown}\nhint: {shown}\n{shown}\n{shown}\n"
+    displays.Display()(Note(library))
+    assert capsys.readouterr().err == f"error: {shown}\nhint: {shown}\n{shown}\n"
 
 
 def test_a_model_is_told_by_its_sizes_and_by_what_was_changed_in_it() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,11 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.readable import age
 from attnlm.base.workspaces import trained_alone
-from attnlm.cli.console import fitted
+from attnlm.cli.console import table_lines
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import Plan
-from tests.command import ATTNLM, alone, fails
 from tests.command import attnlm as command
+from tests.command import fails, on_a_terminal
 from tests.models import FRUITS
 
 SMALL: dict[str, Any] = {
@@ -189,34 +186,15 @@ def test_two_runs_are_compared(project: Path) -> None:
 def test_a_run_is_removed_after_a_question_only(project: Path) -> None:
     runs = project / "checkpoints"
     fails("rm", "second", cwd=project, code=2, says="no terminal", hints="--yes")
-    assert answered(project, "rm", "second", answer="\n").endswith("nothing was removed")
+    asked: dict[str, Any] = {"cwd": project, "streams": ("stdin", "stdout", "stderr")}
+    assert "nothing was removed" in on_a_terminal("rm", "second", answer="\n", **asked)
     assert (runs / "second").is_dir()
-    told = answered(project, "rm", "first", answer="y\n")
+    told = on_a_terminal("rm", "first", answer="y\n", **asked)
     assert "started from first: second" in told and "removed checkpoints/first" in told
     assert sorted(path.name for path in runs.iterdir()) == ["latest", "second"]
     done = command("rm", "checkpoints/second/", "--yes", "--json", cwd=project)
     assert json.loads(done.stdout) == {"removed": ["checkpoints/second"]}
     assert list(runs.iterdir()) == []  # `latest` would name nothing
-
-
-def answered(project: Path, *arguments: str, answer: str) -> str:
-    """What a command says on a terminal at which somebody types `answer`."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*ATTNLM, *arguments], cwd=project, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    os.write(ours, answer.encode())
-    said = b""
-    try:
-        while piece := os.read(ours, 2**12):
-            said += piece
-    except OSError:  # the end, on Linux
-        pass
-    finally:
-        os.close(ours)
-    assert process.wait(60) == 0, said
-    return said.decode().replace("\r", "").strip()
 
 
 def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
@@ -297,38 +275,14 @@ def test_a_run_that_may_not_be_read_is_called_that(
     fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
 
 
-def test_a_list_loads_no_torch(project: Path) -> None:
-    program = """
-import sys
-from tests.command import here
-for words in ("list", "diff first second", "rm first --yes"):
-    done = here(words.split())
-    assert done.code == 0, done.stderr
-assert "torch" not in sys.modules
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_table_fits_its_terminal() -> None:
-    header, rows = ("run", "loss", "data", "size"), [("a" * 12, "1.5", "b" * 30, "20 MB")]
-    texts = ("run", "data")
-    assert list(fitted(header, rows, texts, None)) == [
-        f"run           loss  data{' ' * 29}size",
-        f"{'a' * 12}   1.5  {'b' * 30}  20 MB",
+def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path) -> None:
+    header, texts = ("run", "loss", "data", "size"), ("run", "data")
+    assert list(table_lines(header, [("a", "", "b", "20 MB")], texts)) == [
+        "run  data   size",
+        "a    b     20 MB",
     ]
-    for width in range(8, 80):
-        lines = list(fitted(header, rows, texts, width))
-        assert all(len(line) <= width for line in lines)
-    assert list(fitted(header, rows, texts, 40))[1] == f"{'a' * 12}   1.5  {'b' * 12}…  20 MB"
-    assert list(fitted(header, rows, texts, 20))[1] == "aaaaaaa…   1.5"
-    assert list(fitted(header, [("a", "", "b", "")], texts, None)) == ["run  data", "a    b"]
+    shown = on_a_terminal("list", "runs", cwd=project, COLUMNS="40")
+    assert "second*" in shown and max(map(len, shown.splitlines())) < 60
 
 
 def test_ages_are_whole_units() -> None:
@@ -357,5 +311,5 @@ def test_only_a_table_about_a_recipe_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('steps = 5\n[about]\npurpose = "mine"\n')
     assert load_recipe(str(tmp_path / "mine.toml")) == {"steps": 5}
     (tmp_path / "bad.toml").write_text('about = "mine"\n')
-    done = alone(["train", "--recipe", "bad.toml", "--print-config"], tmp_path)
-    assert done.code == 1 and "unknown key 'about'" in done.stderr
+    arguments = "train", "--recipe", "bad.toml", "--print-config"
+    fails(*arguments, cwd=tmp_path, code=1, says="unknown key 'about'", hints="")

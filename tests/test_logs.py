@@ -16,7 +16,7 @@ import pytest
 import attnlm
 from attnlm.base import files
 from attnlm.base.events import Note
-from attnlm.cli.displays import TrainingDisplay
+from attnlm.cli.displays import Display
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves, logs, pictures
@@ -230,7 +230,7 @@ def test_tensorboard_reads_what_was_written(
     log = logs.TensorBoard(run, "", 0)  # as a process that was killed before it saved
     log.numbers(8, {"loss/batch": 99.0})
     log.close(is_finished=False)
-    attnlm.train(resume=run, steps=9, on_event=TrainingDisplay())
+    attnlm.train(resume=run, steps=9, on_event=Display())
     assert f"tensorboard --logdir {tmp_path}" in capsys.readouterr().err
     read = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"images": 0})
     read.Reload()

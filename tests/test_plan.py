@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -291,16 +290,6 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
     assert sum(facts["memory_by_part"].values()) == facts["memory"]
     assert facts["growth"]["depth × 2"]["parameters"] > facts["parameters"]
     assert facts["share"] == 0.5 and facts["tokens"] == 20 * facts["parameters"]
-
-
-def test_nothing_is_needed_for_help_and_bad_arguments(tmp_path: Path) -> None:
-    """Above all not torch, which takes seconds to load."""
-    for arguments in (["--help"], ["--heads", "3", "--vocab-size", "9"], []):
-        code = f"import sys; sys.argv[1:] = {['plan', *arguments]!r}\n"
-        code += "from attnlm.cli.app import run_command\n"
-        code += "try: run_command()\nexcept BaseException: pass\nassert 'torch' not in sys.modules"
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

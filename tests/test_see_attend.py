@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-import pty
-import threading
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,7 @@ from attnlm.runs.open_run import open_run
 from attnlm.see.attend import attend, in_colour
 from attnlm.see.pictures import picture
 from attnlm.see.text import tint, visible
-from tests.command import attnlm, fails
+from tests.command import attnlm, fails, on_a_terminal
 
 TEXT = "the dog.\nth"
 
@@ -58,26 +54,6 @@ def test_blocks_of_colour_on_a_terminal(trained: Path) -> None:
     assert "\x1b[" in on_a_terminal("attend", "the", "--run", "average", cwd=trained)
     plain = on_a_terminal("attend", "the", "--run", "average", cwd=trained, NO_COLOR="1")
     assert "\x1b" not in plain and "t@0 0.33" in plain
-
-
-def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> str:
-    """What a command shows on stdout where that is a terminal."""
-    ours, theirs = pty.openpty()
-    shown: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the other end is closed
-            while piece := os.read(ours, 2**16):
-                shown.append(piece)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(theirs, "w") as terminal:  # noqa: PTH123 - it has no path
-        variables = {"TERM": "xterm-256color", "COLUMNS": "80", **variables}
-        attnlm(*arguments, cwd=cwd, code=0, stdout=terminal, **variables)
-    reader.join()
-    os.close(ours)
-    return b"".join(shown).decode()
 
 
 def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) -> None:

@@ -16,8 +16,7 @@ from attnlm.generation.sampling import Sampler, load_sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.runs.open_run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
-from tests.command import attnlm, fails
-from tests.test_see_attend import on_a_terminal
+from tests.command import attnlm, fails, on_a_terminal
 
 
 def sampler_of(trained: Path, name: str) -> Sampler:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError
 from attnlm.see.attend import Attention, Numbers
 from attnlm.see.text import visible
 
@@ -32,27 +31,12 @@ _CELL = 6  # pixels per attention weight
 
 @contextlib.contextmanager
 def drawing(**style: object) -> Iterator[None]:
-    """Set a fixed style inside this context, whatever the user's matplotlib settings are.
-
-    Raises AttnlmError if matplotlib finds no folder for its cache or can't read its settings.
-    """
+    """Set a fixed style inside this context, whatever the user's matplotlib settings are."""
     # Hide the warning that matplotlib uses a temporary folder if the home folder is read-only.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    try:
-        import matplotlib as mpl
-        import matplotlib.font_manager
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise AttnlmError(
-            "matplotlib finds no folder that it can write to",
-            "set MPLCONFIGDIR or TMPDIR to one",
-        ) from error
-    except ValueError as error:
-        raise AttnlmError(
-            f"matplotlib can't read its settings: {error}",
-            "fix the file matplotlibrc, in this folder or in your home folder",
-        ) from error
+    import matplotlib as mpl
+    import matplotlib.font_manager
+
     ours: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
     for name in _THE_USERS:
         if name not in style:
