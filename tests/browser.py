@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,40 @@ def launched() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+class Elements(HTMLParser):
+    """Every element's name and attributes, the scripts' contents, and the text around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] == "script":
+            self.scripts.append(data)
+        else:
+            self.text += data
+
+
+def elements(html: bytes) -> Elements:
+    parser = Elements()
+    parser.feed(html.decode())
+    return parser
+
+
+def asks_for_nothing(page: bytes) -> None:
+    """The page has no address of anything but itself."""
+    for _, attributes in elements(page).found:
+        assert "src" not in attributes
+        assert (attributes.get("href") or "data:,").startswith(("data:,", "#"))
+    elsewhere = r"https?:(?!//www\.w3\.org/)|@import|url\((?!#)"
+    assert not re.search(elsewhere, page.decode())
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from attnlm.runs.open_run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import CANDIDATES, attention_page, packed_maps
-from tests.browser import check_fits, opened
+from tests.browser import asks_for_nothing, check_fits, elements, opened
 from tests.command import attnlm
 
 TEXT = "the quick fox.\nA"[:15]
@@ -24,39 +22,6 @@ TEXT = "the quick fox.\nA"[:15]
 @pytest.fixture(name="attention")
 def some_attention(trained: Path) -> Attention:
     return attend(open_run("transformer", checkpoint_dir=trained / "checkpoints"), TEXT)
-
-
-class Elements(HTMLParser):
-    """Every element's name and attributes, and the scripts' contents."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        if self.found and self.found[-1][0] == "script":
-            self.scripts.append(data)
-        self.text += data
-
-
-def elements(html: bytes) -> Elements:
-    parser = Elements()
-    parser.feed(html.decode())
-    return parser
-
-
-def asks_for_nothing(page: bytes) -> None:
-    """The page has no address of anything but itself."""
-    for _, attributes in elements(page).found:
-        assert "src" not in attributes
-        assert (attributes.get("href") or "data:,").startswith(("data:,", "#"))
-    elsewhere = r"https?:(?!//www\.w3\.org/)|@import|url\((?!#)"
-    assert not re.search(elsewhere, page.decode())
 
 
 def test_it_is_one_file_that_asks_for_nothing_else(attention: Attention) -> None:

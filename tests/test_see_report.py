@@ -28,9 +28,9 @@ from attnlm.see.heads import PATTERNS, study_heads
 from attnlm.see.report import LensRow, Report, report
 from attnlm.see.report_page import previous_token_score, report_page
 from attnlm.see.reproduce import prepare_command
-from tests.browser import check_fits, opened, until
+from tests.browser import asks_for_nothing, check_fits, elements, opened, until
 from tests.command import fails
-from tests.test_see_attend_page import asks_for_nothing, attention_like, darkness, elements
+from tests.test_see_attend_page import attention_like, darkness
 
 TEXT = "the quick fox"
 
