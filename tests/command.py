@@ -98,20 +98,22 @@ def on_a_terminal(
     os.write(ours, answer.encode())
     variables = {"TERM": "xterm-256color", "COLUMNS": "80", **env}
     with contextlib.ExitStack() as stack:
-        terminal = {
+        terminal: dict[str, Any] = {
             name: stack.enter_context(os.fdopen(os.dup(theirs), "r" if name == "stdin" else "w"))
             for name in streams
         }
         os.close(theirs)
         with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
-            done = here(arguments, **terminal)
+            done = here(arguments, streams=terminal)
     reader.join()
     os.close(ours)
     assert done.code == 0, done.stderr
     return b"".join(shown).decode()
 
 
-def here(arguments: Sequence[str], stdin: bytes = b"", **streams: Any) -> Done:
+def here(
+    arguments: Sequence[str], stdin: bytes = b"", streams: Mapping[str, Any] = MappingProxyType({})
+) -> Done:
     """Runs a command in this process, by what the program itself calls.
 
     What goes to `streams` that are given is not in what is returned.
@@ -123,7 +125,7 @@ def here(arguments: Sequence[str], stdin: bytes = b"", **streams: Any) -> Done:
         "stdout": stdout,
         "stderr": stderr,
     }
-    with mock.patch.multiple(sys, **replaced | streams):
+    with mock.patch.multiple(sys, **{**replaced, **streams}):
         code = exits.run(run_command)
     return Done(code, _written(stdout), _written(stderr))
 

@@ -20,7 +20,7 @@ from attnlm.cli.ladder import _say_table, _say_texts
 from attnlm.data.dataset import Dataset
 from attnlm.experiments.ladder import LadderStarted, climb
 from attnlm.model.architecture import RUNGS
-from attnlm.runs.ladder_plan import Plan, read_plan
+from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.open_run import open_run
 from attnlm.see.ladder import Ladder, _lines, explained, write_ladder
 from attnlm.see.reproduce import ladder_command
@@ -382,15 +382,6 @@ def test_rungs_can_be_tried_in_the_page(
     assert 'id="try"' not in write_ladder(climbed).read_text(encoding="utf-8")
 
 
-def test_the_command_gives_the_same_ladder(climbed: Ladder) -> None:
-    usual = replace(climbed.plan, dataset_path="data/fruits-char")
-    assert ladder_command(usual) == (
-        "attnlm ladder fruits-char --rungs bigram,single-head --steps 6 --eval-every 2 "
-        "--seed 1 --tokens 20 --prompt '1 '"
-    )
-    assert climbed.plan.dataset_path in ladder_command(climbed.plan)
-
-
 def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> None:
     path = write_ladder(climbed)
     page = path.read_text(encoding="utf-8")
@@ -444,11 +435,6 @@ def test_a_text_is_no_markup(climbed: Ladder) -> None:
     page = write_ladder(Ladder(climbed.path, prompt, (tagged, climbed.rungs[1]))).read_text()
     assert "<script>alert" not in page and "&lt;script&gt;" in page
     assert "<b>&lt;b&gt;&amp;" in page
-
-
-def test_a_plan_is_what_was_written(climbed: Ladder) -> None:
-    assert read_plan(climbed.path) == climbed.plan
-    assert isinstance(climbed.plan, Plan) and climbed.plan.rungs == ("bigram", "single-head")
 
 
 @pytest.mark.parametrize(

@@ -79,23 +79,18 @@ def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) ->
     ]
 
 
-def test_pictures(trained: Path) -> None:
-    for kind in ("png", "svg"):
-        name = f"map.{kind}"
-        done = attnlm("attend", TEXT, "--run", "transformer", "-o", name, cwd=trained)
-        assert done.stdout == f"{name}\n"
-    assert (trained / "map.png").read_bytes().startswith(b"\x89PNG")
-    root = xml.etree.ElementTree.parse(trained / "map.svg").getroot()
-    assert root.tag.endswith("svg")
-    with_both = attnlm("attend", "the", "-o", "map.PNG", "--json", cwd=trained)
-    assert json.loads(with_both.stdout)["output"] == "map.PNG"
-
-
-def test_a_picture_is_the_same_each_time(trained: Path) -> None:
-    run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
-    attention = attend(run, TEXT)
-    for kind in ("png", "svg"):
-        assert picture(attention, kind) == picture(attention, kind)
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_picture_is_the_same_each_time(kind: str, trained: Path) -> None:
+    name = f"map.{kind.upper()}"
+    run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
+    done = attnlm("attend", TEXT, run.name, "-o", name, "--json", cwd=trained)
+    assert json.loads(done.stdout)["output"] == name
+    content = (trained / name).read_bytes()
+    assert content == picture(attend(run, TEXT), kind)
+    if kind == "png":
+        assert content.startswith(b"\x89PNG")
+    else:
+        assert xml.etree.ElementTree.fromstring(content).tag.endswith("svg")
 
 
 def test_of_a_longer_text_the_last_tokens_are_taken_and_told(trained: Path) -> None:

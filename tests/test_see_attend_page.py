@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,12 @@ def a_page(attention: Attention, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(name="view")
+def an_opened_page(browser: Any, page: Path) -> Iterator[Any]:
+    with opened(browser, page) as view:
+        yield view
+
+
 def test_the_command_writes_it(trained: Path) -> None:
     done = attnlm("attend", TEXT, "--run", "multi-head", "--output", "map.html", cwd=trained)
     assert done.stdout == "map.html\n"
@@ -149,77 +156,72 @@ def darkness(view: Any, canvas: str) -> np.ndarray[Any, Any]:
     return np.where(pixels[..., 3] == 255, 765 - pixels[..., :3].sum(-1), np.nan)
 
 
-def test_pointing_and_keys_in_a_real_browser(
-    browser: Any, attention: Attention, page: Path
-) -> None:
-    with opened(browser, page) as view:
+def test_pointing_and_keys_in_a_real_browser(view: Any, attention: Attention) -> None:
+    def shows(place: int) -> None:
+        np.testing.assert_allclose(shares(view), attention.weights[0, 0, place], atol=0.003)
+        token, _ = attention.next_tokens(place)[0]
+        shown = {" ": "␣", "\n": "⏎"}.get(token, token)
+        assert view.locator("#next .candidate").first.text_content() == shown
+        pressed = view.locator("#text button").evaluate_all(
+            "all => all.findIndex((button) => button.ariaPressed === 'true')"
+        )
+        assert pressed == place
+        assert f"token {place + 1} of {len(TEXT)}" in view.inner_text("#chosen")
+        for head, most in enumerate(attention.weights.reshape(4, len(TEXT), -1)[:, place]):
+            caption = view.locator("#thumbnails small").nth(head).text_content()
+            assert abs(float(caption.split("%")[0]) - 100 * most.max()) < 0.75
 
-        def shows(place: int) -> None:
-            np.testing.assert_allclose(shares(view), attention.weights[0, 0, place], atol=0.003)
-            token, _ = attention.next_tokens(place)[0]
-            shown = {" ": "␣", "\n": "⏎"}.get(token, token)
-            assert view.locator("#next .candidate").first.text_content() == shown
-            pressed = view.locator("#text button").evaluate_all(
-                "all => all.findIndex((button) => button.ariaPressed === 'true')"
-            )
-            assert pressed == place
-            assert f"token {place + 1} of {len(TEXT)}" in view.inner_text("#chosen")
-            for head, most in enumerate(attention.weights.reshape(4, len(TEXT), -1)[:, place]):
-                caption = view.locator("#thumbnails small").nth(head).text_content()
-                assert abs(float(caption.split("%")[0]) - 100 * most.max()) < 0.75
-
-        view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
-        shows(len(TEXT) - 1)
-        view.hover("#text button >> nth=5")
-        shows(5)
-        view.mouse.move(0, 0)
-        view.focus("#text [aria-pressed=true]")
-        view.keyboard.press("ArrowRight")
-        shows(6)
-        view.keyboard.press("Home")
-        view.keyboard.press("ArrowLeft")
-        shows(0)
-        box = view.locator("#large .picture").bounding_box()
-        at = {"x": box["width"] * 2.5 / len(TEXT), "y": box["height"] * 9.5 / len(TEXT)}
-        view.locator("#large .picture").click(position=at)
-        shows(9)
-        view.keyboard.press("ArrowUp")
-        shows(8)
-        view.keyboard.press("ArrowLeft")
-        assert f"to “{TEXT[1]}”" in view.inner_text("#head-caption")
-        view.hover("#large .picture", position=at)
-        share = attention.weights[0, 0, 9, 2]
-        assert view.inner_text(".tip").startswith("“␣” gives ")
-        assert abs(float(view.inner_text(".tip").split()[2][:-1]) - 100 * share) < 0.75
+    view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+    shows(len(TEXT) - 1)
+    view.hover("#text button >> nth=5")
+    shows(5)
+    view.mouse.move(0, 0)
+    view.focus("#text [aria-pressed=true]")
+    view.keyboard.press("ArrowRight")
+    shows(6)
+    view.keyboard.press("Home")
+    view.keyboard.press("ArrowLeft")
+    shows(0)
+    box = view.locator("#large .picture").bounding_box()
+    at = {"x": box["width"] * 2.5 / len(TEXT), "y": box["height"] * 9.5 / len(TEXT)}
+    view.locator("#large .picture").click(position=at)
+    shows(9)
+    view.keyboard.press("ArrowUp")
+    shows(8)
+    view.keyboard.press("ArrowLeft")
+    assert f"to “{TEXT[1]}”" in view.inner_text("#head-caption")
+    view.hover("#large .picture", position=at)
+    share = attention.weights[0, 0, 9, 2]
+    assert view.inner_text(".tip").startswith("“␣” gives ")
+    assert abs(float(view.inner_text(".tip").split()[2][:-1]) - 100 * share) < 0.75
 
 
-def test_a_head_is_chosen_in_the_grid(browser: Any, attention: Attention, page: Path) -> None:
+def test_a_head_is_chosen_in_the_grid(view: Any, attention: Attention) -> None:
     past = np.tril_indices(len(TEXT))
-    with opened(browser, page) as view:
 
-        def shows(layer: int, head: int) -> None:
-            weights_TT = attention.weights[layer, head]
-            number = 2 * layer + head
-            for canvas in ("#large canvas", f"#thumbnails button >> nth={number} >> canvas"):
-                found = darkness(view, canvas)
-                assert np.isnan(found[np.triu_indices(len(TEXT), 1)]).all()
-                assert np.corrcoef(found[past], np.sqrt(weights_TT[past]))[0, 1] > 0.98
-            np.testing.assert_allclose(shares(view), weights_TT[-1], atol=0.003)
-            name = f"Layer {layer + 1}, head {head + 1}: “⏎” attends to"
-            assert view.inner_text("#head-caption").startswith(name)
-            pressed = view.locator("#thumbnails [aria-pressed=true]")
-            assert f"layer {layer + 1} head {head + 1}" in pressed.inner_text()
+    def shows(layer: int, head: int) -> None:
+        weights_TT = attention.weights[layer, head]
+        number = 2 * layer + head
+        for canvas in ("#large canvas", f"#thumbnails button >> nth={number} >> canvas"):
+            found = darkness(view, canvas)
+            assert np.isnan(found[np.triu_indices(len(TEXT), 1)]).all()
+            assert np.corrcoef(found[past], np.sqrt(weights_TT[past]))[0, 1] > 0.98
+        np.testing.assert_allclose(shares(view), weights_TT[-1], atol=0.003)
+        name = f"Layer {layer + 1}, head {head + 1}: “⏎” attends to"
+        assert view.inner_text("#head-caption").startswith(name)
+        pressed = view.locator("#thumbnails [aria-pressed=true]")
+        assert f"layer {layer + 1} head {head + 1}" in pressed.inner_text()
 
-        view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
-        shows(0, 0)
-        view.locator("#thumbnails button", has_text="layer 2 head 1").click()
-        shows(1, 0)
-        for key, place in (
-            ("ArrowRight", (1, 1)), ("ArrowUp", (0, 1)), ("ArrowLeft", (0, 0)),
-            ("ArrowDown", (1, 0)), ("End", (1, 1)), ("ArrowDown", (1, 1)), ("Home", (0, 0)),
-        ):  # fmt: skip
-            view.keyboard.press(key)
-            shows(*place)
+    view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+    shows(0, 0)
+    view.locator("#thumbnails button", has_text="layer 2 head 1").click()
+    shows(1, 0)
+    for key, place in (
+        ("ArrowRight", (1, 1)), ("ArrowUp", (0, 1)), ("ArrowLeft", (0, 0)),
+        ("ArrowDown", (1, 0)), ("End", (1, 1)), ("ArrowDown", (1, 1)), ("Home", (0, 0)),
+    ):  # fmt: skip
+        view.keyboard.press(key)
+        shows(*place)
 
 
 def test_cells_are_blocks_of_a_long_text(browser: Any, tmp_path: Path) -> None:
@@ -253,20 +255,19 @@ def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
         assert view.evaluate(first_pixel) == "207,230,255,255"
 
 
-def test_the_temperature_is_a_slider(browser: Any, attention: Attention, page: Path) -> None:
+def test_the_temperature_is_a_slider(view: Any, attention: Attention) -> None:
     logs_TV = np.log(attention.probabilities.astype(np.float64))
-    with opened(browser, page) as view:
-        view.hover("#text button >> nth=4")
-        view.focus("#temperature")
-        for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
-            for _ in range(abs(presses)):
-                view.keyboard.press("ArrowRight" if presses > 0 else "ArrowLeft")
-            assert view.locator("#temperature-shown").text_content() == f"{temperature:.1f}"
-            weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
-            wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
-            shown = [float(x[:-1]) for x in view.locator("#next .percent").all_text_contents()]
-            np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.51)
-            assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
+    view.hover("#text button >> nth=4")
+    view.focus("#temperature")
+    for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
+        for _ in range(abs(presses)):
+            view.keyboard.press("ArrowRight" if presses > 0 else "ArrowLeft")
+        assert view.locator("#temperature-shown").text_content() == f"{temperature:.1f}"
+        weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
+        wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
+        shown = [float(x[:-1]) for x in view.locator("#next .percent").all_text_contents()]
+        np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.51)
+        assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
 
 
 def test_it_fits_a_phone_and_paper(browser: Any, page: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ def a_page(found: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_bytes(report_page(found))
     return path
+
+
+@pytest.fixture(name="view")
+def an_opened_page(browser: Any, page: Path) -> Iterator[Any]:
+    with opened(browser, page, viewport={"width": 1280, "height": 900}) as view:
+        yield view
 
 
 def of(name: str, runs: Path, **how: Any) -> Report:
@@ -375,106 +382,100 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
 # --- In a browser ---------------------------------------------------------------------------------
 
 
-def test_the_lens_follows_the_chosen_token(browser: Any, page: Path, found: Report) -> None:
-    with opened(browser, page) as view:
-        for key, place in (("Home", 0), ("End", len(found.ids) - 1)):
-            view.focus("#text [aria-pressed=true]")
-            view.keyboard.press(key)
-            assert f"token {place + 1}," in view.inner_text("#lens-token")
-            for number, row in enumerate(found.lens):
-                shown = view.locator("#lens-at tr").nth(number).locator("small")
-                percents = [int(text[:-1]) for text in shown.all_text_contents()]
-                assert percents == np.rint(100 * row.probabilities[place]).tolist()
+def test_the_lens_follows_the_chosen_token(view: Any, found: Report) -> None:
+    for key, place in (("Home", 0), ("End", len(found.ids) - 1)):
+        view.focus("#text [aria-pressed=true]")
+        view.keyboard.press(key)
+        assert f"token {place + 1}," in view.inner_text("#lens-token")
+        for number, row in enumerate(found.lens):
+            shown = view.locator("#lens-at tr").nth(number).locator("small")
+            percents = [int(text[:-1]) for text in shown.all_text_contents()]
+            assert percents == np.rint(100 * row.probabilities[place]).tolist()
 
 
-def test_scores_are_heat_maps(browser: Any, page: Path, found: Report) -> None:
+def test_scores_are_heat_maps(view: Any, found: Report) -> None:
     assert found.heads is not None
-    with opened(browser, page) as view:
-        maps = view.locator(".heat")
-        assert maps.count() == len(PATTERNS)
-        for number, pattern in enumerate(PATTERNS):
-            cells = maps.nth(number).locator("td")
-            wanted = [head.scores[pattern] for head in found.heads.heads]
-            assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
-            tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--share'))")
-            assert tints == pytest.approx(wanted, abs=0.001)
+    maps = view.locator(".heat")
+    assert maps.count() == len(PATTERNS)
+    for number, pattern in enumerate(PATTERNS):
+        cells = maps.nth(number).locator("td")
+        wanted = [head.scores[pattern] for head in found.heads.heads]
+        assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
+        tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--share'))")
+        assert tints == pytest.approx(wanted, abs=0.001)
 
 
-def test_the_slider_moves_mark_line_and_map(browser: Any, page: Path, found: Report) -> None:
+def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
     last = len(found.snapshots) - 1
-    with opened(browser, page, viewport={"width": 1280, "height": 900}) as view:
 
-        def middle(shown: Any) -> float:
-            box = shown.bounding_box()
-            return float(box["x"] + box["width"] / 2)
+    def middle(shown: Any) -> float:
+        box = shown.bounding_box()
+        return float(box["x"] + box["width"] / 2)
 
-        def on_axis(step: int) -> float:
-            return middle(view.locator("#curve text", has_text=re.compile(f"^{step}$")))
+    def on_axis(step: int) -> float:
+        return middle(view.locator("#curve text", has_text=re.compile(f"^{step}$")))
 
-        def shows(number: int) -> None:
-            snapshot = found.snapshots[number]
-            step = f"step {snapshot.step}"
-            assert view.locator("#said").text_content() == snapshot.text
-            assert view.locator("#lines .now th").text_content() == str(snapshot.step)
-            assert view.get_attribute("#snapshot", "aria-valuetext").startswith(step)
-            for element in ("#when", "#frames [aria-pressed=true]", "#film-caption"):
-                assert step in view.locator(element).text_content()
-            wanted = on_axis(0) + (on_axis(30) - on_axis(0)) * snapshot.step / 30
-            assert middle(view.locator("#mark")) == pytest.approx(wanted, abs=1)
+    def shows(number: int) -> None:
+        snapshot = found.snapshots[number]
+        step = f"step {snapshot.step}"
+        assert view.locator("#said").text_content() == snapshot.text
+        assert view.locator("#lines .now th").text_content() == str(snapshot.step)
+        assert view.get_attribute("#snapshot", "aria-valuetext").startswith(step)
+        for element in ("#when", "#frames [aria-pressed=true]", "#film-caption"):
+            assert step in view.locator(element).text_content()
+        wanted = on_axis(0) + (on_axis(30) - on_axis(0)) * snapshot.step / 30
+        assert middle(view.locator("#mark")) == pytest.approx(wanted, abs=1)
 
-        shows(last)
-        view.focus("#snapshot")
-        view.keyboard.press("Home")
-        shows(0)
-        view.keyboard.press("ArrowRight")
-        shows(1)
-        view.locator("#frames button").nth(4).click()
-        shows(4)
-        view.locator("#lines tbody tr").nth(2).click()
-        shows(2)
-        picture = view.locator("#curve svg")
-        picture.click(position={"x": on_axis(30) - picture.bounding_box()["x"], "y": 40})
-        shows(last)
+    shows(last)
+    view.focus("#snapshot")
+    view.keyboard.press("Home")
+    shows(0)
+    view.keyboard.press("ArrowRight")
+    shows(1)
+    view.locator("#frames button").nth(4).click()
+    shows(4)
+    view.locator("#lines tbody tr").nth(2).click()
+    shows(2)
+    picture = view.locator("#curve svg")
+    picture.click(position={"x": on_axis(30) - picture.bounding_box()["x"], "y": 40})
+    shows(last)
 
 
-def test_another_heads_film(browser: Any, page: Path, found: Report) -> None:
+def test_another_heads_film(view: Any, found: Report) -> None:
     scores = [scores_at(snapshot) for snapshot in found.snapshots]
     best = max(scores[-1], key=lambda place: scores[-1][place])
-    with opened(browser, page) as view:
-        assert view.input_value("#head") == str(2 * best[0] + best[1])
-        for number, place in enumerate(scores[-1]):
-            view.select_option("#head", str(number))
-            shown = [float(text) for text in view.locator("#frames small").all_text_contents()]
-            assert shown == pytest.approx([at_step[place] for at_step in scores], abs=0.008)
-            name = f"layer {place[0] + 1} head {place[1] + 1}"
-            assert name in view.text_content("#film-caption")
-            film = base64.b64decode(data_of(found)["films"][number]["maps"])
-            past = np.tril_indices(len(found.passage))
-            maps = [one.maps[place][past] for one in found.snapshots if one.maps is not None]
-            np.testing.assert_allclose(
-                np.frombuffer(film, np.uint8) / 255, np.concatenate(maps), atol=0.003
-            )
+    assert view.input_value("#head") == str(2 * best[0] + best[1])
+    for number, place in enumerate(scores[-1]):
+        view.select_option("#head", str(number))
+        shown = [float(text) for text in view.locator("#frames small").all_text_contents()]
+        assert shown == pytest.approx([at_step[place] for at_step in scores], abs=0.008)
+        name = f"layer {place[0] + 1} head {place[1] + 1}"
+        assert name in view.text_content("#film-caption")
+        film = base64.b64decode(data_of(found)["films"][number]["maps"])
+        past = np.tril_indices(len(found.passage))
+        maps = [one.maps[place][past] for one in found.snapshots if one.maps is not None]
+        np.testing.assert_allclose(
+            np.frombuffer(film, np.uint8) / 255, np.concatenate(maps), atol=0.003
+        )
 
 
-def test_the_map_that_is_large_is_that_of_the_step(browser: Any, page: Path, found: Report) -> None:
-    with opened(browser, page) as view:
-        view.focus("#snapshot")
-        for key, snapshot in (("Home", found.snapshots[0]), ("End", found.snapshots[-1])):
-            view.keyboard.press(key)
-            assert snapshot.maps is not None
-            weights = snapshot.maps[divmod(int(view.input_value("#head")), 2)]
-            past = np.tril_indices(len(weights))
-            drawn = darkness(view, "#film canvas")[past]
-            assert np.corrcoef(drawn, np.sqrt(weights[past]))[0, 1] > 0.98
+def test_the_map_that_is_large_is_that_of_the_step(view: Any, found: Report) -> None:
+    view.focus("#snapshot")
+    for key, snapshot in (("Home", found.snapshots[0]), ("End", found.snapshots[-1])):
+        view.keyboard.press(key)
+        assert snapshot.maps is not None
+        weights = snapshot.maps[divmod(int(view.input_value("#head")), 2)]
+        past = np.tril_indices(len(weights))
+        drawn = darkness(view, "#film canvas")[past]
+        assert np.corrcoef(drawn, np.sqrt(weights[past]))[0, 1] > 0.98
 
 
-def test_a_head_forms_when_play_is_pressed(browser: Any, page: Path, found: Report) -> None:
-    with opened(browser, page) as view:
-        view.click("#play")
-        assert view.input_value("#snapshot") == "0" and view.inner_text("#play") == "Stop"
-        until(view, "page.snapshot.valueAsNumber > 1")
-        view.click("#play")
-        assert view.inner_text("#play") == "Play"
+def test_a_head_forms_when_play_is_pressed(view: Any, found: Report) -> None:
+    view.click("#play")
+    assert view.input_value("#snapshot") == "0" and view.inner_text("#play") == "Stop"
+    until(view, "page.snapshot.valueAsNumber > 1")
+    view.click("#play")
+    assert view.inner_text("#play") == "Play"
 
 
 def test_on_paper_nothing_is_cut_off_and_nothing_is_tiny(browser: Any, page: Path) -> None:

@@ -12,58 +12,47 @@ from typing import Any
 import pytest
 import torch
 
-from attnlm import train
-from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_run
+from attnlm import Run, load_model, open_run, train
+from attnlm.model.architecture import RUNGS
 from attnlm.see.script import as_script
 from attnlm.see.trace import in_words, trace
 from tests.command import attnlm, fails
 from tests.tolerances import assert_near
 
-RUNS = [
-    "bigram",
-    "average",
-    "dot-product",
-    "single-head",
-    "multi-head",
-    "projected",
-    "wide-head",
-    "transformer",
-    "tied",
-]
+NAMES = [*RUNGS, "projected", "tied"]
 TEXT = "the lazy\n"
 
 
-def logits_of(trained: Path, name: str, text: str) -> torch.Tensor:
-    run = open_run(name, checkpoint_dir=trained / "checkpoints")
-    model, _ = load_model(run, checkpoint="best", device="cpu")
-    ids = torch.tensor(run.tokenizer.encode(text))
+def logits_of(run: Run) -> torch.Tensor:
+    model, _ = load_model(run, device="cpu")
+    ids = torch.tensor(run.tokenizer.encode(TEXT))
     with torch.inference_mode():
-        logits: torch.Tensor = model.eval()(ids[None])[0]
+        logits: torch.Tensor = model(ids[None])[0]
     return logits
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_script_gives_the_models_logits(name: str, trained: Path, capsys: Any) -> None:
-    script = as_script(open_run(name, checkpoint_dir=trained / "checkpoints"), TEXT)
+    run = open_run(trained / "checkpoints" / name)
+    script = as_script(run, TEXT)
     assert len(script.splitlines()) <= 80 and max(map(len, script.splitlines())) <= 200
     ast.parse(script)
     assert "attnlm" not in script.replace(str(trained), "")
     names: dict[str, torch.Tensor] = {}
     exec(script, names)
     likeliest = capsys.readouterr().out.splitlines()
-    wanted = logits_of(trained, name, TEXT)
+    wanted = logits_of(run)
     assert_near(names["logits"], wanted)
     best = torch.softmax(wanted[-1], -1).max().item()
     assert len(likeliest) == 5 and float(likeliest[0].split()[0]) == pytest.approx(best, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -> None:
-    run = open_run(name, checkpoint_dir=trained / "checkpoints")
+    run = open_run(trained / "checkpoints" / name)
     traced = trace(run, TEXT)
     steps = {step.name: step for step in traced.steps}
-    assert_near(steps["logits"].values, logits_of(trained, name, TEXT))
+    assert_near(steps["logits"].values, logits_of(run))
     assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
     for step in traced.steps:
         sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))
@@ -85,7 +74,7 @@ def test_what_the_command_shows(trained: Path) -> None:
         assert word in shown.stdout
     assert re.search(r"transformer, step \d+, validation loss \d\.\d{4} \(best\)", shown.stderr)
     code = attnlm("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
-    assert code == as_script(open_run("transformer", checkpoint_dir=trained / "checkpoints"), "the")
+    assert code == as_script(open_run(trained / "checkpoints" / "transformer"), "the")
     facts = json.loads(attnlm("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)
     assert facts["tokens"] == ["t", "h", "e"] and facts["model"] == "bigram"
     assert [step["name"] for step in facts["steps"]] == ["tokens", "logits", "probabilities"]
@@ -96,7 +85,7 @@ def test_what_the_command_shows(trained: Path) -> None:
 
 
 def test_what_rounds_to_nothing_has_no_sign(trained: Path) -> None:
-    traced = trace(open_run("average", checkpoint_dir=trained / "checkpoints"), "the")
+    traced = trace(open_run(trained / "checkpoints" / "average"), "the")
     tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
     words = "\n".join(in_words(replace(traced, steps=tiny)))
     assert " 0.000" in words and "-0.000" not in words
@@ -117,9 +106,9 @@ def test_what_is_refused(trained: Path) -> None:
 
 
 def test_a_head_is_chosen_and_named(trained: Path) -> None:
-    traced = trace(open_run("multi-head", checkpoint_dir=trained / "checkpoints"), TEXT)
-    heads = next(step.values.size(0) for step in traced.steps if step.name == "q")
+    traced = trace(open_run(trained / "checkpoints" / "multi-head"), TEXT)
     query = next(step.values for step in traced.steps if step.name == "q")
+    heads = len(query)
     for head in (1, heads):
         words = attnlm("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
         first = f"{query[head - 1, -1, 0].item():z7.3f}"
@@ -131,9 +120,8 @@ def test_a_head_is_chosen_and_named(trained: Path) -> None:
 
 def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "embed_dim": 16, "layers": 1}
-    data = trained / open_run("multi-head", checkpoint_dir=trained / "checkpoints").dataset["path"]
-    how: dict[str, Any] = {"model": "llama", "block_size": 9, "seed": 1, **sizes}
-    run = train(data, steps=1, checkpoint_dir=tmp_path, **how)
+    sizes |= {"model": "llama", "block_size": 9, "steps": 1, "seed": 1}
+    run = train(trained / "data" / "foxes", checkpoint_dir=tmp_path, **sizes)
     traced = trace(run, TEXT)
     shapes = {step.name.split()[-1]: step.values for step in traced.steps}
     assert len(shapes["q"]) == 4

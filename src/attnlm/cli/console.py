@@ -141,7 +141,7 @@ def print_table(
         else:
             widest = max(map(len, [*title.split(), *cells]))
             table.add_column(title, justify="right", width=widest)
-    for _, *row in zip(*columns, strict=True):
+    for row in list(zip(*columns, strict=True))[1:]:
         table.add_row(*row)
     Console(file=stream, highlight=False, markup=False).print(table)
 

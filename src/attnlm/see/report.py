@@ -42,7 +42,6 @@ STAGES = 3
 """The number of stages: heads, the longer text, and the page that `report_page` makes."""
 
 _TOKENS, _SEED = 500, 1  # of the longer text
-_TOKENS_AT_ONCE = 2**6  # limits the memory for logits over the vocabulary
 
 
 @dataclass(frozen=True)
@@ -244,12 +243,8 @@ def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[Len
     for name, stream_BTC in streams.items():
         if stream_BTC is None or stream_BTC.size(-1) != model.architecture.body_dim:
             continue
-        ids, probabilities = [], []
-        for some_TC in stream_BTC[0].split(_TOKENS_AT_ONCE):
-            logits_TV = model.read_out(some_TC)
-            check_finite(logits_TV)
-            largest_TK, ids_TK = logits_TV.topk(min(count, model.vocab_size))
-            ids.append(ids_TK)
-            probabilities.append(torch.exp(largest_TK - logits_TV.logsumexp(-1, keepdim=True)))
-        rows.append(LensRow(name, torch.cat(ids).numpy(), torch.cat(probabilities).numpy()))
+        logits_TV = model.read_out(stream_BTC[0])
+        check_finite(logits_TV)
+        likeliest = torch.softmax(logits_TV, -1).topk(min(count, model.vocab_size))
+        rows.append(LensRow(name, likeliest.indices.numpy(), likeliest.values.numpy()))
     return rows
