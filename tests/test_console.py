@@ -6,14 +6,13 @@ import io
 import re
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnlm.base.events import Note, Progress
 from attnlm.base.settings import Setting
-from attnlm.cli import console, displays, exits
+from attnlm.cli import console, displays
 from attnlm.config.settings import resolve
 from attnlm.runs.ticker import Snapshot
 from attnlm.see.progress_bar import ProgressBar
@@ -124,12 +123,6 @@ def test_what_json_does_not_have_is_never_printed(
     with pytest.raises(ValueError, match="not JSON compliant"):
         console.result_json({"weights": [[0.5, number]]})
     assert capsys.readouterr().out == ""
-
-
-def test_a_path_with_a_nul_character_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Which no shell can pass on, but a program that starts the command in its own process can."""
-    assert exits.run(Path("a\0b").stat) == 1
-    assert "NUL" in capsys.readouterr().err
 
 
 def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(

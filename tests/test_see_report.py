@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Progress
-from attnlm.cli.app import run_command
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.open_run import open_run
 from attnlm.runs.ticker import Snapshot
@@ -30,7 +28,7 @@ from attnlm.see.report import LensRow, Report, report
 from attnlm.see.report_page import previous_token_score, report_page
 from attnlm.see.reproduce import prepare_command
 from tests.browser import asks_for_nothing, check_fits, elements, opened, until
-from tests.command import fails
+from tests.command import Done, fails, here
 from tests.test_see_attend_page import attention_like, darkness
 
 TEXT = "the quick fox"
@@ -162,24 +160,25 @@ def test_without_the_data_set_it_says_so(runs: Path, tmp_path: Path) -> None:
 
 
 def test_it_shows_a_longer_text_and_what_prints_it(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs.parent)
     found = of("single-head", Path("checkpoints"), checkpoint="last")
     assert len(found.sample) == 500
     command = "attnlm sample single-head --checkpoint last --tokens 500 --seed 1"
     assert found.sample_command == command  # which is not the run trained last
-    typed(f"{command} --device cpu", monkeypatch)
-    assert capsys.readouterr().out == found.sample == found.facts()["sample"]
+    shown = typed(f"{command} --device cpu").stdout
+    assert shown == found.sample == found.facts()["sample"]
     assert elements(report_page(found)).text.count(found.sample) == 1
 
 
 # --- The commands ---------------------------------------------------------------------------------
 
 
-def typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    run_command()
+def typed(command: str) -> Done:
+    done = here(shlex.split(command)[1:])
+    assert done.code == 0, done.stderr
+    return done
 
 
 @pytest.mark.parametrize("rung", [*RUNGS, "projected", "tied", "drawn"])
@@ -200,7 +199,7 @@ def test_its_commands_make_the_run_again(
     found = report(original, windows=1)
     shutil.rmtree("data")
     for command in found.commands:
-        typed(command, monkeypatch)
+        typed(command)
     again = open_run(None)
     assert again.name != original.name
     assert again.config.settings() == original.config.settings()
@@ -226,8 +225,8 @@ def test_the_data_set_is_prepared_as_it_was(
     run = attnlm.train(dataset.path, model="bigram", steps=1, block_size=4, seed=1, threads=1)
     prepare, train = report(run).commands
     shutil.rmtree("else where")
-    typed(prepare, monkeypatch)
-    typed(train, monkeypatch)
+    typed(prepare)
+    typed(train)
     again = open_run(None)
     assert again.config == run.config and again.dataset == run.dataset
     piped = prepare_command(replace(dataset, source="-", sources=("-",)))
@@ -335,18 +334,14 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb(
 # --- The command ----------------------------------------------------------------------------------
 
 
-def test_the_command_writes_it(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_command_writes_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs.parent)
-    typed("attnlm report tied --text 'the fox'", monkeypatch)
-    printed = capsys.readouterr()
-    assert printed.out == f"{Path('checkpoints/tied/report.html')}\n"
+    done = typed("attnlm report tied --text 'the fox'")
+    assert done.stdout == f"{Path('checkpoints/tied/report.html')}\n" and "tied" in done.stderr
     page = (runs / "tied" / "report.html").read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>") and "tied" in printed.err
+    assert page.startswith("<!doctype html>")
     out = tmp_path / "page.html"
-    typed(f"attnlm report bigram --json -o {shlex.quote(str(out))}", monkeypatch)
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(typed(f"attnlm report bigram --json -o {shlex.quote(str(out))}").stdout)
     assert facts["output"] == str(out) and out.is_file() and facts["heads"] == []
     assert facts["commands"][1].startswith("attnlm train foxes --model bigram")
 

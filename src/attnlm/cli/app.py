@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperGroup
 
 import attnlm
-from attnlm.base.errors import AttnlmError
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command
 
@@ -155,12 +154,7 @@ def run_command() -> None:
     """Run the command that the arguments name. Every failure is raised as an exception."""
     if instruction := os.environ.get(completion.VARIABLE):
         raise typer.Exit(completion.complete(root_command(), instruction))
-    try:
-        Path.cwd()  # PyTorch can't be imported without a working directory
-    except FileNotFoundError:
-        raise AttnlmError(
-            "the working directory was deleted", "change to a directory that exists"
-        ) from None
+    Path.cwd()  # fails if it was deleted: PyTorch can't be imported then
     # Typer's own main isn't used: it handles errors, signals and closed pipes differently.
     with root_command().make_context("attnlm", sys.argv[1:]) as context:
         root_command().invoke(context)

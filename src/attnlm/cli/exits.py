@@ -161,9 +161,6 @@ def _explain(error: BaseException) -> int:
             about = "can't write the output: "  # an error of a file would have a name
         console.fail(f"{about}{error.strerror or error}", remedy(error))
         return 1
-    if isinstance(error, ValueError) and "embedded null" in str(error):
-        console.fail("a path has a NUL character in it", "no file's name can have one")
-        return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":
         import traceback
 
