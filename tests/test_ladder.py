@@ -69,13 +69,20 @@ def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset
         assert "".join(said) == "1 " + rung.text
 
 
-def with_losses(climbed: Ladder, **losses: float) -> Ladder:
-    """A ladder of these rungs, which ended at these losses."""
-    rungs = []
-    for model, loss in losses.items():
-        records = [{**climbed.rungs[0].best, "val_loss": loss}]
-        rungs.append(replace(climbed.rungs[0], model=model.replace("_", "-"), records=records))
-    return replace(climbed, rungs=tuple(rungs))
+def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
+    """A ladder of these rungs, which ended at these losses, of one seed or several, ascending."""
+    rungs, first, seeds = [], climbed.rungs[0], 1
+    for model, found in losses.items():
+        of_seeds = found if isinstance(found, tuple) else (found,)
+        seeds = len(of_seeds)
+        every = [[{**first.best, "val_loss": loss}] for loss in of_seeds]
+        changed: dict[str, Any] = {
+            "records": every[seeds // 2],
+            "losses": of_seeds,
+            "every_seed": every,
+        }
+        rungs.append(replace(first, model=model.replace("_", "-"), **changed))
+    return replace(climbed, plan=replace(climbed.plan, seeds=seeds), rungs=tuple(rungs))
 
 
 def nats(ladder: Ladder) -> list[float | None]:
@@ -340,22 +347,8 @@ def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
 
 
 def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) -> None:
-    def of(losses: tuple[float, float, float], *others: tuple[float, ...]) -> Ladder:
-        rungs = [
-            replace(
-                climbed.rungs[0],
-                model=model,
-                records=[{**climbed.rungs[0].records[0], "val_loss": seeds[1]}],
-                losses=seeds,
-                every_seed=[[{**climbed.rungs[0].records[0], "val_loss": x}] for x in seeds],
-            )
-            for model, seeds in zip(
-                ("bigram", "average", "multi-head"), (losses, *others), strict=True
-            )
-        ]
-        return replace(climbed, plan=replace(climbed.plan, seeds=3), rungs=tuple(rungs))
-
-    ladder = of((2.4, 2.5, 2.6), (2.3, 2.45, 2.5), (2.0, 2.1, 2.2))
+    losses = {"bigram": (2.4, 2.5, 2.6), "average": (2.3, 2.45, 2.5), "multi_head": (2.0, 2.1, 2.2)}
+    ladder = with_losses(climbed, **losses)
     assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, True]
     assert climbed.gains[1] is not None and climbed.gains[1].beyond_seeds is None
     said = dict(explained(ladder))
