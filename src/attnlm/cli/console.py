@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FLAGS = {"start_from": "--from"}  # options not named after their setting
+_NARROWEST = 8  # characters: a column of texts does not wrap below this width
 
 
 def write(text: str) -> None:
@@ -124,7 +125,7 @@ def print_table(
     """Print a table without its empty columns, on stdout by default.
 
     The columns named in `texts` are left-aligned, the others right-aligned. On a terminal, long
-    titles and texts wrap.
+    titles and texts wrap, and what does not fit is cut off on the right.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -136,10 +137,10 @@ def print_table(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     columns = _columns(header, rows)
     for title, *cells in columns:
+        widest = max(map(len, [*title.split(), *cells]))
         if title in texts:
-            table.add_column(title, overflow="fold")
+            table.add_column(title, overflow="fold", min_width=min(widest, _NARROWEST))
         else:
-            widest = max(map(len, [*title.split(), *cells]))
             table.add_column(title, justify="right", width=widest)
     for row in list(zip(*columns, strict=True))[1:]:
         table.add_row(*row)
