@@ -15,7 +15,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,6 @@ from attnlm.compute.processes import Processes, noticing_lost, rows_of
 from attnlm.runs.safetensors_file import Shape, TensorFile, read_header
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.storage import StorageWriter
 
 FACTS, _NAME = "facts.json", re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
@@ -40,118 +39,75 @@ class ShardedCheckpoints:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._groups: dict[Path, ProcessGroup | None] = {}
-        self._under_way: dict[Path, Future[Any]] = {}
+        self._group = None if processes.count == 1 else processes.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
 
     def save(
         self,
-        path: Path,
-        tensors: Mapping[str, Tensor],
-        facts: Mapping[str, Any],
+        folder: Path,
+        checkpoints: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Any]]],
         when_saved: Callable[[], None] = lambda: None,
-        *,
-        after: Path | None = None,
     ) -> None:
-        """Start to write the tensors, which must not change any more; weights are named `model.…`.
+        """Start to write the tensors and facts of checkpoints to `folder`, one after the other.
 
-        Waits for an unfinished checkpoint of the same path. The new checkpoint replaces `path` only
-        after an unfinished checkpoint of the path `after` is written. Raises OSError if the older
-        checkpoint of the same path could not be written, and LostProcessError.
+        The tensors must not change any more; weights are named `model.…`. Waits for the checkpoints
+        of the previous call. Raises OSError if these could not be written, and LostProcessError.
         """
-        from torch.distributed.checkpoint.state_dict_saver import async_save
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        self._wait(path)
-        alone = self._processes.count == 1
-        if path not in self._groups:
-            self._groups[path] = None if alone else self._processes.new_group(backend="gloo")
+        self.finish()
         with contextlib.ExitStack() as stack:
-            new = ""
-            if self._processes.is_main:
-                new = str(stack.enter_context(workspace(path.parent)) / path.name)
-            new = self._processes.from_main(new)
-            earlier = None if after is None else self._under_way.get(after)
-            writer = _writer(Path(new), path, tensors, facts, earlier)
-            # Ignore the warning that there is only one process.
-            warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
-            with noticing_lost():
-                under_way = async_save(
-                    dict(tensors),
-                    storage_writer=writer,
-                    process_group=self._groups[path],
-                    no_dist=alone,
-                )
-            assert isinstance(under_way, Future)
+            work = str(stack.enter_context(workspace(folder))) if self._processes.is_main else ""
+            work = self._processes.from_main(work)
             lasting = stack.pop_all()
-        # A future may wake its waiters before it runs its callbacks, so wait for another one.
-        self._under_way[path] = finished = Future[None]()
 
-        def done(saved: Future[Any]) -> None:
-            lasting.close()
-            if failure := saved.exception():
-                finished.set_exception(failure)
-            else:
-                when_saved()
-                finished.set_result(None)
+        def write() -> None:
+            group: Any = {"process_group": self._group, "no_dist": self._group is None}
+            with lasting:
+                for name, (tensors, facts) in checkpoints.items():
+                    writer = _writer(Path(work, name), folder / name, tensors, facts)
+                    save(dict(tensors), storage_writer=writer, **group)
+            when_saved()
 
-        under_way.add_done_callback(done)
+        # Ignore the warning that there is only one process.
+        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
+        self._writing = self._thread.submit(write)
 
     def finish(self) -> None:
         """Wait until all checkpoints are written. Raises as `save` does."""
-        for path in list(self._under_way):
-            self._wait(path)
-
-    def _wait(self, path: Path) -> None:
         from torch.distributed.checkpoint.api import CheckpointException
 
-        if path in self._under_way:
+        writing, self._writing = self._writing, None
+        with noticing_lost():
             try:
-                with noticing_lost():
-                    self._under_way.pop(path).result()
+                if writing is not None:
+                    writing.result()
             except CheckpointException as failed:
                 causes = [cause for cause, _ in failed.failures.values()]
-                why = next((c for c in causes if isinstance(c, OSError)), causes[0])
-                with noticing_lost():
-                    raise why from None
+                raise next((c for c in causes if isinstance(c, OSError)), causes[0]) from None
 
 
 def _writer(
-    new: Path,
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
-    earlier: Future[Any] | None,
+    new: Path, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> StorageWriter:
-    """Return a writer to `new`, which replaces `path` after all processes have written and
-    `earlier` is done."""
+    """Return a writer to `new`, which replaces `path` after all processes have written."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.futures import Future as Written
 
     class Writer(HuggingFaceStorageWriter):
-        def stage(self, state_dict: Any) -> Any:
-            return state_dict  # already a copy
-
         def write_data(self, plan: Any, planner: Any) -> Any:
             results = super().write_data(plan, planner).wait()
             names = {result.storage_data.relative_path for result in results}
             hashes = {name: files.file_hash(new / name) for name in names}
             hashed: Written[Any] = Written()
-            hashed.set_result(
-                [
-                    dataclasses.replace(
-                        result,
-                        storage_data=(name := result.storage_data.relative_path, hashes[name]),
-                    )
-                    for result in results
-                ]
-            )
+            hashed.set_result([dataclasses.replace(r, storage_data=hashes) for r in results])
             return hashed
 
         def finish(self, metadata: Any, results: Any) -> None:
-            hashes = dict(result.storage_data for some in results for result in some)
+            hashes = {n: h for some in results for r in some for n, h in r.storage_data.items()}
             content = {"facts": dict(facts), "files": dict(sorted(hashes.items()))}
             files.write_json(new / FACTS, content)
-            if earlier is not None:
-                earlier.result()
             if os.path.lexists(path):
                 exchange(new, path)
             else:

@@ -20,8 +20,7 @@ from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.lora import adapt, frozen
 from attnlm.runs.checkpoint import load_checkpoint, load_header, named_tensors, save_checkpoint
 from attnlm.runs.hugging_face.adapter import write_adapter
-from attnlm.runs.load_model import base_weights
-from attnlm.runs.parent import parent_rows
+from attnlm.runs.load_model import base_weights, parent_rows
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints, parameter_of
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
@@ -232,10 +231,10 @@ class Saver:
             state.saved_step = state.step
             return
         copies, remembered = self._rows(weights, {}), self._rows({}, optimizer.state())
-        if best_loss is not None:
-            self._sharded.save(run.best, copies, about_best)
+        best = {} if best_loss is None else {run.best.name: (copies, about_best)}
+        last = {run.last.name: (copies | remembered, state.facts())}
         saved = functools.partial(setattr, state, "saved_step", state.step)
-        self._sharded.save(run.last, copies | remembered, state.facts(), saved, after=run.best)
+        self._sharded.save(run.path, {**best, **last}, saved)
 
     def _rows(self, weights: dict[str, Tensor], remembered: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return copies of the rows of this process, by their names in a checkpoint."""
