@@ -78,6 +78,11 @@ def prepared(folder: Path, text: str = FRUITS, name: str = "fruits", **about: An
     return prepare(path, data_dir=folder / "data", **about)
 
 
+def places(folder: Path) -> dict[str, Any]:
+    """Arguments for data sets and runs in a folder."""
+    return {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
+
+
 def some_ids(*shape: int) -> Tensor:
     """Ids, always the same for a shape."""
     return torch.randint(V, shape, generator=torch.Generator().manual_seed(2))

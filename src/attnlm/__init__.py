@@ -67,14 +67,14 @@ if TYPE_CHECKING:
     from attnlm.experiments.train import train as train
     from attnlm.generation.sampling import sample as sample
     from attnlm.generation.sampling import samples as samples
-    from attnlm.runs.diff import RunDiff as RunDiff
-    from attnlm.runs.diff import diff_runs as diff_runs
     from attnlm.runs.hugging_face.import_run import import_run as import_run
-    from attnlm.runs.list_runs import RunEntry as RunEntry
-    from attnlm.runs.list_runs import list_runs as list_runs
     from attnlm.runs.load_model import load_model as load_model
+    from attnlm.runs.manage import RunDiff as RunDiff
+    from attnlm.runs.manage import RunEntry as RunEntry
+    from attnlm.runs.manage import diff_runs as diff_runs
+    from attnlm.runs.manage import list_runs as list_runs
+    from attnlm.runs.manage import remove_run as remove_run
     from attnlm.runs.open_run import open_run as open_run
-    from attnlm.runs.remove import remove_run as remove_run
     from attnlm.runs.run import Run as Run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
@@ -100,12 +100,10 @@ _NAMES = {
     "experiments.export": "export",
     "experiments.train": "train",
     "generation.sampling": "sample samples",
-    "runs.diff": "RunDiff diff_runs",
     "runs.hugging_face.import_run": "import_run",
-    "runs.list_runs": "RunEntry list_runs",
     "runs.load_model": "load_model",
+    "runs.manage": "RunDiff RunEntry diff_runs list_runs remove_run",
     "runs.open_run": "open_run",
-    "runs.remove": "remove_run",
     "runs.run": "Run",
     "see.attend": "Attention attend",
     "see.progress_bar": "ProgressBar",

@@ -25,7 +25,7 @@ from attnlm.cli.help import in_words
 from attnlm.cli.options import CheckpointDir, DataDir, JsonOption, switch
 
 if TYPE_CHECKING:
-    from attnlm.runs.diff import Pairs
+    from attnlm.runs.manage import Pairs
 
 _SHOWN_OF_A_HASH = 12  # characters
 _LABEL = 14  # characters of a finding's name
@@ -276,7 +276,7 @@ def rm(
     json: JsonOption = False,
 ) -> None:
     """Delete runs, after asking."""
-    from attnlm.runs.remove import removal_warnings
+    from attnlm.runs.manage import removal_warnings
 
     entries = list(
         {(entry := _removable(run, checkpoint_dir)).name: entry for run in runs}.values()
@@ -300,7 +300,7 @@ def rm(
 
 def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
     """Call `removable`, and explain the error if `run` is the name or path of a data set."""
-    from attnlm.runs.remove import removable
+    from attnlm.runs.manage import removable
 
     try:
         return removable(run, checkpoint_dir)

@@ -1,0 +1,302 @@
+"""List, remove and compare runs, without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.files import explaining
+from attnlm.base.folders import (
+    LATEST,
+    find_folder,
+    folder_names,
+    folder_size,
+    is_folder,
+    is_safe_name,
+    latest_name,
+    link_target,
+    modified,
+    newest_first,
+    problem_of,
+    write_latest,
+)
+from attnlm.base.workspaces import is_locked, trained_alone, workspace
+from attnlm.runs.ladder_plan import RECORD, read_plan
+from attnlm.runs.open_run import open_run
+from attnlm.runs.run import Result, Run
+
+# A folder with any of these files counts as a run, even if other files are missing.
+_OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntry:
+    """A run or a ladder in a list, possibly damaged, with None for unknown values."""
+
+    name: str
+    path: Path
+    kind: str = "run"
+    """run or ladder"""
+    model: str | None = None
+    dataset: str | None = None
+    parameters: int | None = None
+    step: int | None = None
+    """the last evaluated step"""
+    steps: int | None = None
+    """the number of steps of the whole training run"""
+    val_loss: float | None = None
+    """the lowest validation loss, in nats per token; on the whole split if measured"""
+    evaluated_part: str | None = None
+    """the part of the split that the loss is measured on; None for the whole split"""
+    bits_per_byte: float | None = None
+    """from the same evaluation"""
+    seconds: float | None = None
+    """duration of training"""
+    bytes: int = 0
+    """total size of the files in its folder; 0 for a link"""
+    modified: float = 0.0
+    """when it was last trained, in seconds since 1970"""
+    parent: str | None = None
+    """the name of the run whose weights it started from"""
+    imported_from: str | None = None
+    rungs: tuple[str, ...] = ()
+    """the names of a ladder's runs"""
+    link: str | None = None
+    """the target, if `path` is a link"""
+    is_latest: bool = False
+    """whether commands use it by default"""
+    is_training: bool = False
+    """whether a process is training it"""
+    problem: str | None = None
+    """why it can't be read"""
+
+
+def list_runs(
+    checkpoint_dir: str | Path = "checkpoints", *, on_event: OnEvent | None = None
+) -> list[RunEntry]:
+    """Return the runs and ladders in a folder, newest first; damaged ones have a `problem`.
+
+        best = min(attnlm.list_runs(), key=lambda entry: entry.val_loss or 99.0)
+
+    A Note lists folders that are neither. Raises AttnlmError if `checkpoint_dir` can't be read.
+    """
+    entries, others = newest_first(Path(checkpoint_dir), run_entry)
+    if others and on_event is not None:
+        on_event(Note(f"skipped (not a run): {', '.join(others)}"))
+    return entries
+
+
+def run_entry(path: Path) -> RunEntry | None:
+    """Return the run or ladder in `path`, possibly damaged, or None for another folder."""
+    link = link_target(path)
+    if problem := problem_of(path):
+        return RunEntry(name=path.name, path=path, link=link, problem=problem)
+    is_ladder = _has(path, RECORD)
+    if not is_ladder and not any(_has(path, name) for name in _OF_A_RUN):
+        return None
+    found = RunEntry(
+        name=path.name,
+        path=path,
+        kind="ladder" if is_ladder else "run",
+        bytes=0 if link is not None else folder_size(path),
+        modified=modified(*(path / name for name in (RECORD, *_OF_A_RUN[:2]))),
+        link=link,
+        is_training=is_locked(Path(os.path.realpath(path))),
+    )
+    try:
+        return _ladder(found) if is_ladder else _run(found)
+    except AttnlmError as error:
+        return replace(found, problem=error.message)
+    except OSError as error:
+        return replace(found, problem=f"it can't be read: {error.strerror}")
+
+
+def _has(folder: Path, name: str) -> bool:
+    return os.path.lexists(folder / name)
+
+
+def _ladder(found: RunEntry) -> RunEntry:
+    made = read_plan(found.path)
+    names = tuple(path.name for path in made.runs(found.path).values())
+    return replace(found, dataset=made.dataset, steps=made.steps, rungs=names)
+
+
+def _run(found: RunEntry) -> RunEntry:
+    # Open the absolute path, since a bare name could be found in another folder.
+    run = open_run(found.path.absolute())
+    result = run.result()
+    return replace(
+        found,
+        model=run.config.model.model,
+        dataset=None if run.imported_from else run.dataset["name"],
+        parameters=run.parameters,
+        steps=None if run.imported_from else run.config.training.steps,
+        parent=None if run.parent is None else run.parent["name"],
+        imported_from=run.imported_from or None,
+        evaluated_part=None if result is None else result.part or None,
+        **({} if result is None else result.facts()),
+    )
+
+
+# --- Removing -------------------------------------------------------------------------------------
+
+_WAIT = "wait until that ends, or stop it"
+
+
+def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
+    """Return the run or ladder that `remove_run` would remove. Links are not followed.
+
+    Raises AttnlmError if it does not exist, is in another folder, or is being trained.
+    """
+    parent, named = Path(checkpoint_dir), run.path if isinstance(run, Run) else run
+    path = parent / named if is_safe_name(str(named)) else Path(named)
+    if not (is_folder(path) or path.is_symlink()):
+        path = find_folder(named, parent, kind="run")  # its error names the runs that exist
+    is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
+    if path.name in ("", "..") or not is_there:
+        raise AttnlmError(
+            f"{path} is not a run in {parent}, and only those are removed",
+            f"name a run there, or its folder: `checkpoint_dir` {path.absolute().parent}",
+        )
+    entry = run_entry(parent / path.name)
+    if entry is None:
+        raise AttnlmError(f"{path} is not a run", "only runs and ladders are removed")
+    if entry.is_training:
+        raise AttnlmError(f"{entry.name} is being trained by another process", _WAIT)
+    return entry
+
+
+def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
+    """Remove a run in `checkpoint_dir`, or a ladder's own folder, in one step.
+
+        attnlm.remove_run("transformer-001")
+
+    If a link stands for the folder, the link is removed and its target stays. `latest` then names
+    the newest run that is left. Raises AttnlmError as `removable` does.
+    """
+    entry = removable(run, checkpoint_dir)
+    parent = entry.path.parent
+    with explaining(entry.path):
+        if entry.link is not None:
+            entry.path.unlink()
+            _rename_latest(parent, entry.name)
+            return
+        # One rename removes it. If killed here, the next command deletes the leftovers.
+        with trained_alone(entry.path, _WAIT), workspace(parent) as work:
+            entry.path.rename(work / "removed")
+            _rename_latest(parent, entry.name)
+    if os.path.lexists(work):
+        raise AttnlmError(
+            f"{entry.name} is removed, but some of its files can't be deleted: they are in {work}",
+            "look at the permissions there, then delete that folder yourself",
+        )
+
+
+def _rename_latest(parent: Path, removed: str) -> None:
+    """Point `latest` to the newest run that can be opened; delete it if no run can."""
+    with contextlib.suppress(AttnlmError):
+        if latest_name(parent) != removed:
+            return
+        for name in folder_names(parent, "run"):
+            with contextlib.suppress(AttnlmError):
+                open_run(name, checkpoint_dir=parent)
+                write_latest(parent, name)
+                return
+        (parent / LATEST).unlink(missing_ok=True)
+
+
+def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
+    """Return warnings to show before a run is removed; `others` are all runs next to it."""
+    name, warnings = entry.name, []
+    if entry.link is not None:
+        warnings.append(f"{name} is a link: {entry.link} stays")
+    if children := [other.name for other in others if other.parent == name]:
+        warnings.append(f"started from {name}: {', '.join(children)}")
+    if ladders := [other.name for other in others if name in other.rungs]:
+        warnings.append(f"{name} belongs to {', '.join(ladders)}, which would train it again")
+    if left := [other.name for other in others if other.name in entry.rungs]:
+        warnings.append(f"its runs stay: {', '.join(left)}")
+    return warnings
+
+
+# --- Comparing ------------------------------------------------------------------------------------
+
+Pairs = Mapping[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """Two runs and the values that differ, as (a, b) by name, with None for a missing value."""
+
+    a: Run
+    b: Run
+    settings: Pairs
+    data: Pairs
+    result: Pairs
+    """all results, equal ones too"""
+    warnings: tuple[str, ...]
+    """reasons why the results are not directly comparable"""
+
+
+def diff_runs(
+    a: str | Path | Run, b: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints"
+) -> RunDiff:
+    """Return how two runs differ in settings and data, and the results of both.
+
+        attnlm.diff_runs("multi-head-001", "transformer-001").settings
+
+    Raises AttnlmError as `open_run` does, and if metrics are damaged.
+    """
+    first, second = (open_run(run, checkpoint_dir=checkpoint_dir) for run in (a, b))
+    results = first.result(), second.result()
+    facts = [{} if result is None else result.facts() for result in results]
+    return RunDiff(
+        first,
+        second,
+        settings=_differing(first.config.settings(), second.config.settings()),
+        data=_differing(_data(first), _data(second)),
+        result={"parameters": (first.parameters, second.parameters), **_pairs(*facts)},
+        warnings=tuple(_warnings(first, second, *results)),
+    )
+
+
+def _data(run: Run) -> dict[str, Any]:
+    about = run.dataset
+    return {
+        "dataset": None if run.imported_from else about["name"],
+        "train_sha256": about["train_sha256"] or None,
+        "val_sha256": about["val_sha256"] or None,
+        "train_tokens": about["train_tokens"] or None,
+        "val_tokens": about["val_tokens"] or None,
+        "tokenizer": run.tokenizer.name,
+        "vocab_size": run.vocab_size,
+        "bigram_loss": about["bigram_loss"],
+        "parent": run.started_from or None,
+        "imported_from": run.imported_from or None,
+    }
+
+
+def _warnings(a: Run, b: Run, *results: Result | None) -> Iterator[str]:
+    if None in results:
+        return
+    if a.tokenizer.to_json() != b.tokenizer.to_json():
+        yield "losses are per token, and the tokenizers differ: compare bits per byte"
+    if a.dataset["val_sha256"] != b.dataset["val_sha256"]:
+        yield "the losses are of different validation splits"
+    for run, result in zip((a, b), results, strict=True):
+        if result is not None and result.part:
+            yield f"the loss of {run.name} is of {result.part}"
+
+
+def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (a.get(name), b.get(name)) for name in {**a, **b}}
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: pair for name, pair in _pairs(a, b).items() if pair[0] != pair[1]}
