@@ -18,8 +18,7 @@ from attnlm.config.new_training import resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments import affordable_size as sizes
-from attnlm.experiments import settle
+from attnlm.experiments import settle as sizes
 from attnlm.training.price import step_price
 from tests.clock import Clock
 from tests.command import attnlm as command
@@ -121,20 +120,19 @@ def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() 
 
 
 @pytest.mark.parametrize(
-    "lines", ["sizes = 3", "sizes = []", "sizes = [1]", "[sizes]\na = 1", "[[sizes]]\nlayers = 0"]
+    ("lines", "says"),
+    [
+        *(("sizes = 3", "in the recipe"), ("sizes = []", "in the recipe")),
+        *(("sizes = [1]", "in the recipe"), ("[sizes]\na = 1", "in the recipe")),
+        ("[[sizes]]\nlayers = 0", "in the recipe"),
+        ("[[sizes]]\nlayers = 1\n[[sizes]]\nlayers = 2", "and none was given"),
+    ],
 )
-def test_sizes_that_are_none_are_refused(lines: str, tmp_path: Path) -> None:
+def test_invalid_sizes_are_refused(lines: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(f'model = "transformer"\nbudget = 9.0\n{lines}\n')
-    with pytest.raises(AttnlmError, match="in the recipe") as caught:
-        resolve_new({}, str(path))
-    assert caught.value.exit_code == 1
-
-
-def test_sizes_without_a_time_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("[[sizes]]\nembed_dim = 8\n[[sizes]]\nembed_dim = 16\n")
-    with pytest.raises(UsageError, match="and none was given"):
+    budget = "" if "none" in says else "budget = 9.0\n"
+    path.write_text(f'model = "transformer"\n{budget}{lines}\n')
+    with pytest.raises(AttnlmError, match=says):
         resolve_new({}, str(path))
 
 
@@ -190,7 +188,7 @@ def test_each_size_is_tried_with_all_threads(
 ) -> None:
     tried: list[object] = []
 
-    measured = settle.trial
+    measured = sizes.trial
 
     def trial(*about: Any) -> Any:
         tried.append(torch.get_num_threads())

@@ -20,8 +20,7 @@ from attnlm.data.batches import Batches
 from attnlm.data.dataset import open_dataset, sampled_hash
 from attnlm.data.list_datasets import list_datasets
 from attnlm.data.prepare import prepare
-from attnlm.experiments.evaluate import evaluate
-from attnlm.experiments.snapshot import take_snapshot
+from attnlm.experiments.evaluate import evaluate, take_snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
 from attnlm.see.heads import study_heads

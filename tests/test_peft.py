@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.run import Run
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import FRUITS
+from tests.models import places, prepared
 from tests.tolerances import assert_near
 
 SIZES: dict[str, Any] = {
@@ -36,11 +36,10 @@ MODELS = {"gpt2": "gpt2", "llama": "llama", "qwen": "transformer"}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the data set fruits-char, and a run of each stock class, exported too."""
     path = tmp_path_factory.mktemp("project")
-    (path / "fruits.txt").write_text(FRUITS)
-    attnlm.prepare(path / "fruits.txt", data_dir=path / "data")
+    prepared(path)
     for name, model in MODELS.items():
         sizes = {**SIZES, "kv_heads": 2} if name == "llama" else SIZES
-        run = attnlm.train(**about(path), name=name, model=model, steps=20, **sizes)
+        run = attnlm.train(**places(path), name=name, model=model, steps=20, **sizes)
         attnlm.export(run, path / f"{name}-hf")
     return path
 
@@ -53,14 +52,10 @@ def peft() -> Any:
         return pytest.importorskip("peft", reason="peft is not installed")
 
 
-def about(folder: Path) -> dict[str, Any]:
-    return {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
-
-
 def adapted(folder: Path, name: str, **settings: Any) -> Run:
     training = {"steps": 20, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
     given = {"lora": 3, "learning_rate": 0.01, **training, **settings}
-    return attnlm.train("fruits-char", start_from=name, **about(folder), **given)
+    return attnlm.train("fruits-char", start_from=name, **places(folder), **given)
 
 
 def base_of(folder: Path, name: str) -> Any:
@@ -202,7 +197,7 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
 
 
 def test_an_adapter_without_a_stock_class_stays_ours(folder: Path, tmp_path: Path) -> None:
-    parent = attnlm.train(**about(folder), model="multi-head", steps=2, seed=1, device="cpu")
+    parent = attnlm.train(**places(folder), model="multi-head", steps=2, seed=1, device="cpu")
     run = adapted(folder, parent.name, steps=2)
     assert not run.adapter.exists() and run.best.exists()
     arguments = "import", adapted(folder, "gpt2", steps=1).adapter, "--base", parent.name

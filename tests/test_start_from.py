@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.checkpoint import load_checkpoint
-from attnlm.runs.parent import parent_rows
+from attnlm.runs.load_model import parent_rows
 from attnlm.runs.run import Run
-from attnlm.see.reproduce import train_command
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.models import prepared
+from tests.models import places, prepared
 from tests.test_processes import ended, started
 from tests.tolerances import assert_near
 
@@ -42,17 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("project")
     prepared(path)
     sizes = {"block_size": 8, "heads": 2, "embed_dim": 16}
-    attnlm.train(**about(path), name="parent", **{**SMALL, **sizes, "steps": 30})
+    attnlm.train(**places(path), name="parent", **{**SMALL, **sizes, "steps": 30})
     return path
-
-
-def about(folder: Path) -> dict[str, Any]:
-    return {"data_dir": folder / "data", "checkpoint_dir": folder / "checkpoints"}
 
 
 def child(folder: Path, **settings: Any) -> Run:
     return attnlm.train(
-        "fruits-char", **{**about(folder), "start_from": "parent", **SMALL, **settings}
+        "fruits-char", **{**places(folder), "start_from": "parent", **SMALL, **settings}
     )
 
 
@@ -102,29 +95,6 @@ def test_the_number_of_a_removed_parent_is_not_used_again(folder: Path) -> None:
     assert child(folder, steps=1).name == numbered.name
 
 
-def test_it_does_not_begin_with_the_parents_optimizer(folder: Path) -> None:
-    fresh = child(folder, steps=1, optimizer="adamw", learning_rate=0.01)
-    before = weights(attnlm.open_run(folder / "checkpoints" / "parent"), "best")
-    moved = torch.cat([(p - before[n]).flatten().abs() for n, p in weights(fresh).items()])
-    # The first update of Adam is ±1 times the learning rate, whatever the gradient.
-    assert moved[moved > 1e-5].quantile(0.1) > 0.0099
-
-
-def test_it_is_resumed_exactly(folder: Path) -> None:
-    whole = child(folder, steps=12)
-    parted = attnlm.train(resume=child(folder), steps=12, eval_every=3, **about(folder))
-    assert whole.last.read_bytes() == parted.last.read_bytes()
-    assert parted.parent == whole.parent
-
-
-def test_its_command_makes_it_again(folder: Path) -> None:
-    run = child(folder)
-    _, *words = shlex.split(train_command(run))
-    command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
-    again = attnlm.open_run(folder / "elsewhere" / "again")
-    assert again.last.read_bytes() == run.last.read_bytes()
-
-
 @pytest.mark.parametrize(
     "changed",
     [{"heads": 4}, {"block_size": 16}, {"model": "wide-head"}, {"projection": True}, {"layers": 2}],
@@ -167,15 +137,6 @@ def test_a_sharded_run_is_a_parent_and_a_child(folder: Path) -> None:
     run = child(folder, start_from=parent)
     assert run.parent is not None and run.parent["checkpoint"] == "best"
     assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_each_of_several_processes_reads_its_rows(count: int, folder: Path) -> None:
-    run = child(folder, steps=1)
-    parts = [parent_rows(run, rank, count) for rank in range(count)]
-    for name, whole in parent_rows(run).items():
-        assert torch.equal(torch.cat([part[name] for part in parts]), whole)
-        assert len(parts[0][name]) == -(-len(whole) // count)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Measure the loss of a run on a validation split, in fixed windows."""
+"""Measure a run's loss on a validation split, and take snapshots of a model in training."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
 from attnlm.compute.choices import keeping_threads
-from attnlm.compute.device import choose_device, use_precision
-from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.runs.load_model import load_model
+from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.data.dataset import Dataset, ids_at, open_dataset
+from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampling_config import SamplingConfig
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.recorder import record
+from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.ticker import PASSAGE, Snapshot
+from attnlm.see.text import token_texts
 from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import lay_side_by_side
 from attnlm.training.price import is_whole_affordable
@@ -48,11 +56,7 @@ def evaluate(
         dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     else:
         dataset = open_dataset(data, data_dir=data_dir, verify=verify)
-        if dataset.tokenizer.to_json() != run.tokenizer.to_json():
-            raise AttnlmError(
-                f"{dataset.name} was encoded with a different tokenizer than {run.name}'s",
-                "a model can only be evaluated on ids of its own tokenizer",
-            )
+        check_tokenizer(run, dataset)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     training = run.config.training
     if chosen.name == training.device:
@@ -103,3 +107,36 @@ def _measured(run: Run, checkpoint: Checkpoint, dataset: Dataset) -> dict[str, A
         "bits_per_byte": found.bits_per_byte,
         "evaluated_tokens": found.tokens,
     }
+
+
+def take_snapshot(
+    dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
+) -> tuple[Snapshot, list[str]]:
+    """Return a sample of `tokens` tokens with attention maps, and the tokens that the maps show.
+
+    PyTorch's random state is not used. The sample is "" if the model's outputs give no
+    probabilities.
+    """
+    length, training = min(PASSAGE, model.architecture.block_size), model.training
+    passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
+    maps: NDArray[np.float32] | None = None
+    model.eval()
+    try:
+        # The training loop reports numbers that are not finite.
+        with np.errstate(all="ignore"):
+            text = _sample(model, dataset, device, tokens)
+            if model.architecture.maps_per_layer:
+                recorded = record(model, torch.tensor([passage], device=device.torch))
+                maps = recorded.weights[:, 0].float().cpu().numpy()
+    finally:
+        model.train(training)
+    return Snapshot(step, text, maps), token_texts(dataset.tokenizer, passage)
+
+
+def _sample(model: LanguageModel, dataset: Dataset, device: Device, tokens: int) -> str:
+    sampler = Sampler(model, dataset.tokenizer, device)
+    try:
+        config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
+        return "".join(sampler.stream(sampler.prompt_ids(""), config))
+    except AttnlmError:
+        return ""

@@ -24,15 +24,13 @@ from attnlm.compute.processes import LostProcessError, Processes, joined, restar
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.settings import described_settings, resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.experiments.affordable_size import affordable_size
-from attnlm.experiments.evaluate import measure_on_whole
+from attnlm.experiments.evaluate import measure_on_whole, take_snapshot
 from attnlm.experiments.other_processes import begun_before, check_alike, check_launched, join, tell
-from attnlm.experiments.settle import chosen_device, settle
-from attnlm.experiments.snapshot import take_snapshot
+from attnlm.experiments.settle import affordable_size, chosen_device, settle
 from attnlm.runs.create_run import check_free, create_run
+from attnlm.runs.load_model import check_tokenizer, parent_record
+from attnlm.runs.manage import remove_run
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.runs.parent import check_tokenizer, parent_record
-from attnlm.runs.remove import remove_run
 from attnlm.runs.run import Run
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools

@@ -18,7 +18,7 @@ from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
-from attnlm.runs.parent import keep_base
+from attnlm.runs.load_model import keep_base
 from attnlm.runs.run import DatasetFacts, Run
 from attnlm.tokens import tokenizer
 
@@ -40,13 +40,8 @@ def create_run(
     about = {name: getattr(dataset, name) for name in fields_of(DatasetFacts)}
     about["path"] = str(dataset.path)
     run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, about, parent=parent)
-    fill = nothing if config.training.adapters is None else keep_base
+    fill = None if config.training.adapters is None else keep_base
     return put_new(run, dataset.tokenizer, name, checkpoint_dir, fill)
-
-
-def nothing(run: Run) -> Run:
-    """Return the run unchanged: its folder needs no more files."""
-    return run
 
 
 def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
@@ -61,11 +56,11 @@ def put_new(
     its_tokenizer: tokenizer.Tokenizer,
     name: str | None,
     checkpoint_dir: Path,
-    fill: Callable[[Run], Run] = nothing,
+    fill: Callable[[Run], Run] | None = None,
 ) -> Run:
     """Create the folder of a run with the files that `fill` writes, and move it into place.
 
-    `fill` may return a run that records what it wrote. Raises as `create_run` does.
+    `fill` returns a run that records what it wrote. Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -74,7 +69,7 @@ def put_new(
         new.mkdir()
         run = replace(run, path=new)
         tokenizer.save(its_tokenizer, new / "tokenizer.json")
-        run = fill(run)
+        run = run if fill is None else fill(run)
         run.save_config()
         run = replace(run, path=_put_in_place(run, checkpoint_dir, name))
     write_latest(checkpoint_dir, run.name)
@@ -86,11 +81,10 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
 
     The number of a removed run is not reused while other runs record it as their parent.
     """
-    gone = _parents(checkpoint_dir) if name is None else set()
-    for number in itertools.count(1):
-        path = checkpoint_dir / (name or f"{run.config.model.model}-{number:03}")
-        if path.name in gone:
-            continue
+    gone = set() if name else _parents(checkpoint_dir)
+    numbered = (f"{run.config.model.model}-{number:03}" for number in itertools.count(1))
+    for unused in [name] if name else (one for one in numbered if one not in gone):
+        path = checkpoint_dir / unused
         try:
             # A rename would replace an empty folder, which may belong to somebody.
             if not os.path.lexists(path):
@@ -99,8 +93,6 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-        if name is not None:
-            break
     raise _taken(path, not run.imported_from)
 
 

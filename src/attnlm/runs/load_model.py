@@ -1,4 +1,4 @@
-"""Load the model of a run, or its weights with adapters merged.
+"""Load the model of a run, the weights that it started from, and its adapters merged.
 
 The checkpoints of a run that trains adapters hold only the adapters. Its folder has the base
 weights, if possible as a hard link to the parent's file: it takes no space and stays valid if that
@@ -7,19 +7,28 @@ file is replaced.
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import rows_of
+from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import fold
-from attnlm.runs.checkpoint import load_checkpoint, load_header
+from attnlm.runs.checkpoint import load_checkpoint, load_header, save_weights_in_turn
 from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Parent, Run
+from attnlm.runs.safetensors_file import explaining_reads
+from attnlm.runs.sharded_checkpoint import FACTS
 
 
 def load_model(
@@ -72,19 +81,94 @@ def load_weights(
 
 def base_weights(run: Run) -> dict[str, Tensor]:
     """Return the base weights of a run with adapters. Raises as `load_checkpoint` does."""
-    hint = "copy the run's folder again, with all of its files"
-    if not run.base.exists():
-        raise AttnlmError(
-            f"{run.base} is missing: the weights that the run's adapters are for", hint
-        )
     assert run.parent is not None
     about = run.base, run.config.model, run.vocab_size
+    hint = "copy the run's folder again, with all of its files"
     try:
         header = load_header(*about)
         if header.digest == run.parent["base"]:
             return load_checkpoint(*about, header=header)[1]
-    except NotFiniteError:
-        raise
     except AttnlmError as error:  # `checkpoint` can't help: best and last both need the base
         raise AttnlmError(error.message, hint) from None
     raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)
+
+
+# --- The run that a run starts from ---------------------------------------------------------------
+
+
+def check_tokenizer(parent: Run, dataset: Dataset) -> None:
+    """Raise AttnlmError if the data set was not encoded with the run's tokenizer."""
+    if dataset.tokenizer.to_json() != parent.tokenizer.to_json():
+        raise AttnlmError(
+            f"{dataset.name} was not encoded with the tokenizer of {parent.name}, "
+            "so that its ids mean other tokens",
+            f"prepare its text again with `tokenizer` {parent.path}",
+        )
+
+
+def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
+    """Return what a run records about its parent. Raises as `Run.checkpoint` does."""
+    start = parent.checkpoint(checkpoint)
+    return asdict(
+        Parent(
+            name=parent.name,
+            path=str(parent.path.absolute()),
+            checkpoint=start.path.name,
+            step=start.step,
+            sha256=_hash(start.path),
+        )
+    )
+
+
+def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
+    """Return the weights that a run starts from, or the rows of process `rank` of `count`.
+
+    Raises AttnlmError as `load_checkpoint` does, and if the parent was trained further.
+    """
+    parent, start = _start(run)
+    weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
+    _check_unchanged(start, run)
+    return weights
+
+
+def keep_base(run: Run) -> Run:
+    """Add the parent's weights to the folder of a run of adapters; return it with their digest.
+
+    Link to the parent's file if it holds only these weights, and the file system supports links.
+    Raises as `parent_rows` does, and OSError.
+    """
+    parent, start = _start(run)
+    assert run.parent is not None
+    with contextlib.suppress(OSError):
+        if start == parent.best and start.suffix and parent.config.training.adapters is None:
+            os.link(start.resolve(), run.base)
+    if run.base.exists():
+        _check_unchanged(run.base, run)
+    else:
+        weights = parent_rows(run)
+        shapes = {name: tuple(values.shape) for name, values in weights.items()}
+        save_weights_in_turn(run.base, shapes, weights.__getitem__, {"step": run.parent["step"]})
+    base = load_header(run.base, run.config.model, run.vocab_size)
+    return replace(run, parent={**run.parent, "base": base.digest})
+
+
+def _start(run: Run) -> tuple[Run, Path]:
+    assert run.parent is not None
+    parent = open_run(Path(run.parent["path"]))
+    return parent, parent.path / run.parent["checkpoint"]
+
+
+def _check_unchanged(path: Path, run: Run) -> None:
+    assert run.parent is not None
+    if _hash(path) != run.parent["sha256"]:
+        raise AttnlmError(
+            f"{run.parent['name']} has changed since {run.name} was to start from it",
+            "wait until it is no longer trained, then start again",
+        )
+
+
+def _hash(checkpoint: Path) -> str:
+    """Return the hash of a file, or of a sharded run's facts.json, which lists the other hashes."""
+    path = checkpoint if checkpoint.suffix else checkpoint / FACTS
+    with explaining_reads(path, "", COPY_THE_RUN):
+        return files.file_hash(path)
