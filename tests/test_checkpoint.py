@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -140,26 +139,3 @@ def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path)
         sealed(path, whole, described)
         with pytest.raises(AttnlmError, match=r"last\.safetensors"):
             load_checkpoint(path, config, 5)
-
-
-def test_a_folder_may_have_a_name_that_is_no_utf8(saved: Path) -> None:
-    folder = saved.parent / os.fsdecode(b"caf\xe9")
-    try:
-        folder.mkdir()
-    except OSError:
-        pytest.skip("this file system has no such names")
-    saved.rename(folder / "best.safetensors")
-    assert load_checkpoint(folder / "best.safetensors", BIGRAM, 5)[0] == {"step": 1}
-
-
-def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    config = resolve({"model": "transformer", "tie_embeddings": True, "block_size": 6}).model
-    model = build_model(config, V)
-    path = tmp_path / "best.safetensors"
-    save_checkpoint(path, dict(model.named_parameters()), {})
-    header_size = int.from_bytes(path.read_bytes()[:8], "little")
-    header = json.loads(path.read_bytes()[8 : 8 + header_size])
-    assert "model.token_embedding.weight" in header and "model.head.weight" not in header
-    loaded = model_of(config, V, load_checkpoint(path, config, V)[1])
-    tokens_BT = torch.randint(V, (1, 6))
-    assert torch.equal(loaded(tokens_BT), model(tokens_BT))

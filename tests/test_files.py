@@ -135,30 +135,6 @@ def test_a_link_is_read_but_not_written_through(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
-def test_a_file_that_is_replaced_as_it_is_opened_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, open_ = tmp_path / "x", os.open
-    path.write_bytes(b"content")
-    (tmp_path / "elsewhere").write_bytes(b"content")
-    replacements = {"rb": lambda: os.mkfifo(path), "wb": lambda: path.symlink_to("elsewhere")}
-
-    def late(name: str, flags: int, *mode: int) -> int:
-        path.unlink()
-        replacements["wb" if flags & os.O_WRONLY else "rb"]()
-        return open_(name, flags, *mode)
-
-    monkeypatch.setattr(os, "open", late)
-    with pytest.raises(OSError, match="it is a named pipe"):
-        open_regular(path)
-    path.unlink()
-    path.write_bytes(b"content")
-    with pytest.raises(OSError, match="symbolic link"):
-        open_regular(path, "wb")
-    assert (tmp_path / "elsewhere").read_bytes() == b"content"
-
-
 def test_a_folder_that_a_failing_disk_cannot_keep_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

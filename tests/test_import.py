@@ -19,7 +19,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.runs.hugging_face.read_config import read_config
+from attnlm.runs.hugging_face.read_model import read_config
 from attnlm.tokens import byte_characters
 from attnlm.tokens.byte_pairs import published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges

@@ -72,7 +72,7 @@ def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, wi
 
 @pytest.mark.parametrize("on", ["query,value", "all", "down"])
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2"])
-def test_so_are_those_beside_adapters(name: str, on: str) -> None:
+def test_operations_with_adapters_are_those_that_pytorch_counts(name: str, on: str) -> None:
     """But for what the first block need not pass on to the embeddings, which are frozen."""
     config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
     a, lora = config.model, config.training.adapters
@@ -87,7 +87,7 @@ def test_so_are_those_beside_adapters(name: str, on: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
-def test_so_are_those_of_an_update(name: str) -> None:
+def test_operations_of_an_update_are_those_that_pytorch_counts(name: str) -> None:
     config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
     model = build_model(config.model, 65)
     optimizer = FlatOptimizer(model, config.training)
@@ -300,7 +300,7 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
         ("--vocab-size 9 --tokens -3 --peak 1", 2, "--tokens -3 is out of range", "at least"),
         ("--vocab-size 9 --peak nan", 2, "--peak nan is out of range", "at least"),
         ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "--share 1.5 is out of range", "most 1"),
-        ("--vocab-size 9 --share 0.5", 2, "--share needs the --peak", "989e12"),
+        ("--vocab-size 9 --share 0.5", 2, "--share needs a --peak", "989e12"),
         (
             "--vocab-size 9 --model bigram --peak 1e9",
             2,

@@ -18,22 +18,21 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.experiments import train as launch
-from attnlm.experiments.snapshot import take_snapshot
+from attnlm.experiments.evaluate import take_snapshot
 from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
-from attnlm.runs.json_lines import Journal
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import PASSAGE, Snapshot, ticker_journal
+from attnlm.runs.ticker import PASSAGE, Journal, Snapshot, ticker_journal
 from attnlm.training.events import Evaluated
+from tests.models import FRUITS
 
-TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 CPU = choose_device("cpu")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    (folder / "fruits.txt").write_text(TEXT)
+    (folder / "fruits.txt").write_text(FRUITS)
     for tokenizer in ("char", "byte", "bpe:300"):
         attnlm.prepare(folder / "fruits.txt", data_dir=folder, tokenizer=tokenizer)
     return folder
@@ -77,7 +76,7 @@ def test_the_passage_is_short_whatever_the_tokenizer(
 ) -> None:
     run = trained(data, tmp_path, dataset=dataset, block_size=40, steps=1, eval_every=1)
     assert len(run.ticker_passage()) == PASSAGE
-    assert "".join(run.ticker_passage()) in TEXT
+    assert "".join(run.ticker_passage()) in FRUITS
     for snapshot in run.ticker():
         assert snapshot.maps is not None and snapshot.maps.shape == (1, 4, 24, 24)
         assert snapshot.maps.sum(-1) == pytest.approx(1, abs=0.05)
@@ -131,8 +130,7 @@ def test_a_line_too_many_or_cut_short_is_gone_after_a_resume(data: Path, tmp_pat
     assert steps(resumed) == [0, 5, 10, 15, 20]
 
 
-def test_what_is_lost_is_not_missed(data: Path, tmp_path: Path) -> None:
-    """A line, and the whole file, as in an older run."""
+def test_lost_lines_are_not_missed_and_lines_of_another_run_go(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path, steps=10)
     path = run.path / "ticker.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -142,6 +140,9 @@ def test_what_is_lost_is_not_missed(data: Path, tmp_path: Path) -> None:
     assert run.ticker() == [] and run.ticker_passage() == []
     resumed = attnlm.train(resume=run.path, steps=20)
     assert steps(resumed) == [15, 20] and len(resumed.ticker_passage()) == 8
+    other = trained(data, tmp_path, steps=9, eval_every=3)
+    shutil.copy(other.path / "ticker.jsonl", run.path)
+    assert steps(attnlm.train(resume=run.path, steps=25)) == [0, 25]
 
 
 def test_changed_lines_and_another_order_are_refused(data: Path, tmp_path: Path) -> None:
@@ -158,13 +159,6 @@ def test_changed_lines_and_another_order_are_refused(data: Path, tmp_path: Path)
             with pytest.raises(AttnlmError, match=name):
                 attnlm.train(resume=run.path, steps=20)
         path.write_bytes(whole)
-
-
-def test_lines_of_another_run_go(data: Path, tmp_path: Path) -> None:
-    run, other = trained(data, tmp_path, steps=10), trained(data, tmp_path, steps=9, eval_every=3)
-    shutil.copy(other.path / "ticker.jsonl", run.path)
-    resumed = attnlm.train(resume=run.path, steps=15)
-    assert steps(resumed) == [0, 15]
 
 
 def sealed(record: dict[str, Any]) -> bytes:

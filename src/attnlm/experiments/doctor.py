@@ -81,15 +81,10 @@ def _examined(name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[F
 def _versions() -> Iterator[Finding]:
     yield Finding("attnlm", f"{attnlm.__version__}, in {Path(attnlm.__file__).parent}")
     yield Finding("Python", f"{platform.python_version()}, {platform.platform()}")
-    versions, missing = [], []
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(package)
-    yield Finding("packages", ", ".join(versions))
-    if missing:
-        yield Finding("packages", f"missing: {', '.join(missing)}", "install attnlm again", True)
+    found = {each.name: each.version for each in importlib.metadata.distributions()}
+    versions = [f"{package} {found.get(package, 'is missing')}" for package in _PACKAGES]
+    remedy = "" if found.keys() >= set(_PACKAGES) else "install attnlm again"
+    yield Finding("packages", ", ".join(versions), remedy, is_fatal=bool(remedy))
 
 
 def _torch() -> Iterator[Finding]:
@@ -153,17 +148,14 @@ def _compiler() -> Iterator[Finding]:
 
     found = next(commands(), None)
     if found is None:
+        text = "no C compiler: neither what CC names, nor cc, gcc, clang"
         remedy = "install gcc or clang: small models then train and sample several times as fast"
-        yield Finding(
-            "compiler", "no C compiler: neither what CC names, nor cc, gcc, clang", remedy
-        )
     elif library("words.c") is None:
-        remedy = (
-            "try to compile a file with it; or set TMPDIR to a folder that code may be loaded from"
-        )
-        yield Finding("compiler", f"what {found[0]} compiles can't be loaded", remedy)
+        text = f"what {found[0]} compiles can't be loaded"
+        remedy = "compile a file with it; or set TMPDIR to a folder that code may be loaded from"
     else:
-        yield Finding("compiler", f"{found[0]} works")
+        text, remedy = f"{found[0]} works", ""
+    yield Finding("compiler", text, remedy)
 
 
 def _caches() -> Iterator[Finding]:
@@ -171,13 +163,13 @@ def _caches() -> Iterator[Finding]:
     if folder is None:
         yield Finding("cache", "no home folder", "set ATTNLM_CACHE_DIR to a folder of yours")
         return
+    remedy = ""
+    if not _is_writable(folder):
+        remedy = "this folder is not writable: set ATTNLM_CACHE_DIR to one that is"
     parts = [
         f"{path.name} {quantity(folder_size(path) if path.is_dir() else path.stat().st_size, 'B')}"
         for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
     ]
-    remedy = ""
-    if not _is_writable(folder):
-        remedy = "this folder is not writable: set ATTNLM_CACHE_DIR to one that is"
     yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
     if sys.platform != "win32":
         yield Finding("compiled code", str(code_folder("native")))
@@ -194,10 +186,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _disk() -> Iterator[Finding]:
-    for name, folder in (
-        ("disk here", Path.cwd()),
-        ("disk (temp)", Path(tempfile.gettempdir())),
-    ):
+    for name, folder in (("disk here", Path.cwd()), ("disk (temp)", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(folder).free
         remedy = ""
         if free < _FREE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,19 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.workspaces import workspace
 from attnlm.model.architecture import Architecture
 from attnlm.runs.forms import (
+    GGUF_ARCHITECTURES,
+    STOCK_CLASSES,
     Exported,
     Form,
     StockClass,
-    Stored,
     check_format,
-    gguf_architecture_for,
-    stock_class_for,
+    form_for,
 )
-from attnlm.runs.gguf_vocabulary import encodes_alike, vocabulary
+from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.run_html import run_facts
 from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.play import export_to_html
 from attnlm.tokens.tokenizer_json import library_tokenizer
@@ -85,48 +86,40 @@ def export(
     return _export_gguf(only, path, type or "f32", checkpoint, on_event or ignore)
 
 
-class _Tensors:
-    """Tensors of a form: `shapes` holds all shapes by name, and `tensor` makes one tensor."""
+_Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
 
-    def __init__(self, form: Form, a: Architecture, weights: Mapping[str, Tensor]) -> None:
-        self._architecture, self._weights = a, weights
-        self._stored = {stored.name: stored for stored in form.stored(a)}
-        self.shapes = {name: self._shape(stored) for name, stored in self._stored.items()}
 
-    def tensor(self, name: str) -> Tensor:
-        """Return a tensor in float32, which may not be contiguous."""
-        stored = self._stored[name]
-        parts = [
-            self._weights[part] if part in self._weights else torch.zeros(self._part_shape(part))
-            for part in stored.parts
-        ]
+def _tensors(form: Form, a: Architecture, weights: dict[str, Tensor]) -> _Made:
+    """Return the shapes of a form's tensors by name, and a function that makes one in float32.
+
+    Biases and positions that the model lacks are zeros. A tensor may not be contiguous.
+    """
+    stored = {one.name: one for one in form.stored(a)}
+    for part in (part for one in stored.values() for part in one.parts if part not in weights):
+        module = part.removesuffix(".bias")
+        if part == "position_embedding.weight":
+            weights[part] = torch.zeros(a.block_size, a.embed_dim or 0)
+        else:
+            kind = "weight" if f"{module}.weight" in weights else "gain"
+            weights[part] = torch.zeros(len(weights[f"{module}.{kind}"]))
+
+    def tensor(name: str) -> Tensor:
+        one = stored[name]
+        parts = [weights[part] for part in one.parts]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if stored.interleaved:
-            heads = joined.unflatten(0, (stored.interleaved, 2, -1))
+        if one.interleaved:
+            heads = joined.unflatten(0, (one.interleaved, 2, -1))
             joined = heads.transpose(1, 2).flatten(0, 2)
-        return joined.T if stored.transposed else joined
+        return joined.T if one.transposed else joined
 
-    def _shape(self, stored: Stored) -> Shape:
-        rows = sum(self._part_shape(part)[0] for part in stored.parts)
-        columns = self._part_shape(stored.parts[0])[1:]
-        return (*columns, rows) if stored.transposed else (rows, *columns)
-
-    def _part_shape(self, name: str) -> Shape:
-        """Return the shape of a parameter that the model has or could have."""
-        if name in self._weights:
-            return tuple(self._weights[name].shape)
-        if name == "position_embedding.weight":
-            return self._architecture.block_size, self._architecture.embed_dim or 0
-        stem = name.removesuffix(".bias")
-        weight = f"{stem}.weight" if f"{stem}.weight" in self._weights else f"{stem}.gain"
-        return (len(self._weights[weight]),)
+    return {name: tuple(tensor(name).shape) for name in stored}, tensor
 
 
 # --- Folders for transformers ---------------------------------------------------------------------
 
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    stock = stock_class_for(run.config.model, run.name)
+    stock = form_for(run.config.model, STOCK_CLASSES, run.name)
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
     content = {
@@ -138,7 +131,7 @@ def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
         ),
         "README.md": "".join(f"{line}\n" for line in _model_card(run, chosen, stock)).encode(),
     }
-    tensors = _Tensors(stock, run.config.model, load_weights(run, chosen))
+    tensors = _tensors(stock, run.config.model, load_weights(run, chosen))
     with (
         files.explaining(folder, ", or name another folder"),
         workspace(folder.absolute().parent) as work,
@@ -147,7 +140,7 @@ def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
         new.mkdir()
         for name, written in content.items():
             files.write_bytes(new / name, written)
-        write_tensors(new / "model.safetensors", tensors.shapes, tensors.tensor)
+        write_tensors(new / "model.safetensors", *tensors)
         _check_folder_free(folder)
         if folder.is_dir():
             folder.rmdir()
@@ -209,7 +202,7 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
     yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
     yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
     yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
-    yield from (f"- {label}: {_plain(value)}" for label, value in _facts(run, checkpoint))
+    yield from (f"- {label}: {_plain(value)}" for label, value in _facts(run, checkpoint).items())
     if not run.imported_from:
         yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
         for name, setting in run.config.settings().items():
@@ -228,30 +221,12 @@ def _description(run: Run) -> str:
     return f"{model}, {made} attnlm {attnlm.__version__}"
 
 
-def _facts(run: Run, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield labels and values that describe how a checkpoint was trained."""
-    about, training = run.dataset, run.config.training
-    if run.imported_from:
-        yield "origin", f"imported from {run.imported_from}"
-        return
-    yield (
-        "data",
-        f"{about['name']}, {about['train_tokens']:,} tokens to train on, "
-        f"{about['val_tokens']:,} to validate",
-    )
-    yield "SHA-256 of the training tokens", about["train_sha256"]
-    yield "tokenizer", f"{run.tokenizer.name}, {run.vocab_size:,} ids"
-    tokens = checkpoint.step * run.config.tokens_per_step
-    yield "steps", f"{checkpoint.step:,} of {training.length}, {tokens:,} tokens"
-    whole = run.whole().get(checkpoint.which, {})
-    loss, part = whole.get("val_loss", checkpoint.val_loss), "" if whole else run.evaluated_part
-    if loss is not None:
-        over = part or "the whole validation split"
-        yield "validation loss", f"{loss:.4f} nats per token, over {over}"
-    if about["bigram_loss"] is not None:
-        yield "for comparison", f"the counted bigram has {about['bigram_loss']:.4f}"
-    yield "optimizer", f"{training.optimizer}, learning rate {training.learning_rate:g}"
-    yield "seed", str(training.seed)
+def _facts(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return labels and values that describe a checkpoint and how it was trained."""
+    facts = {**run_facts(run), "checkpoint": str(checkpoint)}
+    if not run.imported_from:
+        facts["SHA-256 of the training tokens"] = run.dataset["train_sha256"]
+    return facts
 
 
 # --- GGUF files for llama.cpp ---------------------------------------------------------------------
@@ -263,14 +238,14 @@ _BLOCK = 32  # numbers that share one scale
 
 
 def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
-    form = gguf_architecture_for(run.config.model, run.name)
+    form = form_for(run.config.model, GGUF_ARCHITECTURES, run.name)
     if path.suffix != ".gguf":
         raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
     _check_file_free(path)
     optional("gguf", "writing GGUF")
     chosen = run.checkpoint(checkpoint)
     metadata = _metadata(form, run, chosen, type)
-    tensors = _Tensors(form, run.config.model, load_weights(run, chosen))
+    tensors = _tensors(form, run.config.model, load_weights(run, chosen))
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         _write_gguf(path, form.name, metadata, tensors, type)
@@ -279,13 +254,6 @@ def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnE
             Note(
                 f"llama.cpp aborts beyond the {context:,} tokens of this model's context: it stops "
                 f"at multiples of {_CONTEXT_STEP} only"
-            )
-        )
-    if not encodes_alike(run.tokenizer):
-        on_event(
-            Note(
-                "llama.cpp may encode the end of a text differently where it is a line's end and "
-                "spaces"
             )
         )
     return Exported(path, form.name, chosen.which)
@@ -298,7 +266,7 @@ def _check_file_free(path: Path) -> None:
 
 def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
     a = run.config.model
-    about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint))
+    about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {
             "type": "model",
@@ -316,14 +284,13 @@ def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[s
     return {f"{group}.{key}": keys[key] for group, keys in keys_of.items() for key in keys}
 
 
-def _write_gguf(
-    path: Path, form: str, metadata: dict[str, Any], tensors: _Tensors, type: str
-) -> None:
+def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made, type: str) -> None:
     """Write the file, with one tensor at a time in memory."""
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
 
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
-    types = {name: _type_of(name, shape, type) for name, shape in tensors.shapes.items()}
+    shapes, tensor = tensors
+    types = {name: _type_of(name, shape, type) for name, shape in shapes.items()}
     with files.replacing(path) as file:
         writer = GGUFWriter(file.name, form)
         try:
@@ -331,15 +298,15 @@ def _write_gguf(
                 if isinstance(value, str):  # folder names need not be Unicode
                     value = value.encode(errors="backslashreplace").decode()
                 writer.add_key_value(key, value, GGUFValueType[kinds[value.__class__]])
-            for name, shape in tensors.shapes.items():
+            for name, shape in shapes.items():
                 kind = GGMLQuantizationType[types[name]]
                 count = math.prod(quant_shape_to_byte_shape(shape, kind))
                 writer.add_tensor_info(name, shape, np.dtype(np.float32), count, kind)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for name in tensors.shapes:
-                numbers = tensors.tensor(name).contiguous().numpy()
+            for name in shapes:
+                numbers = tensor(name).contiguous().numpy()
                 writer.write_tensor_data(converted(name, numbers, types[name]))
         finally:
             writer.close()

@@ -26,11 +26,11 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import settle, trial
-from attnlm.model.architecture import Architecture, settings_of
+from attnlm.model.architecture import settings_of
 from attnlm.model.inspection import parameter_shapes
 from attnlm.model.sizes import block_shapes, forward_flops, training_flops
+from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.open_run import open_run
-from attnlm.runs.parent import check_tokenizer
 from attnlm.runs.run import Run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
@@ -67,7 +67,8 @@ class Plan:
     device: str
     budget: int | None
     """Tokens to train on; None for 20 per parameter."""
-    step_seconds: float
+    pace: float
+    """The FLOP/s of one process; tokens per second for a model without matmuls."""
     peak: float | None = None
     """The FLOP/s of each process's device; None if steps were measured."""
     share: float | None = None
@@ -90,9 +91,8 @@ class Plan:
     @functools.cached_property
     def memory(self) -> MemoryEstimate:
         """Return the estimated memory of one process."""
-        return estimate_memory(
-            self.config, self.vocab_size, self.parameters, self.val_tokens, self.device
-        )
+        about = self.vocab_size, self.parameters, self.val_tokens, self.device
+        return estimate_memory(self.config, *about)
 
     @property
     def forward_flops(self) -> int:
@@ -126,6 +126,15 @@ class Plan:
         training = self.config.training
         shared = self.training_flops * self.tokens_per_step // training.processes
         return shared + self.update_flops // (training.processes if training.is_sharded else 1)
+
+    @property
+    def work(self) -> int:
+        """Return what takes the time of a step: its operations, or its tokens without matmuls."""
+        return self.step_flops or self.tokens_per_step // self.config.training.processes
+
+    @property
+    def step_seconds(self) -> float:
+        return self.work / self.pace
 
     @property
     def flops_per_second(self) -> float:
@@ -166,13 +175,7 @@ class Plan:
     def grown(self) -> Iterator[tuple[str, Plan]]:
         """Yield plans with one size doubled, on the assumption that matmuls stay as fast."""
         for name, config in _doubled(self.config):
-            grown = replace(self, config=config)
-            # A model without matmuls takes time in proportion to its tokens.
-            larger, own = (
-                plan.step_flops or plan.tokens_per_step // plan.config.training.processes
-                for plan in (grown, self)
-            )
-            yield name, replace(grown, step_seconds=self.step_seconds * (larger / own))
+            yield name, replace(self, config=config)
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -201,11 +204,14 @@ class Plan:
 
 def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
     a, training = config.model, config.training
-    sizes = {"width × 2": _wider(a), "depth × 2": {}, "context × 2": {"block_size": a.block_size}}
-    if "layers" in settings_of(a.model):
-        sizes["depth × 2"] = {"layers": a.layers}
+    # Twice as wide: twice the heads, or a single head of twice the size.
+    heads = ("heads", "kv_heads") if a.heads > 1 and not a.wide_heads else ("head_size",)
+    sizes = {"width × 2": ("embed_dim", "mlp_width", *heads) if a.embed_dim else ()}
+    sizes["depth × 2"] = ("layers",) if "layers" in settings_of(a.model) else ()
+    sizes["context × 2"] = ("block_size",)
     for name, doubled_sizes in sizes.items():
-        changed = {size: 2 * value for size, value in doubled_sizes.items()}
+        values = {size: getattr(a, size) for size in doubled_sizes}
+        changed = {size: 2 * value for size, value in values.items() if value is not None}
         with contextlib.suppress(UsageError):  # larger than the limits of a setting
             if changed:
                 yield name, replace(config, model=replace(a, **changed))
@@ -214,15 +220,6 @@ def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
     if training.batch_size % twice:
         name, doubled = f"{name}, batch × 2", replace(doubled, batch_size=2 * training.batch_size)
     yield name, replace(config, training=doubled)
-
-
-def _wider(a: Architecture) -> dict[str, Any]:
-    """Return the sizes to double for twice the heads, or for a single head twice as large."""
-    if a.embed_dim is None:
-        return {}
-    names = ["embed_dim", "mlp_width"]
-    names += ["heads", "kv_heads"] if a.heads > 1 and not a.wide_heads else ["head_size"]
-    return {name: size for name in names if (size := getattr(a, name)) is not None}
 
 
 def _muon_flops(rows: int, columns: int) -> int:
@@ -260,9 +257,7 @@ def plan(
     if tokens is not None and "steps" in settings:
         raise UsageError("`tokens` and `steps` cannot be combined", "give one of them")
     if share is not None and peak is None:
-        raise UsageError(
-            "`share` needs the `peak` that it is a share of", "such as 989e12, in FLOP/s"
-        )
+        raise UsageError("`share` needs a `peak`", "such as 989e12, in FLOP/s")
     given = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}
     for limited, (least, most) in _LIMITS.items():
         if (value := given[limited]) is not None and not least <= value <= most:
@@ -288,21 +283,21 @@ def plan(
                     "give `tokens` or `steps`",
                 )
             tokens = len(opened.train)
-        name = config.training.device
+        about = opened.vocab_size, opened.val_tokens
         if peak is None:
             check_launched(config.training, processes)
-            name, config, seconds = _measured(config, opened, processes, on_event or ignore)
-            return Plan(config, opened.vocab_size, opened.val_tokens, name, tokens, seconds)
+            config, seconds = _measured(config, opened, processes, on_event or ignore)
+            measured = Plan(config, *about, config.training.device, tokens, 1.0)
+            return replace(measured, pace=measured.work / seconds)
+    name, share = config.training.device, USUAL_SHARE if share is None else share
     name = choose_device().name if name == "auto" else name
-    stated = Plan(config, opened.vocab_size, opened.val_tokens, name, tokens, 1.0)
+    stated = Plan(config, *about, name, tokens, peak * share, peak, share)
     if not stated.step_flops:
         raise UsageError(
             f"{config.model.model} has no matrix products: a `peak` says nothing about its time",
             "leave `peak` out: its steps are then measured",
         )
-    share = USUAL_SHARE if share is None else share
-    seconds = stated.step_flops / (peak * share)
-    return replace(stated, step_seconds=seconds, peak=peak, share=share)
+    return stated
 
 
 def _data(
@@ -338,8 +333,8 @@ class _MadeUp(NamedTuple):
 
 def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
-) -> tuple[str, Config, float]:
-    """Return the device, the configuration as it is trained there, and the seconds of a step."""
+) -> tuple[Config, float]:
+    """Return the configuration as it is trained on this machine, and the seconds of a step."""
     try:
         device = choose_device(config.training.device, config.training.dtype)
     except AttnlmError as error:
@@ -355,7 +350,7 @@ def _measured(
             config = resolve({}, processes.from_main(config.settings()))
             use_precision(device)
             stepper = trial(config, device, data, processes)
-            return device.name, config, _step_seconds(stepper)
+            return config, _step_seconds(stepper)
     except torch.OutOfMemoryError:
         raise AttnlmError(
             f"the memory of {device.name} is too small for a step",

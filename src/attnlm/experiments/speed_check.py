@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from attnlm.base.readable import quantity
 from attnlm.compute.device import choose_device
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
+from attnlm.config.variants import variant
 from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.linear import product
@@ -20,14 +20,7 @@ _USUAL_SHARE = 0.45
 # Limits of the processor time and of the usual speed, as fractions: less means a problem.
 _LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
 
-_MODEL: dict[str, Any] = {
-    "layers": 2,
-    "heads": 4,
-    "embed_dim": 128,
-    "block_size": 128,
-    "batch_size": 16,
-}
-_VOCAB_SIZE = 256
+_MODEL = "transformer:layers=2:heads=4:embed_dim=128:block_size=128:batch_size=16:optimizer=adamw"
 _SIZE, _PRODUCTS = 1024, 12
 _SMALL_SIZE, _SECONDS = 192, 0.25
 
@@ -42,16 +35,8 @@ def check_speed() -> tuple[str, str]:
     on_cpu = device == "cpu"
     given = _processor_share(threads) if on_cpu else 1.0
     before = peak_of_products(threads) if on_cpu else 0.0
-    planned = plan(
-        vocab_size=_VOCAB_SIZE,
-        tokens=10**6,
-        model="transformer",
-        optimizer="adamw",
-        device=device,
-        threads=threads,
-        seed=0,
-        **_MODEL,
-    )
+    settings = {**variant(_MODEL), "device": device, "threads": threads, "seed": 0}
+    planned = plan(vocab_size=256, tokens=10**6, **settings)
     reached = planned.flops_per_second
     text = f"{quantity(planned.tokens_per_second)} tokens/s, {quantity(reached, 'FLOP/s')}"
     if not on_cpu:

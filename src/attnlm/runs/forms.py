@@ -58,6 +58,8 @@ class Form:
 
     def reasons(self, a: Architecture) -> list[str]:
         """Return the parts of the model that this form can't express, in words."""
+        if a.embed_dim is None:
+            return ["a table of logits, and no layers"]
         expressible = self.expressible(a)
         return [
             _in_words(part.name, value)
@@ -139,36 +141,22 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 def fitting_class(a: Architecture) -> StockClass | None:
     """Return the class of transformers that expresses a model exactly, or None."""
-    if a.embed_dim is None:
-        return None
     return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
 
 
-def stock_class_for(a: Architecture, run: str) -> StockClass:
-    """Return the class of transformers for a model. Raises UsageError, with reasons, if none fits.
+def form_for(a: Architecture, forms: Sequence[AnyForm], run: str) -> AnyForm:
+    """Return the form for a model. Raises UsageError, with reasons, if none fits.
 
     `run` is the name shown in the error.
     """
-    return _form_for(a, STOCK_CLASSES, run, "stock class of transformers")
-
-
-def gguf_architecture_for(a: Architecture, run: str) -> Form:
-    """Return the architecture of llama.cpp for a model. Raises as `stock_class_for` does."""
-    return _form_for(a, GGUF_ARCHITECTURES, run, "architecture of llama.cpp")
-
-
-def _form_for(a: Architecture, forms: Sequence[AnyForm], run: str, kind: str) -> AnyForm:
-    hint = "train a model of the published shapes: `model` transformer, gpt2, llama or qwen3"
-    if a.embed_dim is None:
-        raise UsageError(
-            f"no {kind} can express {run}: a bigram is a table of logits, without layers", hint
-        )
     closest = min(forms, key=lambda form: len(form.reasons(a)))
     if reasons := closest.reasons(a):
+        is_class = isinstance(closest, StockClass)
+        kind = "stock class of transformers" if is_class else "architecture of llama.cpp"
         raise UsageError(
             f"no {kind} can express {run}: it has {', '.join(reasons)}; "
             f"the closest is {closest.name}",
-            hint,
+            "train a model of the published shapes: `model` transformer, gpt2, llama or qwen3",
         )
     return closest
 

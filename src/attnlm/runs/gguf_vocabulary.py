@@ -56,15 +56,6 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"model": "rwkv", "tokens": tokens, "token_type": [_NORMAL] * len(tokens)}
 
 
-def encodes_alike(tokenizer: Tokenizer) -> bool:
-    """Return True if llama.cpp encodes every text to the same ids.
-
-    With cl100k_base, ids may differ for a text that ends with a newline followed by spaces: the
-    pattern of cl100k_base makes them one word, the pattern of llama.cpp makes them two.
-    """
-    return not (isinstance(tokenizer, BpeTokenizer) and tokenizer.pattern == CL100K_PATTERN)
-
-
 def _check_characters(tokenizer: CharTokenizer) -> None:
     """Raise AttnlmError for a vocabulary with which llama.cpp could hang.
 

@@ -17,8 +17,7 @@ from attnlm.base.records import decoded, limited
 from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.config.settings import Config
-from attnlm.runs.json_lines import Journal
-from attnlm.runs.ticker import Snapshot, snapshot_of, snapshot_record, ticker_journal
+from attnlm.runs.ticker import Journal, Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:
@@ -170,6 +169,8 @@ class Checkpoint:
     """the part of the validation split that the loss was measured on; "" for the whole split"""
     header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
     """passed on, so that loading does not read it again"""
+    evaluated_step: int | None = None
+    """the step of the newest evaluation, if recorded"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -259,16 +260,15 @@ class Run:
             raise UsageError(f"`checkpoint` can't be {which!r}", "it is auto, best or last")
         is_auto = which == "auto" and self.last.exists()
         if which == "last" or (is_auto and not self.best.exists()):
-            return self._checkpoint("last")[0]
-        best, _ = self._checkpoint("best")
+            return self._checkpoint("last")
+        best = self._checkpoint("best")
         if is_auto and best.step == 0:
-            last, evaluated_step = self._checkpoint("last")
-            if evaluated_step == 0 < last.step:
+            last = self._checkpoint("last")
+            if last.evaluated_step == 0 < last.step:
                 return last
         return best
 
-    def _checkpoint(self, which: str) -> tuple[Checkpoint, int | None]:
-        """Return a checkpoint, and the step of the last evaluation before it, if recorded."""
+    def _checkpoint(self, which: str) -> Checkpoint:
         from attnlm.runs.checkpoint import load_header  # loads torch
 
         path = self.best if which == "best" else self.last
@@ -280,8 +280,8 @@ class Run:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
                 loss = of_steps.get(facts.step)
-        found = Checkpoint(which, path, facts.step, loss, self.evaluated_part, header)
-        return found, facts.evaluated_step
+        about = facts.step, loss, self.evaluated_part, header, facts.evaluated_step
+        return Checkpoint(which, path, *about)
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
         """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
@@ -388,9 +388,7 @@ class Run:
         """
         self._metrics.append(record)
         about = {} if self._ticker.size() else {"passage": passage}
-        line = {**snapshot_record(snapshot), **about}
-        if self._ticker.has_room(line):
-            self._ticker.append(line)
+        self._ticker.append({**snapshot_record(snapshot), **about})
 
     def keep_until(self, evaluated_step: int) -> None:
         """Drop all records after `evaluated_step`. Raises as `metrics_until` and `ticker` do."""

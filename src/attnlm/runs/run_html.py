@@ -1,30 +1,31 @@
-"""Show a run in a notebook as plain HTML: facts, loss curve and links."""
+"""Show a run in a notebook as plain HTML: facts and loss curve."""
 
 from __future__ import annotations
 
 import base64
-import os
 from html import escape
-from pathlib import Path
-from urllib.parse import quote
 
 from attnlm.runs.run import Run
 
 _LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
-_LINKED = ("report.html", "curve.png", "config.json", "metrics.jsonl")
 
 
 def run_html(run: Run) -> str:
-    """Return the run's table, its loss curve if it has been drawn, and links to its files.
+    """Return the run's table, and its loss curve if it has been drawn.
 
     Raises AttnlmError if its metrics are damaged, OSError if a file can't be read.
     """
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(label)}</th>'
         f'<td style="text-align:left">{escape(value)}</td></tr>'
-        for label, value in {"run": run.name, **run_facts(run)}.items()
+        for label, value in {"run": run.name, "folder": str(run.path), **run_facts(run)}.items()
     )
-    return f"<div><table>{rows}</table>{_picture(run.path / 'curve.png')}{_links(run.path)}</div>"
+    picture, path = "", run.path / "curve.png"
+    if path.is_file() and 0 < path.stat().st_size <= _LARGEST_PICTURE:
+        content = base64.b64encode(path.read_bytes()).decode()
+        source = f"data:image/png;base64,{content}"
+        picture = f'<img alt="loss by step" width="560" src="{source}"/>'
+    return f"<div><table>{rows}</table>{picture}</div>"
 
 
 def run_facts(run: Run) -> dict[str, str]:
@@ -57,24 +58,3 @@ def run_facts(run: Run) -> dict[str, str]:
             )
     baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
     return {**facts, "baselines": ", ".join(baselines)}
-
-
-def _picture(path: Path) -> str:
-    if not path.is_file() or not 0 < path.stat().st_size <= _LARGEST_PICTURE:
-        return ""
-    content = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="loss by step" width="560" src="data:image/png;base64,{content}"/>'
-
-
-def _links(folder: Path) -> str:
-    """Return links to the folder and its files, relative to the working folder if possible,
-    since a page can't open other files on its machine."""
-    there = folder.absolute()
-    if there.is_relative_to(Path.cwd()):
-        there = Path(os.path.relpath(there))
-    found = {str(there): there} | {n: there / n for n in _LINKED if (folder / n).is_file()}
-    links = (
-        f'<a href="{escape(quote(path.as_posix()))}" target="_blank">{escape(name)}</a>'
-        for name, path in found.items()
-    )
-    return f"<div>{' · '.join(links)}</div>"

@@ -25,11 +25,16 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import LoRA, map_name, map_shapes
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
-from attnlm.runs.forms import StockClass, fitting_class, stock_class_for
-from attnlm.runs.hugging_face.read_config import read_object
-from attnlm.runs.hugging_face.read_weights import check_type, open_tensors, read_tensor
+from attnlm.runs.forms import STOCK_CLASSES, StockClass, fitting_class, form_for
+from attnlm.runs.hugging_face.read_model import (
+    check_options,
+    check_type,
+    open_tensors,
+    read_object,
+    read_tensor,
+)
+from attnlm.runs.load_model import keep_base, parent_record
 from attnlm.runs.open_run import open_run
-from attnlm.runs.parent import keep_base, parent_record
 from attnlm.runs.run import DatasetFacts, Run
 from attnlm.runs.safetensors_file import TensorFile, write_tensors
 
@@ -38,22 +43,24 @@ _PREFIX = "base_model.model."
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from where it came"
 _MOST_RANK, _LARGEST_NUMBER = 2**12, 1e9
-# Keys about training, or about how an adapter is loaded.
-_NO_EFFECT = frozenset(
-    (
-        *("task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
-        *("target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core"),
-        *("loftq_config", "eva_config", "corda_config", "runtime_config", "qalora_group_size"),
-        *("layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying"),
-        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),  # used below
-    )
-)
-_REQUIRED: dict[str, tuple[Any, ...]] = {
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            # Keys about training, or about how an adapter is loaded.
+            *("task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
+            *("target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core"),
+            *("loftq_config", "eva_config", "corda_config", "runtime_config", "qalora_group_size"),
+            *("layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying"),
+            *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),  # used below
+        ),
+        (),
+    ),
     "peft_type": ("LORA",),
     "bias": ("none",),
     # Other values change the base weights.
     "init_lora_weights": (True, False, "gaussian", None),
 }
+_OFF = (None, False, 0, [], {})
 
 
 class _Module(NamedTuple):
@@ -148,7 +155,7 @@ def import_adapter(
     """
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
     a = parent.config.model
-    lora, tensors = _read_adapter(folder, a, stock_class_for(a, parent.name))
+    lora, tensors = _read_adapter(folder, a, form_for(a, STOCK_CLASSES, parent.name))
     given: Settings = {"lora": lora.rank, "lora_alpha": lora.alpha, "lora_on": ",".join(lora.on)}
     try:
         config = resolve({**a.settings(), "steps": 1, **given})
@@ -185,7 +192,7 @@ def _read_adapter(
     """
     path = folder / _CONFIG
     config = read_object(path)
-    _check_options(config, path)
+    check_options(path, config, _ALLOWED, _HINT, _OFF)
     modules = list(_modules(stock, a))
     with open_tensors(folder / _TENSORS) as file:
         found = [(m, pair) for m in modules if (pair := _pair(file, m, a)) is not None]
@@ -212,19 +219,6 @@ def _read_adapter(
             tensors[f"{ours}.lora_down"][: len(down)] = down
             tensors[f"{ours}.lora_up"][:, : len(down)] = rows * (scales[module] / scale)
     return lora, tensors
-
-
-def _check_options(config: Mapping[str, Any], path: Path) -> None:
-    for key, value in config.items():
-        is_off = value is None or value is False or value in ([], {}, 0)
-        if key in _REQUIRED:
-            refused = value not in _REQUIRED[key]
-        else:
-            refused = key not in _NO_EFFECT and not is_off
-        if refused:
-            raise AttnlmError(
-                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
-            )
 
 
 def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,13 +11,16 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.model.inspection import parameter_shapes
 from attnlm.runs.checkpoint import save_weights_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.hub import check_source, downloaded
-from attnlm.runs.hugging_face.read_config import Described, read_config, read_object
-from attnlm.runs.hugging_face.read_weights import Weights
+from attnlm.runs.hugging_face.read_model import (
+    Described,
+    opened_weights,
+    read_config,
+    read_object,
+)
 from attnlm.runs.run import DatasetFacts, Run
 from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
@@ -69,15 +71,15 @@ def import_run(
         origin, folder, file = _found(source, revision, block_size, on_event or ignore)
         described = read_config(folder / "config.json", block_size)
         _check_memory(described)
-        with Weights(folder, described, file) as weights:
+        with opened_weights(folder, described, file) as weight:
             tokenizer = _tokenizer(folder, described.vocab_size)
 
             def fill(run: Run) -> Run:
-                save_weights_in_turn(run.best, weights.shapes, weights.__getitem__, {"step": 0})
+                save_weights_in_turn(run.best, described.shapes, weight, {"step": 0})
                 return run
 
             about = asdict(DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]))
-            size, parameters = described.vocab_size, weights.parameters
+            size, parameters = described.vocab_size, described.parameters
             run = Run(Path(), described.config, size, parameters, about, imported_from=origin)
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
 
@@ -104,12 +106,10 @@ def _found(
 
 
 def _check_memory(described: Described) -> None:
-    shapes = parameter_shapes(described.config.model, described.vocab_size)
-    parameters = sum(map(math.prod, shapes.values()))
-    there, needed = machine_memory(), int(_OPENED * 4 * parameters)
+    there, needed = machine_memory(), int(_OPENED * 4 * described.parameters)
     if there is not None and needed > there:
         raise AttnlmError(
-            f"the model's {parameters:,} parameters need {byte_size(needed)} of memory, "
+            f"the model's {described.parameters:,} parameters need {byte_size(needed)} of memory, "
             f"and this machine has {byte_size(there)}",
             "import a smaller model",
         )

@@ -1,30 +1,45 @@
-"""Read config.json of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families as an Architecture.
+"""Read a Hugging Face folder of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families.
 
-A key is a size, an option with values that our models can express, or known to have no effect. Any
-other key is an error that names it, since it could mean a slightly different model.
+config.json becomes an Architecture. A key is a size, an option with values that our models can
+express, or known to have no effect. Any other key is an error that names it, since it could mean a
+slightly different model.
+
+The tensors are in model.safetensors, or in the files listed in model.safetensors.index.json. Their
+names, shapes and types are checked before one is read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
+from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.runs.forms import LLAMA3_TURNS, STOCK_CLASSES, Stored
+from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads, read_header
 
 Content = dict[str, Any]
 _LARGEST = 2**20  # bytes
 _MOST_IDS = 2**21
+_COPY = "copy the folder again from where it came"
 _HINT = "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model without such options"
 
-_NO_EFFECT = frozenset(
+_ELSEWHERE: tuple[Any, ...] = ()
+_NO_EFFECT = dict.fromkeys(
     (
         *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "_name_or_path", "use_cache"),
@@ -34,7 +49,8 @@ _NO_EFFECT = frozenset(
         *("reorder_and_upcast_attn", "max_window_layers", "_attn_implementation"),
         *("output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"),
         *("is_llama_config", "transformers.js_config"),
-    )
+    ),
+    _ELSEWHERE,
 )
 
 
@@ -49,7 +65,7 @@ class _Family:
     defaults: Mapping[str, Any]
     """defaults of sizes that a config may lack; None stands for the default of our setting"""
     allowed: Mapping[str, tuple[Any, ...]]
-    """for keys that change the model, the values that ours can express; () if checked elsewhere"""
+    """the values of keys that ours can express; () if they are checked elsewhere"""
 
 
 _GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
@@ -66,7 +82,6 @@ _LLAMA_DEFAULTS = {
     "tie_word_embeddings": False,
 }
 _OFF, _SWITCH = (None, False), (None, False, True)
-_ELSEWHERE: tuple[Any, ...] = ()
 _ROTARY_ALLOWED = {
     "hidden_act": ("silu", "swish"),
     "partial_rotary_factor": (None, 1.0),
@@ -108,6 +123,15 @@ class Described:
     stored: tuple[Stored, ...]
     """the model's tensors; biases of the architecture that no tensor holds are zero"""
 
+    @functools.cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of the parameters, by our names."""
+        return dict(parameter_shapes(self.config.model, self.vocab_size))
+
+    @property
+    def parameters(self) -> int:
+        return sum(map(math.prod, self.shapes.values()))
+
 
 def read_config(path: Path, block_size: int | None = None) -> Described:
     """Return the model that a config.json describes, with a context of `block_size` tokens if
@@ -145,7 +169,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         settings["qkv_bias"] = has_bias[".self_attn."]
         settings["bias"] = kind != "qwen2" and any(has_bias.values())
     sizes = dict.fromkeys((*stock.sizes, "vocab_size"), _ELSEWHERE)
-    _check_options(path, content, {**sizes, **family.allowed})
+    check_options(path, content, {**_NO_EFFECT, **sizes, **family.allowed}, _HINT)
     size = _whole(path, content, "vocab_size", at_most=_MOST_IDS)
     positions = settings["block_size"]
     if block_size is not None:
@@ -177,20 +201,25 @@ def read_object(path: Path, at_most: int = _LARGEST) -> Content:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise AttnlmError(f"{path} is not a JSON object", "copy it again from where it came")
+        raise AttnlmError(f"{path} is not a JSON object", _COPY)
     return content
 
 
-def _check_options(path: Path, content: Content, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise AttnlmError for an unknown key, or a value that our models can't express."""
+def check_options(
+    path: Path,
+    content: Content,
+    allowed: Mapping[str, tuple[Any, ...]],
+    hint: str,
+    off: tuple[Any, ...] = (None,),
+) -> None:
+    """Raise AttnlmError for a value that our models can't express.
+
+    `allowed` has the possible values by key, () for any value; other keys have to be `off`.
+    """
     for key, value in content.items():
-        if key in allowed:
-            refused = bool(allowed[key]) and value not in allowed[key]
-        else:
-            refused = key not in _NO_EFFECT and value is not None
-        if refused:
+        if (values := allowed.get(key, off)) and value not in values:
             raise AttnlmError(
-                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", _HINT
+                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", hint
             )
 
 
@@ -210,7 +239,7 @@ def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
             f"{path} lacks {key}"
             if value is None
             else f"{path} has {key} {quoted(value)}, which is no size",
-            "copy it again from where it came",
+            _COPY,
         )
     return value
 
@@ -261,3 +290,152 @@ def _check_window(path: Path, content: Content, settings: Mapping[str, Any]) -> 
             f"{settings['block_size']:,}, and attnlm has no sliding windows",
             f"import it with a context that the window covers: `block_size` {window}",
         )
+
+
+# --- Tensors --------------------------------------------------------------------------------------
+
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_LARGEST_INDEX = 2**24  # bytes
+_MOST_FILES = 2**10
+# Masks and rotary frequencies, which are computed here: older versions stored them.
+_COMPUTED = re.compile(
+    r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
+    r"|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+)
+
+
+@contextlib.contextmanager
+def opened_weights(
+    folder: Path, described: Described, file: Path | None = None
+) -> Iterator[Callable[[str], Tensor]]:
+    """Yield a function that returns the parameter of one of our names, in float32.
+
+    Raises AttnlmError, before any tensor is read, if files or tensors are missing, unexpected, or
+    of another shape or type than `described` says. The function raises it for NaN and infinity.
+    """
+    found: dict[str, TensorFile] = {}
+    with contextlib.ExitStack() as opening:
+        for path in _files(folder) if file is None else [file]:
+            opened = opening.enter_context(open_tensors(path))
+            for name in opened.header.tensors:
+                if name in found:
+                    raise AttnlmError(f"the tensor {name} is in two files", _COPY)
+                if not _COMPUTED.fullmatch(name):
+                    found[name] = opened
+        # The published GPT-2 files lack the prefix, since they hold the model without its head.
+        prefix = "" if any(name.startswith("transformer.") for name in found) else "transformer."
+        places: dict[str, tuple[Stored, int]] = {}  # by parameter: tensor, index of part
+        for stored in described.stored:
+            stored = stored._replace(name=stored.name.removeprefix(prefix))
+            places |= {part: (stored, i) for i, part in enumerate(stored.parts)}
+        _check(found, places, described)
+        shapes = described.shapes
+
+        def weight(name: str) -> Tensor:
+            if name not in places:
+                return torch.zeros(shapes[name])
+            stored, place = places[name]
+            begin = sum(shapes[part][0] for part in stored.parts[:place])
+            rows = slice(begin, begin + shapes[name][0])
+            if stored.transposed:
+                part = read_tensor(found[stored.name], stored.name)[:, rows].T
+            else:
+                part = read_tensor(found[stored.name], stored.name, rows)
+            try:
+                check_finite(part)
+            except NotFiniteError:
+                raise AttnlmError(
+                    f"the tensor {stored.name} has NaN or infinite numbers", _COPY
+                ) from None
+            return part.to(torch.float32)
+
+        yield weight
+
+
+def _check(
+    found: Mapping[str, TensorFile], places: Mapping[str, tuple[Stored, int]], described: Described
+) -> None:
+    """Raise AttnlmError if the tensors in the files are not those of the model."""
+    wanted = {stored.name: _shape(stored, described) for stored, _ in places.values()}
+    head = "lm_head.weight"  # may be stored although it is tied
+    is_tied = head not in wanted and head in found
+    if is_tied and described.config.model.tie_embeddings:
+        wanted[head] = described.shapes["token_embedding.weight"]
+    for name in sorted(wanted.keys() - found.keys()):
+        raise AttnlmError(f"the tensor {name} is missing", _COPY)
+    for name in sorted(found.keys() - wanted.keys()):
+        raise AttnlmError(
+            f"the tensor {quoted(name)} is none of the model that config.json describes",
+            "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model that was not changed",
+        )
+    for name, shape in wanted.items():
+        stored = found[name].header.tensors[name]
+        if stored.shape != shape:
+            raise AttnlmError(
+                f"the tensor {name} has shape {stored.shape}, and config.json means {shape}", _COPY
+            )
+        check_type(name, stored.dtype, "import a folder that is not quantised")
+    embedding = places["token_embedding.weight"][0].name
+    if is_tied and not torch.equal(*(read_tensor(found[name], name) for name in (head, embedding))):
+        raise AttnlmError(
+            "config.json ties the LM head to the token embedding, and lm_head.weight differs",
+            _COPY,
+        )
+
+
+def _shape(stored: Stored, described: Described) -> Shape:
+    """Return the shape of a tensor in the folder, which has the positions of the whole context."""
+    shapes = described.shapes | {
+        "position_embedding.weight": (described.positions, described.config.model.embed_dim or 0)
+    }
+    rows, columns = sum(shapes[part][0] for part in stored.parts), shapes[stored.parts[0]][1:]
+    return (*columns, rows) if stored.transposed else (rows, *columns)
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / _WHOLE).exists():
+        return [folder / _WHOLE]
+    if not (folder / _INDEX).exists():
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        raise AttnlmError(
+            f"{folder} has no {_WHOLE} and no {_INDEX}",
+            "its weights are pickled, which could run code: get them as safetensors"
+            if pickled
+            else "give a folder of Hugging Face's format",
+        )
+    places: Mapping[str, Any] = read_object(folder / _INDEX, _LARGEST_INDEX).get("weight_map", {})
+    names = set()
+    if isinstance(places, dict):
+        names = {name if isinstance(name, str) else "" for name in places.values()}
+    for name in sorted(names):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,200}\.safetensors", name):
+            raise AttnlmError(
+                f"{_INDEX} names {quoted(name)}, which is no safetensors file of its folder", _COPY
+            )
+    if not 0 < len(names) <= _MOST_FILES:
+        raise AttnlmError(f"{folder / _INDEX} names {len(names):,} files", _COPY)
+    return [folder / name for name in sorted(names)]
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """Open a safetensors file and read its header. Raises AttnlmError."""
+    with contextlib.ExitStack() as opening:
+        with explaining_reads(path, ", or is no safetensors file", _COPY):
+            file = opening.enter_context(files.open_regular(path))
+            opened = TensorFile(file, read_header(file))
+        yield opened
+
+
+def check_type(name: str, kind: str, hint: str) -> None:
+    """Raise AttnlmError for a tensor whose type is not a supported float."""
+    if kind not in FLOATS:
+        raise AttnlmError(f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}", hint)
+
+
+def read_tensor(file: TensorFile, name: str, rows: slice | None = None) -> Tensor:
+    """Return a tensor, or some of its rows. Raises AttnlmError if it can't be read."""
+    try:
+        return file.read(name, rows)
+    except (OSError, ValueError):
+        raise AttnlmError(f"the tensor {name} can't be read", _COPY) from None
