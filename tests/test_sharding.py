@@ -189,7 +189,8 @@ def test_a_best_checkpoint_that_fails_leaves_the_older_last_one(
         raise OSError(28, f"No space left for {path.parent.name}")
 
     monkeypatch.setattr(files, "write_json", full)
-    checkpoints, content = ShardedCheckpoints(ALONE), ({"model.weight": torch.ones(2, 2)}, {})
+    checkpoints = ShardedCheckpoints(ALONE)
+    content: Any = {"model.weight": torch.ones(2, 2)}, {}
     checkpoints.save(tmp_path, {"best": content, "last": content})
     with pytest.raises(OSError, match="No space left for best"):
         checkpoints.finish()
@@ -224,10 +225,10 @@ def rewritten(path: Path, change: Any) -> None:
 
 
 HEAD = "model.head.weight"
-Tensors, Places = dict[str, Tensor], dict[str, Any]
+Forge = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 
-def moved(*place: object) -> Callable[[Tensors, Places], object]:
+def moved(*place: object) -> Forge:
     return lambda found, places: places[HEAD].update(saved_offsets=list(place))
 
 
@@ -246,9 +247,7 @@ def moved(*place: object) -> Callable[[Tensors, Places], object]:
         (lambda found, places: found.update(more=torch.zeros(3)), "does not hold the model"),
     ],
 )
-def test_a_forged_checkpoint_is_refused(
-    forge: Callable[[Tensors, Places], object], message: str, tmp_path: Path
-) -> None:
+def test_a_forged_checkpoint_is_refused(forge: Forge, message: str, tmp_path: Path) -> None:
     path = tmp_path / "last"
     config, _ = small_checkpoint(path)
     rewritten(path, lambda found, places: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def check_speed() -> tuple[str, str]:
     on_cpu = device == "cpu"
     given = _processor_share(threads) if on_cpu else 1.0
     before = peak_of_products(threads) if on_cpu else 0.0
-    settings = {**variant(_MODEL), "device": device, "threads": threads, "seed": 0}
+    settings: Any = {**variant(_MODEL), "device": device, "threads": threads, "seed": 0}
     planned = plan(vocab_size=256, tokens=10**6, **settings)
     reached = planned.flops_per_second
     text = f"{quantity(planned.tokens_per_second)} tokens/s, {quantity(reached, 'FLOP/s')}"

@@ -60,7 +60,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     # Other values change the base weights.
     "init_lora_weights": (True, False, "gaussian", None),
 }
-_OFF = (None, False, 0, [], {})
+_OFF: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 class _Module(NamedTuple):
