@@ -188,13 +188,13 @@ def test_each_size_is_tried_with_all_threads(
 ) -> None:
     tried: list[object] = []
 
-    measured = sizes.trial
+    settle = sizes.settle
 
-    def trial(*about: Any) -> Any:
+    def recorded(*about: Any) -> Any:
         tried.append(torch.get_num_threads())
-        return measured(*about)
+        return settle(*about)
 
-    monkeypatch.setattr(sizes, "trial", trial)
+    monkeypatch.setattr(sizes, "settle", recorded)
     recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)

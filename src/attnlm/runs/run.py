@@ -169,8 +169,6 @@ class Checkpoint:
     """the part of the validation split that the loss was measured on; "" for the whole split"""
     header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
     """passed on, so that loading does not read it again"""
-    evaluated_step: int | None = None
-    """the step of the newest evaluation, if recorded"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -264,7 +262,8 @@ class Run:
         best = self._checkpoint("best")
         if is_auto and best.step == 0:
             last = self._checkpoint("last")
-            if last.evaluated_step == 0 < last.step:
+            assert last.header is not None
+            if last.header.facts.get("evaluated_step") == 0 < last.step:
                 return last
         return best
 
@@ -280,8 +279,7 @@ class Run:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
                 loss = of_steps.get(facts.step)
-        about = facts.step, loss, self.evaluated_part, header, facts.evaluated_step
-        return Checkpoint(which, path, *about)
+        return Checkpoint(which, path, facts.step, loss, self.evaluated_part, header)
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
         """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
