@@ -19,7 +19,7 @@ from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import settle as sizes
-from attnlm.training.price import step_price
+from attnlm.training.cost import step_cost
 from tests.clock import Clock
 from tests.command import attnlm as command
 
@@ -31,7 +31,7 @@ TWO_CORES = 1e11  # operations a second
 
 def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
     """On a machine where every size makes as many operations a second."""
-    return step_price(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
+    return step_cost(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
 
 
 def chosen(

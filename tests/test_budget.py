@@ -155,7 +155,7 @@ def test_evaluations_take_what_of_the_split_is_measured_to_be_affordable(
         return found
 
     monkeypatch.setattr(loop, "validation_loss", slow)
-    monkeypatch.setattr("attnlm.training.price._FEWEST_TOKENS", 16)
+    monkeypatch.setattr("attnlm.training.cost._FEWEST_TOKENS", 16)
     run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
     assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
     assert {record["evaluated_tokens"] for record in run.metrics()} == {96}

@@ -24,9 +24,9 @@ from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.text import token_texts
+from attnlm.training.cost import is_whole_affordable
 from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import lay_side_by_side
-from attnlm.training.price import is_whole_affordable
 from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
 
 

@@ -29,7 +29,7 @@ from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.see.curves import best_record
 from attnlm.see.ladder import Ladder, Rung
-from attnlm.training.price import affordable_tokens, step_price
+from attnlm.training.cost import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
@@ -116,20 +116,20 @@ def climb(
     with trained_alone(path, hint):
         on_event(LadderStarted(path, made))
         runs, trained = made.runs(path), dict[tuple[str, int], Run]()
-        prices = {
-            rung: step_price(_resolved(made, rung), opened.vocab_size) + _STEP_OVERHEAD
+        costs = {
+            rung: step_cost(_resolved(made, rung), opened.vocab_size) + _STEP_OVERHEAD
             for rung in made.rungs
         }
         order = list(runs)
         if made.budget is not None:  # train the largest first: it takes most of the time
-            order.sort(key=lambda key: (-prices[key[0]], key[1]))
+            order.sort(key=lambda key: (-costs[key[0]], key[1]))
         for number, (rung, seed) in enumerate(order):
             named = f"rung {number + 1} of {len(runs)}: {rung}"
             on_event(Note(named if made.seeds == 1 else f"{named}, seed {seed}"))
             settings = made.settings(rung, seed)
             if made.budget is not None:
-                left = [prices[other] for other, _ in order[number:]]
-                settings["budget"] = _share(made, left, trained, prices, began)
+                left = [costs[other] for other, _ in order[number:]]
+                settings["budget"] = _share(made, left, trained, costs, began)
             run = _trained(runs[rung, seed], made, settings, opened, data_dir, on_event)
             trained[rung, seed] = run
             if made.steps is None:
@@ -225,25 +225,25 @@ def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
 
 def _share(
     made: Plan,
-    prices_left: list[float],
+    costs_left: list[float],
     trained: Mapping[tuple[str, int], Run],
-    prices: Mapping[str, float],
+    costs: Mapping[str, float],
     began: float,
 ) -> float:
     """Return the seconds of the next run; the first run's steps become the steps of all runs.
 
-    `prices_left` holds the operations per step of each remaining run, the next run first, and
+    `costs_left` holds the operations per step of each remaining run, the next run first, and
     determines its share of the time. Later runs make fewer steps than the first only if the ladder
     would otherwise end much too late.
     """
     assert made.budget is not None
-    own, others = prices_left[0], sum(prices_left[1:])
+    own, others = costs_left[0], sum(costs_left[1:])
     left = began + made.budget - time.perf_counter()
-    left -= len(prices) * min(_SPEAKING, _SPEAKING_SHARE * made.budget)
+    left -= len(costs) * min(_SPEAKING, _SPEAKING_SHARE * made.budget)
     if not trained:
         return max(left * own / (own + others), _SHORTEST)
     (rung, _), first = next(iter(trained.items()))
-    rate = float(first.metrics()[-1]["seconds"]) / prices[rung]
+    rate = float(first.metrics()[-1]["seconds"]) / costs[rung]
     late = max(_LATE, _LATE_SHARE * made.budget)
     left = max(left + late, late)
     return max(left - rate * others, left * own / (own + others))

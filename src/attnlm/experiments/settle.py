@@ -32,6 +32,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.sizes import multiplied_weights
+from attnlm.training.cost import step_cost
 from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, parts_compile
 from attnlm.training.memory import (
     MemoryEstimate,
@@ -39,7 +40,6 @@ from attnlm.training.memory import (
     check_memory,
     estimate_memory,
 )
-from attnlm.training.price import step_price
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
@@ -280,7 +280,7 @@ def affordable_size(
     for number, recipe in enumerate(sizes):
         config = resolve(settings, recipe)
         least = _TOKENS_PER_WEIGHT * multiplied_weights(config.model, dataset.vocab_size)
-        cost = step_price(config, dataset.vocab_size) / config.tokens_per_step
+        cost = step_cost(config, dataset.vocab_size) / config.tokens_per_step
         hoped = min(most, _seconds_left(clock) * _MOST_GAINED * speed / cost)
         if number and (config.model.block_size > dataset.largest_block_size or hoped < least):
             break

@@ -34,8 +34,8 @@ from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
+from attnlm.training.cost import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
-from attnlm.training.price import affordable_sample, affordable_tokens
 from attnlm.training.schedule import Clock
 from attnlm.training.state import begun_state, saved_facts
 

@@ -23,9 +23,9 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import folded
 from attnlm.runs.run import Run
 from attnlm.runs.ticker import Snapshot
+from attnlm.training.cost import evaluated_part, is_whole_affordable
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.kernels import kernels_of
-from attnlm.training.price import evaluated_part, is_whole_affordable
 from attnlm.training.schedule import Clock, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import Saver, TrainingState, keeping_random_state

@@ -30,14 +30,14 @@ _TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
 _STEP = 3.0
 
 
-def forward_price(a: Architecture, vocab_size: int) -> float:
+def forward_cost(a: Architecture, vocab_size: int) -> float:
     """Return the operations of one token's forward pass, its loss included."""
     return float(forward_flops(a, vocab_size)) + _PER_LOGIT * vocab_size
 
 
-def step_price(config: Config, vocab_size: int) -> float:
+def step_cost(config: Config, vocab_size: int) -> float:
     """Return the operations of one training step."""
-    return _STEP * config.tokens_per_step * forward_price(config.model, vocab_size)
+    return _STEP * config.tokens_per_step * forward_cost(config.model, vocab_size)
 
 
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
@@ -47,7 +47,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     evaluation, or at most `_CHEAP` operations and half of this training; else a part is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
-    forward = forward_price(config.model, vocab_size)
+    forward = forward_cost(config.model, vocab_size)
     between = _between_evaluations(config, vocab_size)
     affordable = _EVALUATION_SHARE * between / forward
     by_itself = min(_CHEAP, max(_FREE, _CHEAP_SHARE * between))
@@ -74,7 +74,7 @@ def _whole_windows(config: Config, tokens: float) -> int:
 
 def affordable_sample(config: Config, vocab_size: int) -> int:
     """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
-    by_itself = _TIMES_SLOWER_ALONE * forward_price(config.model, vocab_size)
+    by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
     has_steps = config.training.eval_every is not None
     share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size) if has_steps else 0.0
@@ -90,4 +90,4 @@ def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int)
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:
     assert config.training.eval_every is not None
-    return config.training.eval_every * step_price(config, vocab_size)
+    return config.training.eval_every * step_cost(config, vocab_size)

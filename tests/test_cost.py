@@ -20,8 +20,8 @@ from attnlm.model.architecture import MODELS
 from attnlm.model.language_model import build_model
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
-from attnlm.training import price
-from attnlm.training.price import affordable_sample, affordable_tokens
+from attnlm.training import cost
+from attnlm.training.cost import affordable_sample, affordable_tokens
 from attnlm.training.validation import MOST_TOKENS, validation_loss
 from tests.command import attnlm as command
 
@@ -32,10 +32,10 @@ SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
 
 
 @pytest.fixture
-def dear(monkeypatch: pytest.MonkeyPatch) -> None:
+def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing is cheap by itself, and few tokens are enough."""
-    monkeypatch.setattr(price, "_CHEAP", 0.0)
-    monkeypatch.setattr(price, "_FEWEST_TOKENS", 16)
+    monkeypatch.setattr(cost, "_CHEAP", 0.0)
+    monkeypatch.setattr(cost, "_FEWEST_TOKENS", 16)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config:
 def test_what_costs_more_than_a_tenth_is_evaluated_in_part() -> None:
     few = resolve({"steps": 30})
     tokens = affordable_tokens(few, 50_257, 150_000)
-    # Three steps of 32 × 64 tokens, thrice as dear as forward: a tenth is less than the least.
+    # Three steps of 32 × 64 tokens cost nine times that in forward passes; a tenth is too few.
     assert tokens == 2048 and 8 <= affordable_sample(few, 50_257) < 80
     more = resolve({"steps": 3000})
     assert affordable_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
@@ -83,7 +83,7 @@ def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
 
 
 def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
-    dear: None, dataset: Dataset, tmp_path: Path
+    costly: None, dataset: Dataset, tmp_path: Path
 ) -> None:
     notes: list[object] = []
     folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": notes.append}
@@ -112,7 +112,7 @@ def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
 
 
 def test_the_end_is_not_measured_whole_where_that_costs_too_much(
-    dear: None, dataset: Dataset, tmp_path: Path
+    costly: None, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path / "runs", **SMALL)
     part = f"16 of {dataset.val_tokens:,} tokens"
