@@ -34,9 +34,7 @@ def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
     return step_cost(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
 
 
-def chosen(
-    seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any
-) -> tuple[Config, float]:
+def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any) -> Config:
     told: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
@@ -48,7 +46,7 @@ def chosen(
 
 
 def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
-    widths = [chosen(seconds)[0].model.embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
+    widths = [chosen(seconds).model.embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
     assert widths == sorted(widths) and len(set(widths)) >= 4
     assert widths[0] == resolve({}, load_sizes("best")[0]).model.embed_dim
     assert widths[-1] == resolve({}, load_sizes("best")[-1]).model.embed_dim
@@ -56,13 +54,14 @@ def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
 
 def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
     small = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 20_000, "val_tokens": 2_000})
-    config, expected = chosen(120, small)
-    assert config.model.dropout == 0.2 and config.training.steps == expected
-    assert expected * config.tokens_per_step == pytest.approx(40 * 20_000, rel=0.01)
+    config = chosen(120, small)
+    assert config.model.dropout == 0.2 and config.training.steps is not None
+    tokens = config.training.steps * config.tokens_per_step
+    assert tokens == pytest.approx(40 * 20_000, rel=0.01)
     tiny = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 2_700, "val_tokens": 300})
-    assert chosen(120, tiny)[0].model.embed_dim == 64  # the first: a larger one is of no use
+    assert chosen(120, tiny).model.embed_dim == 64  # the first: a larger one is of no use
     huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
-    assert chosen(120, huge)[0].model.dropout == 0.0
+    assert chosen(120, huge).model.dropout == 0.0
 
 
 def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +73,7 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
     monkeypatch.setattr(sizes, "_seconds_per_token", tried)
     recipes, began = load_sizes("best"), time.perf_counter()
     limit = 2
-    config, _ = sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
+    config = sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
     assert config.model.layers == 2
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
@@ -83,23 +82,23 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
 
 def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
     short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
-    assert chosen(1e5, short)[0].model.block_size == 64
+    assert chosen(1e5, short).model.block_size == 64
 
 
 def test_many_ids_take_the_time_of_a_larger_model() -> None:
     ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})
-    assert (chosen(300, ids)[0].model.embed_dim or 0) < (chosen(300)[0].model.embed_dim or 0)
+    assert (chosen(300, ids).model.embed_dim or 0) < (chosen(300).model.embed_dim or 0)
 
 
 def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
     given: dict[str, Any] = {"dropout": 0.3, "layers": 3, "batch_size": 5, "learning_rate": 0.002}
-    config, _ = chosen(300, **given)
+    config = chosen(300, **given)
     assert {name: config.settings()[name] for name in given} == given
-    assert chosen(3, dropout=0.0)[0].model.dropout == 0.0
+    assert chosen(3, dropout=0.0).model.dropout == 0.0
     recipes: list[Any] = [{"dropout": 0.3, "embed_dim": 16}, {"dropout": 0.4, "embed_dim": 24}]
-    assert chosen(300, recipes=recipes)[0].model.dropout == 0.4
+    assert chosen(300, recipes=recipes).model.dropout == 0.4
     without: list[Any] = [{"model": "average", "embed_dim": width} for width in (8, 16)]
-    assert chosen(300, recipes=without)[0].model.embed_dim == 16
+    assert chosen(300, recipes=without).model.embed_dim == 16
 
 
 def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
@@ -144,7 +143,7 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
     with pytest.raises(AttnlmError, match="memory"):
         sizes.affordable_size(huge, given, dataset, began, ignore)
-    config, _ = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, began, ignore)
+    config = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, began, ignore)
     assert config.model.embed_dim == 8
 
 

@@ -223,20 +223,6 @@ def test_the_stages_that_attnlm_1_0_0_recorded_are_read(dataset: Dataset, tmp_pa
     assert attnlm.evaluate(run.path, data=dataset).loss == run.metrics()[-1]["val_loss"]
 
 
-def test_a_machine_that_is_slower_than_measured_is_told_once(
-    dataset: Dataset, tmp_path: Path, paced: Any
-) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("budget = 100.0\nblock_size = 8\n[[sizes]]\nembed_dim = 8\n[[sizes]]\n")
-    paced(lambda step: 0.05 if step < 3 else 2.0)
-    notes: list[object] = []
-    settings: dict[str, Any] = {"seed": 1, "device": "cpu", "batch_size": 1}
-    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": notes.append}
-    attnlm.train(dataset.path, recipe=path, **settings, **folders)
-    told = [n.text for n in notes if isinstance(n, Note) and "the machine is slower" in n.text]
-    assert len(told) == 1 and "steps fit into the time, not" in told[0]
-
-
 def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) -> None:
     together(2, train_by_the_clock, dataset.path, tmp_path)
     for name in ("whole", "sharded"):

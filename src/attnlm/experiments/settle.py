@@ -264,8 +264,8 @@ def affordable_size(
     dataset: Dataset,
     began: float,
     on_event: OnEvent,
-) -> tuple[Config, float]:
-    """Return the largest size of a recipe that sees enough tokens, and the steps that fit the time.
+) -> Config:
+    """Return the largest size of a recipe that sees enough tokens in the time.
 
     The sizes are in ascending order, and each is tried briefly until one is too large. The budget
     counts from `began`; steps that would only overfit are left out. `settings` override the recipe
@@ -304,7 +304,7 @@ def affordable_size(
     fitting = _seconds_left(clock) / pace / config.tokens_per_step
     if useful < 2 * fitting:
         config = replace(config, training=replace(config.training, steps=useful))
-    return config, min(useful, fitting)
+    return config
 
 
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:

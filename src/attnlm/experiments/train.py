@@ -138,7 +138,7 @@ def train(
             run = open_run(where, checkpoint_dir=folder)
             meanwhile.enter_context(run.alone())
             begun = _resume(run, Path(data_dir), verify, settings, processes, listener)
-        run, opened, device, fresh, memory, expected_steps = begun
+        run, opened, device, fresh, memory = begun
         tell(run, fresh, processes)
         state = begun_state(run, device, fresh, processes)
         tokens = affordable_sample(run.config, run.vocab_size)
@@ -146,7 +146,6 @@ def train(
         budget, time_left = run.config.training.budget, None
         if budget is not None:
             time_left = Clock.of((1 - state.progress) * budget, began)
-            time_left.expected_steps = expected_steps
         run = fit(
             *(run, opened, state, listener, taking, time_left, processes),
             memory=memory,
@@ -178,8 +177,6 @@ class _Begun(NamedTuple):
     """True if the run starts with its first step."""
     memory: int
     """Estimated memory of the run, in bytes."""
-    expected_steps: float | None = None
-    """Steps within the budget as predicted by a trial; None without a trial."""
 
 
 def _begin(
@@ -193,14 +190,12 @@ def _begin(
     on_event: OnEvent,
 ) -> _Begun:
     """Settle the configuration of a new run, then make its folder."""
-    config, record, expected_steps = asked.config, None, None
+    config, record = asked.config, None
     if parent is not None:
         check_tokenizer(parent, dataset)
         record = parent_record(parent, checkpoint)
     if len(asked.sizes) > 1:
-        config, expected_steps = affordable_size(
-            asked.sizes, asked.settings, dataset, began, on_event
-        )
+        config = affordable_size(asked.sizes, asked.settings, dataset, began, on_event)
     for key in config.dropped:
         on_event(
             Note(f"ignoring the recipe's {key}: it does not apply to this {config.model.model}")
@@ -221,7 +216,7 @@ def _begin(
         run = create_run(
             config, dataset, parameters, name=name, checkpoint_dir=folder, parent=record
         )
-    return _Begun(run, dataset, device, True, memory.total, expected_steps)
+    return _Begun(run, dataset, device, True, memory.total)
 
 
 @contextlib.contextmanager

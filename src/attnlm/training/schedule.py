@@ -19,8 +19,6 @@ class Clock:
     ends: float
     closing: float = 0.0
     """Seconds that are needed after the last step: to evaluate, save, measure and draw."""
-    expected_steps: float | None = None
-    """The number of steps that a trial before the run predicted; None without a trial."""
     _read: float | None = None
 
     @classmethod
