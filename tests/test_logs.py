@@ -41,7 +41,7 @@ DRAW = curves.draw_run  # before conftest.py takes it away
 def _reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every step; and curves are drawn."""
     monkeypatch.setattr(loop, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(loop, "_REPORT_SHARE", math.inf)
+    monkeypatch.setattr(loop, "_REPORT_FRACTION", math.inf)
     monkeypatch.setattr(curves, "draw_run", DRAW)
 
 

@@ -6,12 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import Note, OnEvent
+from attnlm.base.events import OnEvent
 from attnlm.base.files import remedy
 from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
@@ -33,14 +34,11 @@ from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
-_REPORT_SHARE = 0.01
+_REPORT_FRACTION = 0.01
 """The largest fraction of the wall time that reports may take."""
 
 # Fractions of a budget for evaluations and for drawing and ending; the latter in seconds at most.
-_EVALUATION_SHARE, _CLOSING_SHARE, _CLOSING = 0.15, 0.05, 1.0
-# A note says that the machine is slower if, after this progress, fewer than this fraction of the
-# expected steps will be made.
-_FAR_FEWER, _TELLING = 0.6, 0.15
+_EVALUATION_FRACTION, _CLOSING_FRACTION, _CLOSING = 0.15, 0.05, 1.0
 
 OnStep = Callable[[int, Tensor], object]
 """Receives the number of steps made and the loss of the last one, a tensor () on the device."""
@@ -71,7 +69,7 @@ def fit(
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
         with stepper.stop.listening():
-            loop = _Loop(run, dataset, stepper, on_event, take_snapshot, clock)
+            loop = _Loop(run, dataset, stepper, on_event, take_snapshot)
             try:
                 with _explaining(run, state):
                     loop.begin(memory)
@@ -96,49 +94,38 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
 
     Its hint says which step of the run is saved.
     """
-
-    def left() -> str:
-        if state.saved_step is None:
-            return "the run has no checkpoint yet"
-        return f"{run.last} keeps step {state.saved_step}"
-
     try:
         yield
-    except StepNotFiniteError as failure:
-        config = run.config.training
-        lower = f"lower `learning_rate` {config.learning_rate:g}"
-        if config.gradient_clip is None:
-            lower += " or give `gradient_clip` 1"
-        raise AttnlmError(f"the {failure}", f"{lower}; {left()}") from None
     except BrokenPipeError:
         raise  # of whoever listens to us
-    except OSError as error:
-        again = "train it again" if state.saved_step is None else resume_command(run.path)
-        raise AttnlmError(
-            f"can't write {error.filename or run.path}: {error.strerror}",
-            f"{remedy(error)}, then: {again}; {left()}",
-        ) from error
+    except (StepNotFiniteError, OSError) as error:
+        if isinstance(error, OSError):
+            message = f"can't write {error.filename or run.path}: {error.strerror}"
+            again = "train it again" if state.saved_step is None else resume_command(run.path)
+            hint = f"{remedy(error)}, then: {again}"
+        else:
+            config, message = run.config.training, f"the {error}"
+            hint = f"lower `learning_rate` {config.learning_rate:g}"
+            hint += " or give `gradient_clip` 1" * (config.gradient_clip is None)
+        saved = f"{run.last} keeps step {state.saved_step}"
+        if state.saved_step is None:
+            saved = "the run has no checkpoint yet"
+        raise AttnlmError(message, f"{hint}; {saved}") from error
 
 
+@dataclass
 class _Loop:
     """Evaluations, checkpoints and reports of a training run."""
 
-    def __init__(
-        self,
-        run: Run,
-        dataset: Dataset,
-        stepper: Stepper,
-        on_event: OnEvent,
-        take_snapshot: TakeSnapshot | None,
-        clock: Clock | None,
-    ) -> None:
-        self.run, self._dataset, self._stepper = run, dataset, stepper
-        self._clock = clock
-        self._on_event, self._take_snapshot = on_event, take_snapshot
-        self._is_main = stepper.processes.is_main
-        self._state, self._config = stepper.state, run.config.training
-        self._saver = Saver(run, self._state, stepper.processes)
-        self._tokens_per_step = self._config.batch_size * run.config.model.block_size
+    run: Run
+    dataset: Dataset
+    stepper: Stepper
+    on_event: OnEvent
+    take_snapshot: TakeSnapshot | None
+
+    def __post_init__(self) -> None:
+        self._state, self._is_main = self.stepper.state, self.stepper.processes.is_main
+        self._saver = Saver(self.run, self._state, self.stepper.processes)
         self._began = time.perf_counter() - self._state.seconds
         self._evaluation_seconds = self._validation_seconds = 0.0
         self._step_began, self._step_seconds = 0.0, math.inf
@@ -146,17 +133,17 @@ class _Loop:
         self._restart_clock()
         self._report_due = self._since + _SECONDS_BETWEEN_REPORTS
 
-    def seconds(self) -> float:
-        """Return the wall time of the run so far."""
-        return time.perf_counter() - self._began
+    @property
+    def _config(self) -> TrainingConfig:
+        return self.run.config.training
 
     def save_stopped(self) -> None:
         """Save the last complete step of a run that is stopped."""
         state = self._state
         if not self._saver.is_writer:
             return
-        state.seconds = self.seconds()
-        state.loss_sum = self._stepper.read_loss_sum(together=True)
+        state.seconds = time.perf_counter() - self._began
+        state.loss_sum = self.stepper.read_loss_sum()
         self._saver.save()
         self._saver.finish()
         if self._is_main:
@@ -165,28 +152,27 @@ class _Loop:
     def begin(self, memory: int) -> None:
         """Report the start; before it, choose how many tokens a run with a budget evaluates."""
         if self._config.budget is not None and self._config.eval_tokens is None:
-            few = evaluated_part(self.run.config, 0.0, self._dataset.val_tokens)
+            few = evaluated_part(self.run.config, 0.0, self.dataset.val_tokens)
             for _ in range(2):  # the first evaluation is slower than others
                 began = time.perf_counter()
                 speed = self._validation_loss(few).tokens / (time.perf_counter() - began)
-            part = evaluated_part(self.run.config, speed, self._dataset.val_tokens)
-            part = self._stepper.processes.from_main(part)
-            self._settle(replace(self._config, eval_tokens=part))
+            part = evaluated_part(self.run.config, speed, self.dataset.val_tokens)
+            self._settle(eval_tokens=self.stepper.processes.from_main(part))
         self._tell(Started(self.run, self._state.device, self._state.step, memory))
         self._restart_clock()
         self._state.model.train()
 
-    def _settle(self, config: TrainingConfig) -> None:
-        """Record the configuration of a run with a budget, a part of which was just chosen."""
-        self._config = config
-        self.run = replace(self.run, config=replace(self.run.config, training=config))
+    def _settle(self, **chosen: Any) -> None:
+        """Record settings that were just chosen for a run with a budget."""
+        training = replace(self._config, **chosen)
+        self.run = replace(self.run, config=replace(self.run.config, training=training))
         if self._is_main:
             self.run.save_config()
 
     def goes_on(self) -> bool:
         """Evaluate if this is due; return False after the last step or when patience runs out."""
         state, optimizer = self._state, self._state.optimizer
-        self._stepper.stop.check()
+        self.stepper.stop.check()
         if self._is_evaluation_due():
             due_since = time.perf_counter()
             evaluated = self._evaluate_and_save()
@@ -194,14 +180,17 @@ class _Loop:
             self._tell(evaluated)
             self._restart_clock()
             if self._config.budget is not None:
-                self._plan_evaluation(self._config.budget)
-            self._stepper.stop.check()
+                # Each tenth, or less often if evaluations would take too much of the budget.
+                pause = self._evaluation_seconds / _EVALUATION_FRACTION / self._config.budget
+                following = _after(state.progress + max(0.0, pause - 0.1))
+                self._next_evaluation = self.stepper.processes.from_main(following)
+            self.stepper.stop.check()
         if self._is_over or self._is_out_of_patience:
             self._saver.finish()
             if self._is_over and self._config.budget is not None:
                 warmup = min(self._config.warmup, state.step // 4)
-                self._settle(replace(self._config, steps=state.step, warmup=warmup))
-            self._on_event(Finished(self.run, state.step, self._is_out_of_patience))
+                self._settle(steps=state.step, warmup=warmup)
+            self.on_event(Finished(self.run, state.step, self._is_out_of_patience))
             return False
         self._step_began = time.perf_counter()
         # The gradient's norm is computed only if a report is likely to follow.
@@ -213,8 +202,8 @@ class _Loop:
         """Note a step, and report it if a report is due."""
         now = time.perf_counter()
         self._step_seconds = now - self._step_began
-        if self._clock is not None:
-            self._clock.closing = self._closing_seconds()
+        if self.stepper.clock is not None:
+            self.stepper.clock.closing = self._closing_seconds()
         if self._is_main and now >= self._report_due:
             self._report(loss)
 
@@ -230,32 +219,18 @@ class _Loop:
     def _is_out_of_patience(self) -> bool:
         return self._config.patience is not None and self._state.stale >= self._config.patience
 
-    def _plan_evaluation(self, budget: float) -> None:
-        """Set the progress at which a run with a budget evaluates next: each tenth, or less often
-        if evaluations would take too much of the budget."""
-        pause = self._evaluation_seconds / _EVALUATION_SHARE / budget
-        following = _after(self._state.progress + max(0.0, pause - 0.1))
-        self._next_evaluation = self._stepper.processes.from_main(following)
-        clock, steps = self._clock, self._stepper.expected_steps(self._state.step)
-        if clock is None or clock.expected_steps is None or steps is None:
-            return
-        if 0 < steps < _FAR_FEWER * clock.expected_steps and self._state.progress > _TELLING:
-            expected, clock.expected_steps = clock.expected_steps, None
-            note = f"about {steps:,.0f} steps fit into the time, not {expected:,.0f} as measured"
-            self._on_event(Note(f"{note} when the size was chosen: the machine is slower now"))
-
     def _closing_seconds(self) -> float:
         """Return the seconds after the last step, plus half a step: runs end on time on average.
 
-        The whole split is measured by `experiments/whole_split.py`, and the curve is drawn.
+        The whole split is measured by `measure_on_whole`, and the curve is drawn.
         """
         budget, most = self._config.budget or 0.0, self._config.eval_tokens or 0
         closing = self._evaluation_seconds + self._step_seconds / 2
-        steps = self._stepper.expected_steps(self._state.step) or 0.0
-        whole = min(self._dataset.val_tokens - 1, MOST_TOKENS)
+        steps = self.stepper.expected_steps(self._state.step) or 0.0
+        whole = min(self.dataset.val_tokens - 1, MOST_TOKENS)
         if 0 < most < whole and is_whole_affordable(self.run.config, whole, int(steps), 1):
             closing += self._validation_seconds * whole / most
-        return closing + min(_CLOSING, _CLOSING_SHARE * budget)
+        return closing + min(_CLOSING, _CLOSING_FRACTION * budget)
 
     def _is_evaluation_due(self) -> bool:
         state, config, every = self._state, self._config, self._config.eval_every
@@ -272,32 +247,32 @@ class _Loop:
 
     def _tokens_per_second(self) -> float:
         steps = self._state.step - self._since_step
-        return steps * self._tokens_per_step / (time.perf_counter() - self._since)
+        return steps * self.run.config.tokens_per_step / (time.perf_counter() - self._since)
 
     def _report(self, loss: Tensor) -> None:
         config, step = self._config, self._state.step
         began = time.perf_counter()
-        self._stepper.check_loss()
-        speed, steps = self._tokens_per_second(), self._stepper.expected_steps(step)
-        if self._clock is not None:
-            left = max(0.0, self._clock.ends - began)
+        self.stepper.check_loss()
+        speed, steps = self._tokens_per_second(), self.stepper.expected_steps(step)
+        if self.stepper.clock is not None:
+            left = max(0.0, self.stepper.clock.ends - began)
         else:
             assert config.steps is not None and config.eval_every is not None
             steps_left = config.steps - step
-            left = steps_left * self._tokens_per_step / speed
+            left = steps_left * self.run.config.tokens_per_step / speed
             left += math.ceil(steps_left / config.eval_every) * self._evaluation_seconds
         norm = self._state.optimizer.norm
-        measured = None if norm is None else norm.item()
+        gradient_norm = None if norm is None else norm.item()
         cost = time.perf_counter() - began
-        self._report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_SHARE)
+        self._report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_FRACTION)
         rate = learning_rate(step, config, steps)
         total = config.steps if steps is None else round(steps)
-        self._tell(Stepped(step, loss.item(), speed, left, measured, rate, total))
+        self._tell(Stepped(step, loss.item(), speed, left, gradient_norm, rate, total))
 
     def _tell(self, event: Started | Evaluated | Stepped) -> None:
         """Report an event. The time of listeners, such as drawing a curve, does not count."""
         began = time.perf_counter()
-        self._on_event(event)
+        self.on_event(event)
         spent = time.perf_counter() - began
         self._began += spent
         self._since += spent
@@ -306,19 +281,19 @@ class _Loop:
         """Return a sample and attention maps; None in processes other than rank 0."""
         state, model, device = self._state, self._state.model, self._state.device
         if self._config.is_sharded:
-            whole = whole_model(model, self._stepper.processes)
+            whole = whole_model(model, self.stepper.processes)
             if whole is None:
                 return None
             model, device = whole, Device("cpu", "float32", "gathered")
-        if self._take_snapshot is None:
+        if self.take_snapshot is None:
             return None
-        return self._take_snapshot(state.step, model, device)
+        return self.take_snapshot(state.step, model, device)
 
     def _evaluate_and_save(self) -> Evaluated:
         """Evaluate, then write metrics, ticker, and the best and last checkpoints."""
         state, run = self._state, self.run
-        check_unchanged(self._dataset.train)
-        loss_sum = self._stepper.read_loss_sum(together=True)  # a GPU may lag behind
+        check_unchanged(self.dataset.train)
+        loss_sum = self.stepper.read_loss_sum()  # a GPU may lag behind
         tokens_per_second = self._tokens_per_second()
         with folded(state.model):
             began = time.perf_counter()
@@ -332,12 +307,12 @@ class _Loop:
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
         state.evaluated(evaluation.loss)
-        self._stepper.reset_loss_sum()
-        state.seconds = self.seconds()
-        steps = self._stepper.expected_steps(state.step)
+        self.stepper.reset_loss_sum()
+        state.seconds = time.perf_counter() - self._began
+        steps = self.stepper.expected_steps(state.step)
         record = {
             "step": state.step,
-            "tokens": state.step * self._tokens_per_step,
+            "tokens": state.step * run.config.tokens_per_step,
             "seconds": round(state.seconds, 3),
             "train_loss": loss_sum / new_steps if new_steps else None,
             "val_loss": evaluation.loss,
@@ -357,15 +332,15 @@ class _Loop:
         """Return the loss of the current weights over at most `most` tokens of the split."""
         return validation_loss(
             self._state.model,
-            self._dataset.val,
+            self.dataset.val,
             self._state.device,
-            bytes_per_token=self._dataset.bytes_per_token,
+            bytes_per_token=self.dataset.bytes_per_token,
             kernels=kernels_of(self._config),
             threads=self._config.threads or 1,
             most=most,
-            processes=self._stepper.processes,
+            processes=self.stepper.processes,
             is_sharded=self._config.is_sharded,
-            stop=self._stepper.stop,
+            stop=self.stepper.stop,
         )
 
 
