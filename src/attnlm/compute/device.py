@@ -48,21 +48,20 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     if device not in DEVICES:
         hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
         raise UsageError(f"`device` can't be {device!r}", hint)
-    if device != "auto":
-        if problem := _problem(device):
-            raise AttnlmError(
-                f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
-            )
-        _check_one_each(device)
-        return Device(device, _choose_dtype(device, dtype), "requested")
     failures = []
-    for candidate in ("cuda", "mps"):
-        problem = _problem(candidate)
+    for name in ("cuda", "mps") if device == "auto" else (device,):
+        problem = _problem(name)
         if problem is None:
-            _check_one_each(candidate)
-            about = torch.cuda.get_device_name() if candidate == "cuda" else "Apple GPU"
-            return Device(candidate, _choose_dtype(candidate, dtype), about)
-        failures.append(f"{candidate}: {problem}")
+            _check_one_each(name)
+            reason = "requested"
+            if device == "auto":
+                reason = torch.cuda.get_device_name() if name == "cuda" else "Apple GPU"
+            return Device(name, _choose_dtype(name, dtype), reason)
+        failures.append(f"{name}: {problem}")
+    if device != "auto":
+        raise AttnlmError(
+            f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
+        )
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 
 

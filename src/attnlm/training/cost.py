@@ -15,8 +15,8 @@ from attnlm.training.validation import MOST_TOKENS
 _EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
 # Operations of about a second: up to this, evaluations may cost half of the training in between.
 _CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
-# Operations that are always affordable.
-_FREE, _FREE_SAMPLE = 2e10, 2e10
+# Operations that are always affordable, for an evaluation and for a sample.
+_FREE = 2e10
 # The fraction of a budget that an evaluation of the whole split, or else of a part, may take.
 _WHOLE_SHARE, _PART_SHARE = 0.02, 0.01
 # A loss over fewer tokens is too noisy.
@@ -78,7 +78,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
     by_itself += config.model.layers * _PER_LAYER_ALONE
     has_steps = config.training.eval_every is not None
     share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size) if has_steps else 0.0
-    tokens = int(max(share, _FREE_SAMPLE) / by_itself)
+    tokens = int(max(share, _FREE) / by_itself)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
 
 

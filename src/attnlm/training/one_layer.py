@@ -24,7 +24,6 @@ from torch import Tensor
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels, operations_in_c, place
 
@@ -41,6 +40,9 @@ _FREE = (
     *("model", "embed_dim", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
     *("qkv_bias", "projection", "bias"),
 )
+
+_QKV = ("query.weight", "key.weight", "value.weight")
+_QKV_BIASES = ("query.bias", "key.bias", "value.bias")
 
 
 def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
@@ -96,7 +98,7 @@ class OneLayer:
         self, model: Transformer, batch_size: int, attention: CDLL, pointwise: CDLL
     ) -> None:
         self._model, self._attention, self._pointwise = model, attention, pointwise
-        self._parameters = _Parameters(model, Tensor.detach)
+        self._parameters = _tensors(model, Tensor.detach)
         a, vocab_size = model.architecture, model.vocab_size
         length, embed_dim, width = a.block_size, a.embed_dim or 0, a.heads * a.head_dim
         rows, tokens = vocab_size + length, batch_size * length
@@ -135,17 +137,18 @@ class OneLayer:
         return self._cross_entropy(targets_BT.reshape(-1))
 
     @functools.cached_property
-    def _gradients(self) -> _Parameters:
-        return _Parameters(self._model, _gradient)
+    def _gradients(self) -> dict[str, Tensor]:
+        return _tensors(self._model, _gradient)
 
     def _look_up(self, tokens: Tensor) -> None:
         """Compute queries, keys and values of tokens."""
         p = self._parameters
-        torch.cat((p.tokens, p.positions), out=self._embeddings_RC)
-        torch.cat(p.qkv, out=self._qkv_NC)
+        embeddings = p["token_embedding.weight"], p["position_embedding.weight"]
+        torch.cat(embeddings, out=self._embeddings_RC)
+        torch.cat([p[name] for name in _QKV], out=self._qkv_NC)
         torch.mm(self._embeddings_RC, self._qkv_NC.T, out=self._tables_RN)
-        if p.qkv_bias:
-            self._positions_TN += torch.cat(p.qkv_bias)
+        if "query.bias" in p:
+            self._positions_TN += torch.cat([p[name] for name in _QKV_BIASES])
         torch.index_select(self._tables_RN, 0, tokens, out=self._packed_MN)
         self._packed_BTN += self._positions_TN
 
@@ -154,13 +157,13 @@ class OneLayer:
         d = self._gradients
         self._d_tokens_VN.zero_().index_add_(0, tokens, self._d_packed_MN)
         torch.sum(self._d_packed_BTN, 0, out=self._d_positions_TN)
-        if d.qkv_bias:
-            for bias, found in zip(d.qkv_bias, self._d_positions_TN.sum(0).chunk(3), strict=True):
-                bias += found
-        for weight, found in zip(d.qkv, self._d_tables_RN.chunk(3, 1), strict=True):
-            weight.addmm_(found.T, self._embeddings_RC)
-        d.tokens.addmm_(self._d_tokens_VN, self._qkv_NC)
-        d.positions.addmm_(self._d_positions_TN, self._qkv_NC)
+        if "query.bias" in d:
+            for name, d_bias in zip(_QKV_BIASES, self._d_positions_TN.sum(0).chunk(3), strict=True):
+                d[name] += d_bias
+        for name, d_table_RN in zip(_QKV, self._d_tables_RN.chunk(3, 1), strict=True):
+            d[name].addmm_(d_table_RN.T, self._embeddings_RC)
+        d["token_embedding.weight"].addmm_(self._d_tokens_VN, self._qkv_NC)
+        d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
 
     def _attend(self) -> None:
         """Compute the heads' outputs, side by side, from queries, keys and values."""
@@ -174,27 +177,27 @@ class OneLayer:
     def _predict(self) -> None:
         """Compute the logits from the heads' outputs."""
         p = self._parameters
-        if p.projection is not None:
-            self._projected_MC = self._mixed_MC @ p.projection.T
-            if p.projection_bias is not None:
-                self._projected_MC += p.projection_bias
-        x_MC = self._projected_MC
-        torch.addmm(p.head_bias[:, None], p.head, x_MC.T, out=self._logits_VM)
+        if "projection.weight" in p:
+            self._projected_MC = self._mixed_MC @ p["projection.weight"].T
+            if "projection.bias" in p:
+                self._projected_MC += p["projection.bias"]
+        bias_V1, x_MC = p["head.bias"][:, None], self._projected_MC
+        torch.addmm(bias_V1, p["head.weight"], x_MC.T, out=self._logits_VM)
 
     def _predict_backward(self) -> None:
         """Compute the gradients of the projection, the LM head and the heads' outputs."""
         p, d = self._parameters, self._gradients
         x_MC, d_logits_VM = self._projected_MC, self._logits_VM
-        d.head.addmm_(d_logits_VM, x_MC)
-        d.head_bias += d_logits_VM.sum(1)
-        if p.projection is None or d.projection is None:
-            torch.mm(d_logits_VM.T, p.head, out=self._d_mixed_MC)
+        d["head.weight"].addmm_(d_logits_VM, x_MC)
+        d["head.bias"] += d_logits_VM.sum(1)
+        if "projection.weight" not in p:
+            torch.mm(d_logits_VM.T, p["head.weight"], out=self._d_mixed_MC)
             return
-        d_x_MC = d_logits_VM.T @ p.head
-        d.projection.addmm_(d_x_MC.T, self._mixed_MC)
-        if d.projection_bias is not None:
-            d.projection_bias += d_x_MC.sum(0)
-        torch.mm(d_x_MC, p.projection, out=self._d_mixed_MC)
+        d_x_MC = d_logits_VM.T @ p["head.weight"]
+        d["projection.weight"].addmm_(d_x_MC.T, self._mixed_MC)
+        if "projection.bias" in p:
+            d["projection.bias"] += d_x_MC.sum(0)
+        torch.mm(d_x_MC, p["projection.weight"], out=self._d_mixed_MC)
 
     def _cross_entropy(self, targets_M: Tensor) -> Tensor:
         """Return the mean loss; overwrite the logits by the gradient of the loss."""
@@ -213,19 +216,7 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-class _Parameters:
-    """The parameters of a model, or their gradients, as plain tensors."""
-
-    def __init__(self, model: Transformer, plain: Callable[[Tensor], Tensor]) -> None:
-        attention, positions = model.blocks[0].attention, model.position_embedding
-        assert isinstance(attention, SelfAttention) and positions is not None
-        maps = (attention.query, attention.key, attention.value)
-        self.tokens, self.positions = plain(model.token_embedding.weight), plain(positions.weight)
-        self.qkv = [plain(m.weight) for m in maps]
-        self.qkv_bias = [plain(m.bias) for m in maps if m.bias is not None]
-        self.projection = self.projection_bias = None
-        if attention.projection is not None:
-            self.projection = plain(attention.projection.weight)
-            if attention.projection.bias is not None:
-                self.projection_bias = plain(attention.projection.bias)
-        self.head, self.head_bias = plain(model.head.weight), plain(model.head.bias)
+def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Return a plain tensor for each parameter, by its name without the prefix of the block."""
+    named = model.named_parameters()
+    return {n.removeprefix("blocks.0.attention."): tensor_of(parameter) for n, parameter in named}

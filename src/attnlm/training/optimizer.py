@@ -123,10 +123,10 @@ class Optimizer(ABC):
             self.gradient.add_(gradient)
             gradient.zero_()
 
-    def average(self, pieces: int) -> None:
-        """Divide the gradients, which are sums over pieces of a batch, by the number of pieces."""
-        if pieces > 1:
-            self.gradient.mul_(1 / pieces)
+    def average(self, count: int) -> None:
+        """Divide the gradients, which are sums over parts of a batch, by the number of parts."""
+        if count > 1:
+            self.gradient.mul_(1 / count)
 
     def _norm(self) -> Tensor:
         """Return the norm of the whole gradient."""

@@ -28,11 +28,10 @@ MOST_SHARES = 8
 
 
 class Cut(NamedTuple):
-    """A batch in equal pieces: each process computes its rows in `rounds` micro-batches, and each
-    of its threads computes a share of `windows` windows of a micro-batch."""
+    """How a process computes its rows of a batch: in micro-batches, one after another, each of
+    which has a share of `windows` windows for each thread."""
 
-    processes: int
-    rounds: int
+    micro_batches: int
     shares: int
     windows: int
 
@@ -44,12 +43,7 @@ class Cut(NamedTuple):
     @property
     def rows(self) -> int:
         """Return the number of windows of a batch that a process computes."""
-        return self.rounds * self.at_once
-
-    @property
-    def pieces(self) -> int:
-        """Return the number of pieces in all."""
-        return self.processes * self.rounds * self.shares
+        return self.micro_batches * self.at_once
 
 
 def cut_batch(training: TrainingConfig, threads: int) -> Cut:
@@ -57,16 +51,15 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
 
     If a micro-batch has fewer shares than threads, PyTorch uses several threads in each share.
     """
-    processes = training.processes
-    rows = training.batch_size // processes
+    rows = training.batch_size // training.processes
     most = training.micro_batch_size or rows
-    rounds = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
-    at_once = rows // rounds
+    micro_batches = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
+    at_once = rows // micro_batches
     possible = range(min(threads, at_once, MOST_SHARES), 0, -1)
     shares = next(n for n in possible if threads % n == 0 and at_once % n == 0)
     if training.compile == "on" or training.is_sharded:
         shares = 1
-    return Cut(processes, rounds, shares, at_once // shares)
+    return Cut(micro_batches, shares, at_once // shares)
 
 
 class Share:

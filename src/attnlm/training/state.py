@@ -128,7 +128,8 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
     about = config.model, run.vocab_size, *part, config.training.adapters
     facts, weights, tensors = load_checkpoint(run.last, *about)
     state = initial_state(config, run.vocab_size, device, processes)
-    _take_base(state, run)
+    if config.training.adapters is not None:
+        _take(frozen(state.model), base_weights(run))
     optimizer = state.optimizer
     if optimizer.state().keys() != tensors.keys():
         raise _not_of(run)
@@ -153,9 +154,9 @@ def begun_state(
     reads = processes.is_main or is_sharded
     if fresh or not reads:
         state = initial_state(run.config, run.vocab_size, device, processes)
-        if fresh and reads and run.config.training.adapters is not None:
-            _take_base(state, run)
-        elif fresh and reads and run.parent is not None:
+        if reads and run.config.training.adapters is not None:
+            _take(frozen(state.model), base_weights(run))
+        elif reads and run.parent is not None:
             part = (processes.rank, processes.count) if is_sharded else (0, 1)
             _take(state.optimizer.weights(), parent_rows(run, *part))
     else:
@@ -163,12 +164,6 @@ def begun_state(
     if processes.count > 1:
         state.copy_from_main(processes)
     return state
-
-
-def _take_base(state: TrainingState, run: Run) -> None:
-    """Load the frozen weights of a model with adapters."""
-    if run.config.training.adapters is not None:
-        _take(frozen(state.model), base_weights(run))
 
 
 def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

@@ -60,7 +60,7 @@ class Stepper:
         training, length = config.training, config.model.block_size
         self.state, self.config, self.processes = state, training, processes
         self.stop = StopSignal(alone=processes.count == 1)
-        self._clock = clock
+        self.clock = clock
         threads = (training.threads or 1) if state.device.name == "cpu" else 1
         if state.device.name == "cpu":
             keep_freed_memory()
@@ -82,14 +82,13 @@ class Stepper:
         self._is_first = True
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
-        self._is_sharded = training.is_sharded
 
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () on the device."""
         state, cut = self.state, self._cut
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        if self._is_sharded and self._is_first:
+        if self.config.is_sharded and self._is_first:
             # PyTorch's collectives within a step have a shorter timeout.
             self.processes.add_up(torch.zeros(()), self._kind())
         inputs, targets = self.batches(state.step)
@@ -99,8 +98,7 @@ class Stepper:
                 jobs = []
                 for i, share in enumerate(self._shares):
                     begin = first + i * cut.windows
-                    part = slice(begin, begin + cut.windows)
-                    windows = inputs[part], targets[part]
+                    windows = (ids[begin : begin + cut.windows] for ids in (inputs, targets))
                     jobs.append(functools.partial(share, state.step, self._first + begin, *windows))
                 losses += compute_all(jobs, self._pool)
         state.optimizer.add_up([share.gradient for share in self._shares[1:]])
@@ -115,8 +113,8 @@ class Stepper:
         else:
             state.progress = self._progress()
         # FSDP has averaged over processes.
-        pieces = cut.pieces if state.optimizer.sums_gradients else cut.rounds * cut.shares
-        state.optimizer.average(pieces)
+        summed = self.processes.count if state.optimizer.sums_gradients else 1
+        state.optimizer.average(summed * cut.micro_batches * cut.shares)
         with noticing_lost():
             about = self._pool, cut.shares, self.expected_steps(state.step + 1)
             state.optimizer.step(state.step, *about)
@@ -134,10 +132,10 @@ class Stepper:
     def _progress(self) -> float:
         """Return the progress after this step, by the clock or by steps: the larger of both."""
         state, steps = self.state, self.config.steps
-        if self._clock is None:
+        if self.clock is None:
             return state.progress
         by_steps = 0.0 if steps is None else (state.step + 1) / steps
-        return max(self._clock.advance(state.progress), by_steps)
+        return max(self.clock.advance(state.progress), by_steps)
 
     def _kind(self) -> str:
         """Return the kind of the next step, which sets the timeout for other processes.
@@ -171,16 +169,16 @@ class Stepper:
         if not math.isfinite(self._loss_sum.item()):
             raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step))
 
-    def read_loss_sum(self, *, together: bool = False) -> float:
+    def read_loss_sum(self) -> float:
         """Return the sum of losses since the newest evaluation.
 
         Raises StepNotFiniteError unless the sum, the weights and the optimizer's state are finite.
-        A process checks its part of a sharded model only, unless all call this `together`.
+        All processes that hold a sharded model have to call this.
         """
         total = self._loss_sum.item()
         wrong = [] if math.isfinite(total) else ["loss"]
         wrong += self.state.optimizer.not_finite()
-        if together and self._is_sharded:
+        if self.config.is_sharded:
             found = torch.tensor([float(kind in wrong) for kind in _KINDS])
             self.processes.add_up(found, _STEP)
             wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]

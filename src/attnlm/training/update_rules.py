@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,34 +38,21 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), for tensors of any shapes."""
 
     def __init__(
-        self, pieces: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
+        self, tensors: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
     ) -> None:
-        """Take `pieces`: values, gradient, mean and mean square of each tensor."""
-        columns = map(list, zip(*pieces, strict=True))
-        self._values, self._gradients, self._means, self._squares = columns
-        self._weight_decay, self._betas = weight_decay, (config.beta1, config.beta2)
-        self.work = 100.0 * sum(v.numel() for v in self._values)  # bound by memory
-        self._made = [torch.zeros((), device=pieces[0][0].device)] * len(pieces)
+        """Take values, gradient, mean and mean square of each of some parameters."""
+        self._columns = [list(column) for column in zip(*tensors, strict=True)]
+        self._options: dict[str, Any] = {"weight_decay": weight_decay, "eps": 1e-8}
+        self._options |= {"beta1": config.beta1, "beta2": config.beta2}
+        self._options |= {"amsgrad": False, "maximize": False}
+        self.work = 100.0 * sum(v.numel() for v in self._columns[0])  # bound by memory
+        self._made = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
 
     def update(self, rate: float, step: int) -> None:
         """Make the update after step 0, 1, …"""
         self._made[0].fill_(step + 1)
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
-        torch._fused_adamw_(
-            self._values,
-            self._gradients,
-            self._means,
-            self._squares,
-            [],
-            self._made,
-            lr=rate,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=self._weight_decay,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
+        torch._fused_adamw_(*self._columns, [], self._made, lr=rate, **self._options)
 
 
 class Muon:
