@@ -72,14 +72,29 @@ def _check_regular(path: Path, about: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that, on success only, is flushed to disk and replaces `path`."""
-    with naming(path), _temporary_beside(path) as temporary:
-        with open_regular(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _flush_folder(path.parent)
+    """Yield a temporary file that, on success only, is flushed to disk and replaces `path`.
+
+    First delete temporary files for `path` that killed processes left.
+    """
+
+    def make() -> Path:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary.touch(exist_ok=False)
+        return temporary
+
+    with naming(path):
+        remove_leftovers(path.parent, glob.escape(path.name))
+        with locked_new(make) as temporary:
+            try:
+                with open_regular(temporary, "wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+                _flush_folder(path.parent)
+            finally:
+                with contextlib.suppress(OSError):  # an earlier error says more
+                    temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -92,24 +107,6 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
-
-
-@contextlib.contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield an empty file, deleted afterwards. First delete files that killed processes left."""
-
-    def make() -> Path:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        temporary.touch(exist_ok=False)
-        return temporary
-
-    remove_leftovers(path.parent, glob.escape(path.name))
-    with locked_new(make) as temporary:
-        try:
-            yield temporary
-        finally:
-            with contextlib.suppress(OSError):  # an earlier error says more
-                temporary.unlink(missing_ok=True)
 
 
 def remedy(error: OSError) -> str:

@@ -6,21 +6,19 @@ checks more, in `__post_init__`, raises ValueError.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_json
-from attnlm.base.settings import check, fields_of, quoted, setting
+from attnlm.base.settings import check, hints, quoted, setting
 
 COPY_AGAIN = "copy it again from where it came, or make it again"
 
 _Record = TypeVar("_Record")
-_hints = functools.cache(get_type_hints)
 
 
 def limited(*, default: Any = MISSING, **limits: Any) -> Any:
@@ -60,33 +58,34 @@ def _decoded(record: Any, content: object, within: str) -> Any:
     values = {}
     for field in fields(record):
         if field.name in content:
-            hint = _hints(record)[field.name]
-            values[field.name] = _value(record, field.name, hint, content[field.name], within)
+            hint = hints(record)[field.name]
+            values[field.name] = _value(field, hint, content[field.name], within)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"its {within + field.name!r} is missing")
     return record(**values)
 
 
-def _value(record: Any, name: str, hint: Any, value: Any, within: str) -> Any:
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-    if NoneType in get_args(hint):
+def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
+    kinds, key = get_args(hint), within + field.name
+    if NoneType in kinds:
         if value is None:
             return None
-        hint = kinds[0]
+        hint = next(kind for kind in kinds if kind is not NoneType)
+    origin = get_origin(hint)
     if is_dataclass(hint):
-        return _decoded(hint, value, f"{within}{name}.")
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise _wrong(within + name, value)
-        return tuple(_value(record, name, get_args(hint)[0], item, within) for item in value)
-    if get_origin(hint) is Mapping and not isinstance(value, dict):
-        raise _wrong(within + name, value)
-    if hint is Any or get_origin(hint) is Mapping:
+        return _decoded(hint, value, f"{key}.")
+    if (origin is tuple and not isinstance(value, list)) or (
+        origin is Mapping and not isinstance(value, dict)
+    ):
+        raise _wrong(key, value)
+    if origin is tuple:
+        return tuple(_value(field, get_args(hint)[0], item, within) for item in value)
+    if hint is Any or origin is Mapping:
         return value
     try:
-        check(hint, fields_of(record)[name], value)
+        check(hint, field, value)
     except UsageError:
-        raise _wrong(within + name, value) from None
+        raise _wrong(key, value) from None
     return float(value) if hint is float else value
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from typing import Any, get_type_hints
 
@@ -47,13 +48,13 @@ def fields_of(record: type) -> Mapping[str, Field[Any]]:
     return {described.name: described for described in fields(record)}
 
 
-_hints = functools.cache(get_type_hints)  # the types of all fields of a record
+hints = functools.cache(get_type_hints)  # the types of all fields of a record
 
 
 @functools.cache
 def type_of(record: type, name: str) -> type:
     """Return the type of a setting that is not None: bool, int, float or str."""
-    hint = _hints(record)[name]
+    hint = hints(record)[name]
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
 
@@ -65,35 +66,32 @@ def check_value(record: type, name: str, value: object) -> None:
 def check(kind: type, described: Field[Any], value: object) -> None:
     """Raise UsageError unless a value has this type and is within the limits of a field."""
     name, limits = described.name, described.metadata.get("limits", {})
-    _check_type(kind, name, value, may_be_infinite=limits.get("at most") == math.inf)
+    fits = type(value) is kind
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        # An integer in a recipe may be too large for a float.
+        fits = isinstance(value, int) or math.isfinite(value)
+        fits = fits or (value == math.inf == limits.get("at most"))
+    if not fits:
+        raise UsageError(f"`{name}` can't be {quoted(value)}", f"it must be {_EXPECTED[kind]}")
     choices = described.metadata.get("choices")
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
         raise UsageError(f"`{name}` can't be {quoted(value)}", hint)
-    holds: dict[str, Any] = {
-        "at least": lambda limit: value >= limit,
-        "above": lambda limit: value > limit,
-        "at most": lambda limit: value <= limit,
-        "below": lambda limit: value < limit,
-        "of the form": lambda limit: re.fullmatch(limit, str(value)),
-    }
     for words, limit in limits.items():
-        if not holds[words](limit):
+        if not _HOLDS[words](value, limit):
             raise UsageError(
                 f"`{name}` {quoted(value)} is out of range", f"it must be {words} {limit}"
             )
 
 
-def _check_type(kind: type, name: str, value: object, may_be_infinite: bool) -> None:
-    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        # An integer in a recipe may be too large for a float.
-        fits = isinstance(value, int) or math.isfinite(value)
-        fits = fits or (may_be_infinite and value == math.inf)
-    else:
-        fits = type(value) is kind
-    if not fits:
-        raise UsageError(f"`{name}` can't be {quoted(value)}", f"it must be {expected[kind]}")
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_HOLDS: dict[str, Callable[[Any, Any], object]] = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+    "of the form": lambda value, form: re.fullmatch(form, value),
+}
 
 
 def quoted(value: object) -> str:

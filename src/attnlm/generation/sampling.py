@@ -34,6 +34,8 @@ from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.tokens.tokenizer import Tokenizer
 
+_RUNNERS_UP = 3  # listed beside each drawn token
+
 
 def generate(
     model: LanguageModel,
@@ -186,9 +188,6 @@ class Choice:
         return {"token": self.token, "probability": self.probability, "runners_up": others}
 
 
-_RUNNERS_UP = 3
-
-
 @dataclass(frozen=True)
 class Sampler:
     """A model that is ready for sampling, any number of times."""
@@ -305,15 +304,7 @@ def sample(
             f"sample gives one text, piece by piece, and num_samples is {num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    sampler, ids, config = _ready(
-        *(run, prompt, checkpoint, device, checkpoint_dir, seed, on_event),
-        tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=stop,
-        ignore_eos=ignore_eos,
-    )
+    sampler, ids, config = _ready(**locals())
     return itertools.chain([prompt] if prompt else [], sampler.stream(ids, config))
 
 
@@ -343,16 +334,7 @@ def samples(
     for the same seed. Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError
     (UsageError for invalid arguments).
     """
-    sampler, ids, config = _ready(
-        *(run, prompt, checkpoint, device, checkpoint_dir, seed, on_event),
-        num_samples=num_samples,
-        tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=stop,
-        ignore_eos=ignore_eos,
-    )
+    sampler, ids, config = _ready(**locals())
     return [prompt + text for text in sampler.samples(ids, config)[0]]
 
 
@@ -366,7 +348,7 @@ def _ready(
     on_event: OnEvent | None,
     **chosen: Any,
 ) -> tuple[Sampler, list[int], SamplingConfig]:
-    """Check all arguments of `sample` and `samples`, and load the model."""
+    """Check all arguments of `sample` or `samples`, and load the model."""
     if seed is None:
         seed = drawn_seed()
         (on_event or ignore)(Note(f"seed {seed}"))
