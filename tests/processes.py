@@ -43,19 +43,22 @@ def config_of(name: str, processes: int, *, shard: bool = False) -> Config:
     return resolve({**variant(name), **settings, "threads": 1})
 
 
-def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
-    """The gradient of the first step, the losses of some, and the loss over the validation split.
-
-    Every process says what it found: all must have the same bytes.
-    """
-    config, device = config_of(name, processes.count), choose_device("cpu")
-    state = initial_state(config, dataset.vocab_size, device)
+def numbers(
+    name: str, dataset: Dataset, processes: Processes, *, shard: bool = False
+) -> dict[str, Any]:
+    """Return gradients and norms of some steps, their losses, the loss over the validation split,
+    and all weights. Every process returns what it found: all must have the same bytes."""
+    config, device = config_of(name, processes.count, shard=shard), choose_device("cpu")
+    is_sharded = config.training.is_sharded
+    state = initial_state(config, dataset.vocab_size, device, processes)
     stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
-    update, gradients = optimizer.step, []
+    update, gradients, norms = optimizer.step, [], []
 
     def step(*arguments: Any) -> None:
-        named = state.model.named_parameters()
-        gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
+        if not is_sharded:
+            named = state.model.named_parameters()
+            gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
+        norms.append(optimizer._norm().item())
         update(*arguments)
 
     optimizer.step = step  # type: ignore[method-assign, assignment]
@@ -67,47 +70,17 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
         bytes_per_token=1.0,
         threads=2,
         processes=processes,
+        is_sharded=is_sharded,
     )
-    values = torch.cat([p.detach().flatten() for p in state.model.parameters()])
-    return {
-        "gradients": gradients[0],
-        "losses": losses,
-        "validation": evaluation.loss,
-        "values": values.numpy(),
-    }
-
-
-def sharded_numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
-    """The norms of gradients and the losses of some steps, the loss over the validation split, and
-    all weights."""
-    config, device = config_of(name, processes.count, shard=True), choose_device("cpu")
-    state = initial_state(config, dataset.vocab_size, device, processes)
-    stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
-    update, norms = optimizer.step, []
-
-    def step(*arguments: Any) -> None:
-        norms.append(optimizer._norm().item())
-        update(*arguments)
-
-    optimizer.step = step  # type: ignore[method-assign, assignment]
-    losses = [stepper.step().item() for _ in range(STEPS)]
-    evaluation = validation_loss(
-        state.model,
-        dataset.val[:100],
-        device,
-        bytes_per_token=1.0,
-        processes=processes,
-        is_sharded=config.training.is_sharded,
-    )
-    sharded = config.training.is_sharded
-    model = whole_model(state.model, processes) if sharded else state.model
+    model = whole_model(state.model, processes) if is_sharded else state.model
     parameters = [] if model is None else [p.detach().flatten() for p in model.parameters()]
     return {
+        "gradients": gradients[:1],
         "norms": norms,
         "losses": losses,
         "validation": evaluation.loss,
         "values": torch.cat(parameters).numpy() if parameters else None,
-        "share": sum(vector.numel() for vector in state.optimizer.state().values()),
+        "share": sum(vector.numel() for vector in optimizer.state().values()),
     }
 
 
@@ -221,7 +194,7 @@ def compute(data: Path, out: Path) -> None:
     dataset = open_dataset(data)
     with joined() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
-        sharded = {name: sharded_numbers(name, dataset, processes) for name in SHARDED}
+        sharded = {name: numbers(name, dataset, processes, shard=True) for name in SHARDED}
     with joined() as processes:  # as in a program that trains twice
         subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
         processes.add_up(subnormal, "numbers that are flushed to zero")

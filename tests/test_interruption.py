@@ -16,7 +16,7 @@ import torch
 
 import attnlm
 from attnlm.base import signals as signals_module
-from attnlm.base.signals import Interrupted, StopSignal, signals
+from attnlm.base.signals import Interrupted, StopSignal
 from attnlm.runs.run import Run
 from attnlm.training import validation
 from tests.models import prepared
@@ -192,17 +192,6 @@ def test_signals_of_one_moment_are_one_signal(monkeypatch: pytest.MonkeyPatch) -
         for expected in ([], [], [], [signal.SIGINT]):
             signal.raise_signal(signal.SIGINT)
             assert seconds == expected
-
-
-def test_a_hangup_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopSignal().listening():
-            assert signals() == (signal.SIGINT, signal.SIGTERM)
-            signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])

@@ -243,9 +243,3 @@ def test_without_a_place_to_keep_it_code_is_compiled_each_time(
     monkeypatch.setattr(caches, "may_load_from", lambda folder: False)
     for expected in (1, 2):
         assert anew("words.c") is not None and calls() == expected
-
-
-def test_a_broken_compiler_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = anew("words.c")
-    monkeypatch.setenv("CC", "false")
-    assert (anew("words.c") is None) == (before is None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnlm.compute.threads import cores, map_ahead
+from attnlm.compute.threads import map_ahead
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -43,7 +43,3 @@ def test_an_error_comes_where_the_result_was_due() -> None:
     assert [next(results), next(results)] == [5, 10]
     with pytest.raises(ZeroDivisionError):
         next(results)
-
-
-def test_there_is_a_core() -> None:
-    assert cores() >= 1

@@ -28,7 +28,6 @@ from attnlm.compute.threads import (
 )
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import evaluate as evaluation
-from attnlm.experiments import other_processes
 from attnlm.experiments.plan import plan
 from attnlm.generation.decoders import ModuleDecoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
@@ -173,19 +172,6 @@ def test_evaluation_and_plan_flush(
     modes.found.clear()
     monkeypatch.setattr(Share, "__call__", modes.before(Share.__call__))
     plan(vocab_size=20, tokens=1000, model="transformer", layers=1, embed_dim=8, threads=1)
-    assert modes.found == {"MainThread": True}
-
-
-def test_a_process_that_joins_a_training_flushes(
-    modes: Modes, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = attnlm.open_run("transformer", checkpoint_dir=trained / "checkpoints")
-    told = {"path": str(run.path), "settings": run.config.settings(), "fresh": True}
-    told |= {name: getattr(run, name) for name in other_processes._FACTS}
-    main: Any = SimpleNamespace(from_main=lambda _: told)
-    monkeypatch.setattr(other_processes, "begun_state", lambda *_: None)
-    monkeypatch.setattr(other_processes, "fit", modes.before(lambda *_, **__: run))
-    other_processes.join(main, trained / "data", verify=False)
     assert modes.found == {"MainThread": True}
 
 

@@ -29,7 +29,7 @@ from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.model.architecture import MODELS, RUNGS
+from attnlm.model.architecture import MODELS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
@@ -138,8 +138,10 @@ class StopAt:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("rung", ["single-head", "multi-head", "wide-head", "transformer"])
+@pytest.mark.parametrize(
+    ("rung", "optimizer"),
+    [("multi-head", "adamw"), ("wide-head", "muon"), ("transformer", "muon")],
+)
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     rung: str, optimizer: str, trained: Any, tmp_path: Path
 ) -> None:
@@ -223,14 +225,6 @@ def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
         for asked in (which, chosen.which)
     ]
     assert texts[0] == texts[1]
-
-
-def test_a_last_checkpoint_that_was_evaluated_says_its_loss(trained: Any) -> None:
-    run = trained(learning_rate=100.0)
-    loss = run.metrics()[-1]["val_loss"]
-    assert str(run.checkpoint("last")) == f"step 12, validation loss {loss:.4f} (last)"
-    (run.path / "metrics.jsonl").write_text("{}\n" * 3)  # damaged: not what is asked for
-    assert str(run.checkpoint("last")) == "step 12, no evaluation recorded (last)"
 
 
 def test_a_second_signal_within_a_step_saves_nothing(
@@ -344,15 +338,14 @@ def test_data_that_are_written_to_while_a_run_reads_them_end_it(
         steps.append(event.record["step"])
         if event.record["step"] != 5:
             return
-        if then == "cut short":
-            os.truncate(path, 0)  # to read it by its mapping would be the end of this process
-        elif then == "overwritten":
-            path.write_bytes(before[::-1])
-        elif then == "prepared again":  # a new file
-            path.unlink()
-            path.write_bytes(before[::-1])
-        else:
+        if then == "removed":
             shutil.rmtree(folder)
+        elif then == "cut short":
+            os.truncate(path, 0)  # to read it by its mapping would be the end of this process
+        else:
+            if then == "prepared again":  # a new file
+                path.unlink()
+            path.write_bytes(before[::-1])
 
     settings: dict[str, Any] = {**SMALL, "checkpoint_dir": tmp_path / "checkpoints"}
     if then in ("prepared again", "removed"):
@@ -508,29 +501,22 @@ def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: A
     assert [reason == "recorded in the run" for reason in reasons] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("step", -1),
-        ("evaluated_step", 13),
-        ("evaluated_step", -2),
-        ("best_step", -1),
-        ("best_step", 13),
-        ("best_loss", math.nan),
-        ("stale", -1),
-        ("loss_sum", -math.inf),
-        ("loss_sum", math.nan),
-    ],
-)
-def test_resume_refuses_facts_that_do_not_fit_together(
-    trained: Any, name: str, value: float
-) -> None:
+def test_resume_refuses_facts_that_do_not_fit_together(trained: Any) -> None:
     run = trained(steps=12, eval_every=10)
     state = saved_state(run, choose_device("cpu"))
-    facts = {**state.facts(), name: value}
-    save_checkpoint(run.last, state.optimizer.weights(), facts, state.optimizer.state())
-    with pytest.raises(AttnlmError, match="does not hold the state that its run describes"):
-        attnlm.train(resume=run.path, steps=14)
+    for name, values in {
+        "step": (-1,),
+        "evaluated_step": (13, -2),
+        "best_step": (-1, 13),
+        "best_loss": (math.nan,),
+        "stale": (-1,),
+        "loss_sum": (-math.inf, math.nan),
+    }.items():
+        for value in values:
+            facts = {**state.facts(), name: value}
+            save_checkpoint(run.last, state.optimizer.weights(), facts, state.optimizer.state())
+            with pytest.raises(AttnlmError, match="does not hold the state that its run describes"):
+                attnlm.train(resume=run.path, steps=14)
 
 
 @pytest.mark.parametrize("same_ids", [False, True])
@@ -552,31 +538,19 @@ def test_resume_and_evaluate_refuse_other_data(
             read()
 
 
-@pytest.mark.parametrize("key", ["step", "seconds", "val_loss", "train_loss", "learning_rate"])
-@pytest.mark.parametrize(
-    "value",
-    [math.nan, math.inf, 10**400, 2**70, 1e39, True, "1"],
-    ids=["nan", "inf", "huge", "2^70", "1e39", "true", "text"],
-)
-def test_metrics_are_finite_numbers(key: str, value: Any, tmp_path: Path, trained: Any) -> None:
+def test_metrics_are_finite_numbers(trained: Any) -> None:
     run = trained(model="bigram", steps=1)
     *before, last = run.metrics()
-    run._metrics.replace([*before, {**last, key: value}])
-    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
-        run.metrics()
-
-
-def test_a_snapshot_of_a_step_beyond_all_integers_is_refused(trained: Any) -> None:
-    run = trained(model="bigram", steps=1)
-    *before, last = run._ticker.records()
-    run._ticker.replace([*before, {**last, "step": 2**70}])
-    with pytest.raises(AttnlmError, match=r"ticker\.jsonl is damaged"):
-        run.ticker()
+    for key in ("step", "seconds", "val_loss", "train_loss", "learning_rate"):
+        for value in (math.nan, math.inf, 10**400, 2**70, 1e39, True, "1"):
+            run._metrics.replace([*before, {**last, key: value}])
+            with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+                run.metrics()
 
 
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(training, "_REPORT_SHARE", math.inf)
+    monkeypatch.setattr(training, "_REPORT_FRACTION", math.inf)
     events: list[object] = []
     run = trained(on_event=events.append, steps=300, eval_every=100)
     assert isinstance(events[0], Started) and events[0].run == run
@@ -770,7 +744,7 @@ def test_verify_reads_all_of_what_is_large(
             read()
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", ["bigram", "transformer"])
 @pytest.mark.parametrize(
     ("size", "fraction"), [(4, 0.5), (20, 0.1), (300, 0.1), (300, 0.9), (1000, 0.05)]
 )
