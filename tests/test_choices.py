@@ -73,16 +73,6 @@ def test_another_question_or_processor_is_measured_anew(
     assert again.made > 0
 
 
-def test_a_trial_restores_the_number_of_threads() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        fastest("kind", "sizes", Ways(one=0.001, other=0.02).ways)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_a_way_must_save_what_it_is_worth() -> None:
     assert fastest("kind", "even", Ways(one=0.005, other=0.005).ways) == "one"
     assert fastest("kind", "close", Ways(one=0.01, other=0.0095).ways, worth=0.1) == "one"

@@ -56,10 +56,8 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        *(("bigram", number) for number in (math.nan, math.inf)),
-        *(("multi-head", number) for number in (math.nan, math.inf, 1e38)),
-        *(("transformer", number) for number in (math.nan, 1e38)),
-        ("average", 1e38),
+        *(("bigram", math.nan), ("multi-head", math.inf), ("transformer", math.nan)),
+        *(("multi-head", 1e38), ("transformer", 1e38)),
     ],
 )
 def test_every_command_refuses_alike(
@@ -71,13 +69,6 @@ def test_every_command_refuses_alike(
     error = NotFiniteError()
     fails(*COMMANDS[command], cwd=folder, code=1, says=error.message, hints="--checkpoint best")
     assert not (folder / "page.html").exists()
-
-
-def test_what_overflows_is_told_in_two_lines(trained: Path, tmp_path: Path) -> None:
-    """Without NumPy's warnings, which are errors here."""
-    folder = folder_with(trained, "multi-head", 1e38, tmp_path)
-    hint = "--checkpoint best or last"
-    fails(*COMMANDS["greedy"], cwd=folder, code=1, says="not finite", hints=hint)
 
 
 def test_neither_a_resume_nor_ablation_goes_on_with_them(trained: Path, tmp_path: Path) -> None:

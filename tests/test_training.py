@@ -29,7 +29,6 @@ from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
-from attnlm.model.architecture import MODELS
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import loop as training
@@ -619,8 +618,8 @@ def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
     assert str(run.last) in caught.value.hint
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_trains_in_bfloat16(model: str, trained: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["bigram", "average", "multi-head", "transformer", "gpt2"])
+def test_models_train_in_bfloat16(model: str, trained: Any, tmp_path: Path) -> None:
     """It learns, goes on as if it had not been stopped, and is evaluated and sampled alike."""
     settings: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 16}
     settings |= {"model": model, "dtype": "bfloat16", "steps": 6, "eval_every": 3}

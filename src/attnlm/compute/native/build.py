@@ -24,7 +24,6 @@ from attnlm.base.errors import AttnlmError
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _LONGEST_COMPILATION = 30.0  # seconds
-_stuck: set[str] = set()  # compilers that took longer and are not run again
 _MOST_KEPT = 4 * 2**20  # bytes
 _DIGEST = 32  # bytes
 # The fields of /proc/cpuinfo on which `-march=native` can depend.
@@ -36,9 +35,7 @@ def commands() -> Iterator[list[str]]:
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
     for compiler in dict.fromkeys(filter(None, (shutil.which(name) for name in named if name))):
         # Not every compiler can detect the processor.
-        for more in (["-march=native"], []):
-            if compiler not in _stuck:
-                yield [compiler, *FLAGS, *more]
+        yield from ([compiler, *FLAGS, *more] for more in (["-march=native"], []))
 
 
 def run_compiler(command: list[str], folder: str) -> None:
@@ -59,7 +56,6 @@ def run_compiler(command: list[str], folder: str) -> None:
     try:
         status = process.wait(_LONGEST_COMPILATION)
     except subprocess.TimeoutExpired:
-        _stuck.add(command[0])
         raise OSError from None
     finally:
         if process.poll() is None:
