@@ -120,7 +120,7 @@ def test_wide_models_and_large_vocabularies() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_large_models_are_computed_by_a_crew_from_the_weights_where_they_lie(
+def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
     width: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More members than some parts have pieces, and few tokens or many."""
@@ -139,7 +139,7 @@ def test_large_models_are_computed_by_a_crew_from_the_weights_where_they_lie(
             assert_textbook(model, num_samples, LONG, compiled(width), members)
 
 
-def test_a_crew_computes_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_compute_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGE", 0)
     for name in EMBEDDED:
         assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], compiled(), threads=3)
@@ -308,7 +308,7 @@ for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
     tests.assert_textbook(tests.a_model("gpt2", vocab_size, **sizes), 1, [(0, 64), (0, 1)], found)
     model = tests.a_model("multi-head:projection=true", vocab_size, **sizes)
     tests.assert_textbook(model, 65, [(0, 1), (0, 64)], found)
-# A crew, and rows of matrices where they lie.
+# Several threads, and rows of matrices where they lie.
 tests.native_decoder._LARGE, tests.native_decoder._LONG = 0, 32
 for name in ("gpt2", "qwen3"):
     size = 16 if name == "qwen3" else 17

@@ -418,15 +418,15 @@ def test_what_a_failing_collective_means(text: str, means: str) -> None:
         with noticing_lost():
             fails()
 
-    for way in (lambda: Processes(1, 2)._wait(fails), in_sharding):
+    ways: list[Callable[[], None]] = [lambda: Processes(1, 2)._wait(fails), in_sharding]
+    for way in ways:
         with pytest.raises((LostProcessError, attnlm.AttnlmError)) as caught:
             way()
         if isinstance(caught.value, LostProcessError):
             assert means == ("silent" if caught.value.is_silent else "ended")
         else:
-            first = text.splitlines()[0]
-            assert means == "other"
-            assert caught.value.message == f"the processes can't compute together: {first}"
+            first, said = text.splitlines()[0], str(caught.value)
+            assert (means, said) == ("other", f"the processes can't compute together: {first}")
     with pytest.raises(RuntimeError, match="of ours"), noticing_lost():
         raise RuntimeError("of ours")
 

@@ -201,7 +201,7 @@ def test_what_is_recorded_is_flushed(modes: Modes) -> None:
 
 
 def test_threads_in_c_flush() -> None:
-    """Each of the decoder's crew computes some of the logits, which are subnormal."""
+    """Each of the decoder's threads computes some of the logits, which are subnormal."""
     if (compiled := library("decoding.c")) is None:
         pytest.skip("there is no C compiler")
     parts = {"embed_dim": 16, "heads": 2, "layers": 1, "block_size": 8}

@@ -7,7 +7,7 @@
 
 #include "vectors.h"
 
-#include "crew.h"
+#include "team.h"
 #include "products.h"
 
 #define MANY 32 /* new tokens of a window, from which rows of matrices become panels */
@@ -35,7 +35,7 @@ struct model {
 };
 
 /* What a decoder writes to: the keys and values that it remembers, and scratch for `rows` tokens that
-   go through the layers together. All rows are whole panels. Each member of the crew has a query and
+   go through the layers together. All rows are whole panels. Each member of the team has a query and
    scores of its own, and a panel. */
 struct memory {
     int64_t rows, capacity, stride, mixed_stride; /* tokens of a window, numbers of a row */
@@ -107,7 +107,7 @@ static const float *normed(struct member who, const struct model *m, const struc
         for (int64_t i = 0; i < size; i++)
             y[i] = y[i] * scale * gains[i] + gains[size + i];
     }
-    meet(who);
+    barrier(who);
     return to->read;
 }
 
@@ -224,7 +224,7 @@ static void look_up(struct member who, const struct model *m, const struct memor
         for (int64_t i = is_wanted(m, 0, t, p) ? 0 : m->key_at; i < size; i += LANES)
             *(vector *)(packed + i) = load(token + i) + load(added + i);
     }
-    meet(who);
+    barrier(who);
 }
 
 /* One key and value head's part of `attend`, with the heads that ask it: rows of `packed` hold queries,
@@ -273,7 +273,7 @@ static void attend(struct member who, const struct model *m, const struct memory
         const float *read = normed(who, m, to, t->rows, m->width, m->blocks[layer].attention_norm);
         if (there_is(qkv)) {
             product(who, qkv, panel, t->rows, read, to->stride, to->packed, stride, 0);
-            meet(who);
+            barrier(who);
         } else {
             packed = read, stride = to->stride;
         }
@@ -281,7 +281,7 @@ static void attend(struct member who, const struct model *m, const struct memory
     struct range own = share(who, m->kv_heads);
     for (int64_t k = own.begin; k < own.end; k++)
         attend_head(who, m, to, layer, t, packed, stride, k);
-    meet(who);
+    barrier(who);
 }
 
 /* Moves the stream of the windows' last tokens to the front; returns how many they are. */
@@ -296,7 +296,7 @@ static int64_t keep_last(struct member who, const struct memory *to, const struc
             memmove(to->x + kept * to->stride, to->x + r * to->stride, to->stride * sizeof(float));
         kept++;
     }
-    meet(who);
+    barrier(who);
     return kept;
 }
 
@@ -307,7 +307,7 @@ static void pass_on(struct member who, const struct model *m, const struct memor
     if (there_is(projection)) {
         product(who, projection, panel, rows, to->mixed, to->mixed_stride, to->x, to->stride,
                 m->residual);
-        meet(who);
+        barrier(who);
         return;
     }
     struct range own = share(who, rows);
@@ -317,7 +317,7 @@ static void pass_on(struct member who, const struct model *m, const struct memor
         for (int64_t i = 0; i < m->heads * m->size; i++)
             x[i] = m->residual ? x[i] + mixed[i] : mixed[i];
     }
-    meet(who);
+    barrier(who);
 }
 
 /* 1 / (1 + e^−x), without overflow. */
@@ -342,7 +342,7 @@ static void feed_forward(struct member who, const struct model *m, const struct 
     const float *read = normed(who, m, to, rows, m->width, b->mlp_norm);
     const int64_t stride = b->up.outputs, hidden = m->mlp == SWIGLU ? stride / 2 : stride;
     product(who, &b->up, panel, rows, read, to->stride, to->hidden, stride, 0);
-    meet(who);
+    barrier(who);
     struct range own = share(who, hidden / PANEL);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = own.begin * PANEL; i < own.end * PANEL; i += LANES) {
@@ -352,9 +352,9 @@ static void feed_forward(struct member who, const struct model *m, const struct 
                 y *= load(x + hidden);
             *(vector *)x = y;
         }
-    meet(who);
+    barrier(who);
     product(who, &b->down, panel, rows, to->hidden, stride, to->x, to->stride, m->residual);
-    meet(who);
+    barrier(who);
 }
 
 static void embed(struct member who, const struct model *m, const struct memory *to,
@@ -371,7 +371,7 @@ static void embed(struct member who, const struct model *m, const struct memory 
                 x[i] += position[i];
         }
     }
-    meet(who);
+    barrier(who);
 }
 
 struct task {
@@ -410,7 +410,7 @@ static void compute(struct member who, const void *about)
         }
         const float *read = normed(who, m, to, rows, m->head.inputs, m->last_norm);
         product(who, &m->head, NULL, rows, read, to->stride, logits, m->head.outputs, 0);
-        meet(who);
+        barrier(who);
         logits += rows * m->head.outputs;
     }
 }
@@ -530,11 +530,11 @@ static void continue_texts(struct member who, const void *about)
     while (stream->is_finite && stream->made < stream->wanted) {
         if (who.number == 0)
             before_token(stream);
-        meet(who);
+        barrier(who);
         compute(who, &stream->task);
         if (who.number == 0)
             after_token(stream);
-        meet(who);
+        barrier(who);
     }
 }
 

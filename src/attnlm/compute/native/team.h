@@ -1,5 +1,5 @@
 /* Threads that do one piece of work together: all call the same function, each does its share of a
-   step, and all meet before the next. */
+   step, and all wait for each other before the next. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -8,13 +8,13 @@
 #define MOST_MEMBERS 64
 #define SPINS 4000 /* some microseconds; whoever waits longer leaves its core to others */
 
-struct crew {
+struct team {
     _Atomic int64_t members; /* 0 until all are there */
-    _Atomic int64_t arrived, meetings;
+    _Atomic int64_t arrived, passed;
 };
 
 struct member {
-    struct crew *crew;
+    struct team *team;
     int64_t number;
 };
 
@@ -33,7 +33,7 @@ struct range {
 /* What a member does of `count` pieces. */
 INLINE struct range share(struct member who, int64_t count)
 {
-    int64_t members = who.crew->members;
+    int64_t members = who.team->members;
     return (struct range){count * who.number / members, count * (who.number + 1) / members};
 }
 
@@ -45,24 +45,24 @@ INLINE void wait_while(_Atomic int64_t *number, int64_t is)
 }
 
 /* Goes on when all have come: what any wrote before, all can read after. */
-static void meet(struct member who)
+static void barrier(struct member who)
 {
-    struct crew *crew = who.crew;
-    if (crew->members == 1)
+    struct team *team = who.team;
+    if (team->members == 1)
         return;
-    int64_t meeting = crew->meetings;
-    if (++crew->arrived < crew->members) {
-        wait_while(&crew->meetings, meeting);
+    int64_t passed = team->passed;
+    if (++team->arrived < team->members) {
+        wait_while(&team->passed, passed);
     } else {
-        crew->arrived = 0;
-        crew->meetings++;
+        team->arrived = 0;
+        team->passed++;
     }
 }
 
 static void *take_part(void *given)
 {
     struct post *post = given;
-    wait_while(&post->who.crew->members, 0);
+    wait_while(&post->who.team->members, 0);
     post->work(post->who, post->about);
     return NULL;
 }
@@ -70,17 +70,17 @@ static void *take_part(void *given)
 /* Calls `work` in so many threads, this one among them, or in fewer where no more can be had. */
 static void together(int64_t wanted, work *work, const void *about)
 {
-    struct crew crew = {0};
+    struct team team = {0};
     struct post posts[MOST_MEMBERS];
     pthread_t threads[MOST_MEMBERS];
     int64_t members = 1;
     for (; members < wanted && members < MOST_MEMBERS; members++) {
-        posts[members] = (struct post){{&crew, members}, work, about};
+        posts[members] = (struct post){{&team, members}, work, about};
         if (pthread_create(threads + members, NULL, take_part, posts + members))
             break;
     }
-    crew.members = members;
-    work((struct member){&crew, 0}, about);
+    team.members = members;
+    work((struct member){&team, 0}, about);
     while (--members)
         pthread_join(threads[members], NULL);
 }
