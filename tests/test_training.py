@@ -192,7 +192,6 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
         ({}, 7, "auto", "step 5, validation loss {:.4f} (best)"),
         ({}, 7, "last", "step 7, no evaluation recorded (last)"),
         ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
-        ({"learning_rate": 100.0}, 7, "auto", "step 0, validation loss {:.4f} (best)"),
     ],
 )
 def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
@@ -285,10 +284,10 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no folder with open files")
-@pytest.mark.parametrize("model", ["bigram", "transformer"])
-@pytest.mark.parametrize("then", ["moved", "removed", "replaced", "replaced by an unevaluated run"])
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("then", ["moved", "removed", "replaced"])
 def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
-    then: str, model: str, trained: Any, dataset: Dataset, tmp_path: Path
+    then: str, shard: bool, trained: Any, tmp_path: Path
 ) -> None:
     path, moved = tmp_path / "checkpoints" / "z", tmp_path / "moved"
     before: dict[str, bytes] = {}
@@ -298,23 +297,16 @@ def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
         if not isinstance(event, Evaluated):
             return
         evaluated.append(event.record["step"])
-        if len(evaluated) > 1:
-            return
         while not list(path.glob("last*")):  # processes write beside the training
             time.sleep(0.001)
         path.rename(moved)
         if then == "removed":
             shutil.rmtree(moved)
-        if then.startswith("replaced"):
-            trained(name="z", model=model, seed=2)
-            if then.endswith("run"):
-                for name in ("metrics.jsonl", "ticker.jsonl", "best.safetensors"):
-                    (path / name).unlink()
-            before.update(contents(path))
+        if then == "replaced":
+            before.update(contents(trained(name="z", seed=2).path))
 
-    shard = {"shard": True} if model == "transformer" else {}
     with pytest.raises(AttnlmError, match="z was moved, removed or replaced during training\n"):
-        trained(name="z", model=model, on_event=lose, **shard)
+        trained(name="z", shard=shard, on_event=lose)
     assert evaluated == [0]
     assert contents(path) == before if before else not path.exists()
     if moved.exists():
