@@ -219,12 +219,11 @@ def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Da
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_compiled_steps_recompute_activations(
-    dropout: float, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    about: dict[str, Any] = {"compile": "on", "layers": 2, "dropout": dropout, "threads": 1}
+    about: dict[str, Any] = {"compile": "on", "layers": 2, "dropout": 0.3, "threads": 1}
     loss, found = first_gradient(config_of("transformer", **about, recompute=True), dataset)
     expected_loss, expected = first_gradient(config_of("transformer", **about), dataset)
     assert loss == pytest.approx(expected_loss, rel=1e-6)

@@ -451,17 +451,6 @@ def test_a_finished_run_of_that_name_is_accepted_where_asked(
     assert done.stdout.strip() == str(run.path)
 
 
-def test_a_run_is_resumed_with_another_precision(trained: Any) -> None:
-    run = trained(model="transformer")
-    told: list[str] = []
-    resumed = attnlm.train(
-        resume=run.path, dtype="bfloat16", steps=14, on_event=lambda event: told.append(str(event))
-    )
-    training = resumed.config.training
-    assert (training.dtype, training.compile) == ("bfloat16", "off")
-    assert any("another precision" in text for text in told)
-
-
 def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
     run = trained()
     for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
