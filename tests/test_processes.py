@@ -298,7 +298,7 @@ def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> Non
 
 def test_an_error_of_all_is_said_once(project: Path, tmp_path: Path) -> None:
     arguments = (*TRAIN, "--name", "../x")
-    written = commands(project, tmp_path, 1, arguments, arguments)
+    written = commands(project, tmp_path, 2, arguments, arguments)
     stderr = "".join(errors for _, errors in written)
     assert stderr.count("error: ") == 1 and "../x" in stderr
 
