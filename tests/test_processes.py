@@ -296,10 +296,13 @@ def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> Non
         stepper.stop.check()
 
 
-def test_an_error_of_all_is_said_once(project: Path, tmp_path: Path) -> None:
-    arguments = (*TRAIN, "--name", "../x")
-    written = commands(project, tmp_path, 2, arguments, arguments)
-    stderr = "".join(errors for _, errors in written)
+def test_an_error_of_all_is_said_once(project: Path) -> None:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    process = started(
+        *(*launcher, "--nproc-per-node", "2", "-m", "attnlm"), *TRAIN, "--name", "../x", cwd=project
+    )
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
     assert stderr.count("error: ") == 1 and "../x" in stderr
 
 
