@@ -77,13 +77,12 @@ def fastest(
     best = min(ways, key=lambda name: seconds[name])
     chosen = best if seconds[best] < (1 - worth) * seconds[first] else first
     choice = Choice(kind, sizes, chosen, {n: round(1e3 * s, 4) for n, s in seconds.items()})
-    if path is not None:
-        # Keep the choices that other processes have written since.
-        kept = dict(list(_read(path).items())[1 - _MOST_REMEMBERED :]) | {key: choice}
-        # If the cache can't be written, the next call only has to time the ways again.
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"choices": {key: asdict(choice) for key, choice in kept.items()}})
+    # Keep the choices that other processes have written since.
+    kept = dict(list(_read(path).items())[1 - _MOST_REMEMBERED :]) | {key: choice}
+    # If the cache can't be written, the next call only has to time the ways again.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"choices": {key: asdict(choice) for key, choice in kept.items()}})
     return chosen
 
 
@@ -92,9 +91,9 @@ def remembered_choices() -> list[Choice]:
     return list(_read(_path()).values())
 
 
-def _path() -> Path | None:
-    folder = cache_folder()
-    return folder / "choices.json" if folder is not None else None
+def _path() -> Path:
+    # Without a cache folder, nothing can be read or written.
+    return (cache_folder() or Path(os.devnull)) / "choices.json"
 
 
 def _key(described: list[object]) -> str:
@@ -117,10 +116,8 @@ def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return best
 
 
-def _read(path: Path | None) -> dict[str, Choice]:
+def _read(path: Path) -> dict[str, Choice]:
     """Return the choices in a file, or an empty dictionary if the file is missing or damaged."""
-    if path is None:
-        return {}
     try:
         content = read_json(path)["choices"]
         return {key: decoded(Choice, choice, path) for key, choice in content.items()}

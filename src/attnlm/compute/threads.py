@@ -115,17 +115,15 @@ class FlushingHere:
     """
 
     def __enter__(self) -> None:
+        import torch
+
         self._before = flushes_subnormals()
-        _set_flushing(True)
+        torch.set_flush_denormal(True)
 
     def __exit__(self, *_: object) -> None:
-        _set_flushing(self._before)
+        import torch
 
-
-def _set_flushing(wanted: bool) -> None:
-    import torch
-
-    torch.set_flush_denormal(wanted)
+        torch.set_flush_denormal(self._before)
 
 
 @contextlib.contextmanager

@@ -66,20 +66,27 @@ def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
     if not shapes:
         return "blas"
 
-    def multiply_by(matmul: str) -> Callable[[], object]:
-        factors = [(torch.ones(rows, c), torch.ones(n, c), torch.ones(rows, n)) for n, c in shapes]
+    factors = [(torch.ones(rows, c), torch.ones(n, c), torch.ones(rows, n)) for n, c in shapes]
 
-        def multiply() -> None:
-            with using(Kernels(matmul=matmul)), threads_of_torch(1):
-                for x_MC, weight_NC, d_out_MN in factors:
-                    product(x_MC, weight_NC)
-                    product(d_out_MN, weight_NC.T)
-                    product(d_out_MN.T, x_MC.T)
-
-        return multiply
+    def multiply() -> None:
+        for x_MC, weight_NC, d_out_MN in factors:
+            product(x_MC, weight_NC)
+            product(d_out_MN, weight_NC.T)
+            product(d_out_MN.T, x_MC.T)
 
     sizes = f"{rows} × {', '.join(f'{inputs} → {outputs}' for outputs, inputs in shapes)}"
-    return fastest("matmul", sizes, {name: multiply_by(name) for name in ("blas", "onednn")})
+    ways = {name: _with(Kernels(matmul=name), multiply) for name in ("blas", "onednn")}
+    return fastest("matmul", sizes, ways)
+
+
+def _with(kernels: Kernels, compute: Callable[[], object]) -> Callable[[], object]:
+    """Return a function that computes with these kernels, in one thread."""
+
+    def way() -> None:
+        with using(kernels), threads_of_torch(1):
+            compute()
+
+    return way
 
 
 def _tokens_measured(tokens: int) -> int:
@@ -102,20 +109,17 @@ def faster_attention(a: Architecture, tokens: int) -> str:
     length = min(a.block_size, _MOST_TOKENS)
     windows = max(1, _tokens_measured(tokens) // length)
 
-    def attend_by(kernel: str) -> Callable[[], object]:
-        query, key, value = (
-            torch.ones(windows, count, length, size, requires_grad=True)
-            for count in (heads, kv_heads, kv_heads)
-        )
-        d_out = torch.ones(windows, heads, length, size)
+    query, key, value = (
+        torch.ones(windows, count, length, size, requires_grad=True)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    d_out = torch.ones(windows, heads, length, size)
 
-        def attend() -> None:
-            with using(Kernels(compiled=True, attention=kernel)), threads_of_torch(1):
-                # Passing d_out to `backward` would make PyTorch load sympy.
-                (causal_attention(query, key, value, None) * d_out).sum().backward()
-
-        return attend
+    def attend() -> None:
+        # Passing d_out to `backward` would make PyTorch load sympy.
+        (causal_attention(query, key, value, None) * d_out).sum().backward()
 
     sizes = f"{heads} heads of {size}, {kv_heads} of keys, {windows} × {length} tokens"
-    ways = {name: attend_by(name) for name in ("torch", "native")}
+    names = ("torch", "native")
+    ways = {name: _with(Kernels(compiled=True, attention=name), attend) for name in names}
     return fastest("attention", sizes, ways)

@@ -94,18 +94,16 @@ class Optimizer(ABC):
         self._mean, self._square = first.new_zeros(count), first.new_zeros(by_adamw)
         self._rules: list[AdamW | Muon] = []
         for place, group in groupby(spans, key=lambda span: span.place):
-            self._rules += self._rules_for(place, list(group))
+            decay = config.weight_decay if place.decays else 0.0
+            self._rules += self._rules_for(place, list(group), decay)
         self.wants_norm = False
         """True to compute the gradient's norm in the next step; clipping always computes it."""
         self.norm: Tensor | None = None
         """The norm of the newest step's gradient before clipping; None if it was not computed."""
 
     @abstractmethod
-    def _rules_for(self, place: Place, spans: list[Span]) -> Iterator[AdamW | Muon]:
+    def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         """Yield the update rules of the parameters of one place."""
-
-    def _decay(self, place: Place) -> float:
-        return self._config.weight_decay if place.decays else 0.0
 
     def all_reduce(
         self, processes: Processes, numbers: Sequence[Tensor | float], after: str
@@ -211,8 +209,8 @@ class FlatOptimizer(Optimizer):
         self._weights = [self._values]
         self._point_gradients(model, self.gradient)
 
-    def _rules_for(self, place: Place, spans: list[Span]) -> Iterator[AdamW | Muon]:
-        part, decay = slice(spans[0].part.start, spans[-1].part.stop), self._decay(place)
+    def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+        part = slice(spans[0].part.start, spans[-1].part.stop)
         values, gradient, mean = (v[part] for v in (self._values, self.gradient, self._mean))
         on_cpu = values.device.type == "cpu"
         if place.shape is None:

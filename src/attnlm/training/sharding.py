@@ -102,8 +102,8 @@ class ShardedOptimizer(Optimizer):
             gradient = self.gradient[span.part].view(span.values.shape)
             parameters[span.name].grad = part_of_whole(gradient, self.shapes[span.name], mesh)
 
-    def _rules_for(self, place: Place, spans: list[Span]) -> Iterator[AdamW | Muon]:
-        decay, vectors = self._decay(place), (self.gradient, self._mean, self._square)
+    def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+        vectors = self.gradient, self._mean, self._square
         if place.shape is None:
             pieces = [
                 (span.values.view(-1), *(vector[span.part] for vector in vectors))
