@@ -41,7 +41,7 @@ class AdamW:
         self, tensors: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
     ) -> None:
         """Take values, gradient, mean and mean square of each of some parameters."""
-        self._columns: Any = [list(column) for column in zip(*tensors, strict=True)]
+        self._columns = [list(column) for column in zip(*tensors, strict=True)]
         self._options: dict[str, Any] = {"weight_decay": weight_decay, "eps": 1e-8}
         self._options |= {"beta1": config.beta1, "beta2": config.beta2}
         self._options |= {"amsgrad": False, "maximize": False}
@@ -52,7 +52,8 @@ class AdamW:
         """Make the update after step 0, 1, …"""
         self._made[0].fill_(step + 1)
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
-        torch._fused_adamw_(*self._columns, [], self._made, lr=rate, **self._options)
+        update: Any = torch._fused_adamw_  # its types do not allow a dictionary of options
+        update(*self._columns, [], self._made, lr=rate, **self._options)
 
 
 class Muon:
