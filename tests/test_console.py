@@ -94,7 +94,9 @@ def test_lines_that_follow_each_other_too_fast_are_left_out(
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_elsewhere_it_is_not_shown(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_are_shown_on_a_terminal_only(
+    quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     displays.Display(quiet)(evaluated(0, "the words"))
     shown = capsys.readouterr()
     assert shown.out == "" and "the words" not in shown.err

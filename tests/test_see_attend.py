@@ -41,7 +41,7 @@ def test_the_numbers_are_those_of_the_model(trained: Path) -> None:
     assert "not an explanation" in done.stderr
 
 
-def test_words_where_there_is_no_terminal(trained: Path) -> None:
+def test_attend_prints_words_without_a_terminal(trained: Path) -> None:
     shown = attnlm("attend", TEXT, "--run", "average", cwd=trained).stdout
     lines = shown.splitlines()
     assert lines[0] == "layer 1 head 1"
@@ -105,7 +105,7 @@ def test_of_a_longer_text_the_last_tokens_are_taken_and_told(trained: Path) -> N
     assert f"the last {run.config.model.block_size}" in str(note)
 
 
-def test_what_is_refused(trained: Path) -> None:
+def test_attend_refuses_bad_arguments(trained: Path) -> None:
     for arguments, code, says, hints in [
         (["the", "--run", "bigram"], 1, "no attention", "single-head"),
         (["", "--run", "average"], 2, "empty", "at least one"),

@@ -91,7 +91,7 @@ def test_of_a_long_text_the_largest_shares_are_kept(monkeypatch: pytest.MonkeyPa
     attention = attention_like(2, 5, 60, 7)
     whole = packed_maps(attention.weights)
     np.testing.assert_allclose(drawn(whole, attention), attention.weights, atol=0.51 / 255)
-    monkeypatch.setattr("attnlm.see.attend_page._MOST_SHARES", 3000)
+    monkeypatch.setattr("attnlm.see.attend_page._MOST_WEIGHTS", 3000)
     less = packed_maps(attention.weights)
     assert 2000 < len(base64.b64decode(less["steps"])) <= 3000 < len(whole["steps"]) / 4 * 3
     assert less["least"] > 1

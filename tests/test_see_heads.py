@@ -133,7 +133,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
         assert report.heads[-1].loss_change == pytest.approx(without - wanted, abs=1e-5 * wanted)
 
 
-def test_what_the_command_shows(trained: Path) -> None:
+def test_heads_prints_a_line_for_each_head(trained: Path) -> None:
     flags = ["heads", "--run", "multi-head", "--windows", "3", "--ablate"]
     done = attnlm(*flags, cwd=trained)
     lines = done.stdout.splitlines()
@@ -165,7 +165,7 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
         study_heads(run, text=tmp_path / "mine.txt")
 
 
-def test_what_is_refused(trained: Path) -> None:
+def test_heads_refuses_bad_arguments(trained: Path) -> None:
     for arguments, code, says, hints in [
         (["--run", "bigram"], 1, "no attention", "single-head"),
         (["--windows", "0"], 2, "--windows", "1 or more"),

@@ -61,6 +61,6 @@ def test_a_page_holds_the_likeliest_tokens_of_each_layer_and_place(trained: Path
     np.testing.assert_allclose(data["percents"], 100 * probabilities_LTK.ravel(), atol=0.51)
 
 
-def test_a_bigram_has_none(trained: Path) -> None:
+def test_a_bigram_has_no_logit_lens(trained: Path) -> None:
     model, _ = load_model(trained / "checkpoints" / "bigram", device="cpu")
     assert logit_lens(model, record(model, IDS[None])) == []

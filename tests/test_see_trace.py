@@ -68,7 +68,7 @@ def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -
     assert all(f". {step.name}  (" in words for step in traced.steps)
 
 
-def test_what_the_command_shows(trained: Path) -> None:
+def test_trace_prints_steps_a_script_or_json(trained: Path) -> None:
     shown = attnlm("trace", "the", "--run", "transformer", cwd=trained)
     for word in ("embedding", "layer 2 q", "scores", "mask", "−∞", "mlp", "logits", "next token"):
         assert word in shown.stdout
@@ -91,7 +91,7 @@ def test_what_rounds_to_nothing_has_no_sign(trained: Path) -> None:
     assert " 0.000" in words and "-0.000" not in words
 
 
-def test_what_is_refused(trained: Path) -> None:
+def test_trace_refuses_bad_arguments(trained: Path) -> None:
     for arguments, code, says, hints in [
         (["the", "--as-code", "--json"], 2, "--as-code and --json", "one of them"),
         (["", "--run", "bigram"], 2, "empty", "at least one"),

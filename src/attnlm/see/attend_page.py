@@ -15,7 +15,7 @@ from attnlm.see.text import visible
 SCRIPTS = ("components.js", "attend.js")
 CANDIDATES = 8
 TEMPERATURES = [tenths / 10 for tenths in range(1, 21)]
-_MOST_SHARES = 700_000  # attention weights in a page, four characters each
+_MOST_WEIGHTS = 700_000  # attention weights in a page, four characters each
 
 
 def attention_page(attention: Attention) -> bytes:
@@ -62,7 +62,7 @@ def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
         steps_TT[:] = np.rint(weights_TT * 255)
         how_many += np.bincount(steps_TT.ravel(), minlength=256)
     at_least = how_many[::-1].cumsum()[::-1]
-    least = 1 + int(np.count_nonzero(at_least[1:] > _MOST_SHARES))
+    least = 1 + int(np.count_nonzero(at_least[1:] > _MOST_WEIGHTS))
     held_MTT = steps_MTT >= least
     return {
         "least": least,

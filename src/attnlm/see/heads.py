@@ -291,23 +291,22 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
     starts_NTT = starts_NT[:, None, :] & past_TT
     every_NT = (torch.arange(length, device=device) >= 1).expand(len(ids_NT), -1)
 
-    def share_on(looked_at: Tensor) -> Tensor:
-        return (weights_NHTT * looked_at.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
+    def attention_on(targets: Tensor) -> Tensor:
+        return (weights_NHTT * targets.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
 
     found = {
-        "previous-token": (share_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
-        "same-token": (share_on(same_NTT), earlier_NTT.any(-1)),
-        "first-token": (share_on(eye_TT[:1]), every_NT),
+        "previous-token": (attention_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
+        "same-token": (attention_on(same_NTT), earlier_NTT.any(-1)),
+        "first-token": (attention_on(eye_TT[:1]), every_NT),
         "uniform": (weights_NHTT.minimum(uniform_TT).sum(-1), every_NT),
-        "start-of-word": (share_on(starts_NTT), starts_NTT.any(-1) & every_NT),
-        "induction": (share_on(follows_NTT), follows_NTT.any(-1)),
+        "start-of-word": (attention_on(starts_NTT), starts_NTT.any(-1) & every_NT),
+        "induction": (attention_on(follows_NTT), follows_NTT.any(-1)),
     }
-    shares, counted = zip(*(found[pattern] for pattern in PATTERNS), strict=True)
-    sums = [
-        (share_NHT * of_NT[:, None]).sum((0, 2), dtype=torch.float32)
-        for share_NHT, of_NT in zip(shares, counted, strict=True)
+    sums_P = [
+        (attention_NHT * counted_NT[:, None]).sum((0, 2), dtype=torch.float32)
+        for attention_NHT, counted_NT in found.values()
     ]
-    return torch.stack(sums), torch.stack([of_NT.sum() for of_NT in counted])
+    return torch.stack(sums_P), torch.stack([counted_NT.sum() for _, counted_NT in found.values()])
 
 
 def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
