@@ -525,7 +525,7 @@ def test_a_deleted_working_directory_is_an_error_of_every_command(
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    for command in root_command().commands:
+    for command in root_command().list_commands(None):
         done = here([command])
         assert done.code == 1 and done.stderr.startswith("error: No such file or directory\n")
     monkeypatch.chdir(tmp_path)

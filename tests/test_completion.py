@@ -66,7 +66,7 @@ def completed(project: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((""), list(root_command().commands)),
+        ((""), root_command().list_commands(None)),
         ("tra", ["train", "trace"]),
         ("train --mod", ["--model"]),
         ("train --model ", list(MODELS)),
@@ -106,7 +106,7 @@ def test_zsh_and_fish_get_a_line_of_help_with_each(project: Path) -> None:
 
 
 def test_every_choice_of_a_setting_is_completed() -> None:
-    options = {p.name: p for p in root_command().commands["train"].params}
+    options = {p.name: p for p in root_command().get_command(None, "train").params}
     for name in setting_names():
         record = Architecture if name in fields_of(Architecture) else TrainingConfig
         words = fields_of(record)[name].metadata["choices"] or ()

@@ -325,7 +325,7 @@ def test_a_data_set_has_its_vocabulary(dataset: Dataset, tmp_path: Path) -> None
 
 
 def test_every_setting_that_costs_anything_is_an_option() -> None:
-    options = {option.name for option in root_command().commands["plan"].params}
+    options = {option.name for option in root_command().get_command(None, "plan").params}
     costs = {"batch_size", "micro_batch_size", "optimizer", "device", "dtype", "compile", "threads"}
     assert costs | {"processes", "steps", "layers", "kv_heads", "dropout"} <= options
     assert not {"learning_rate", "seed", "eval_every"} & options

@@ -98,7 +98,7 @@ def test_the_skypilot_task_starts_the_same_training(tmp_path: Path) -> None:
     _, others = torchruns(started(SBATCH.read_text(encoding="utf-8"), tmp_path / "slurm"))
     assert resolved(arguments, tmp_path) == resolved(others, tmp_path)
     (prepare,) = re.findall(r"^attnlm (prepare .*)$", task["setup"], re.MULTILINE)
-    command = root_command().commands["prepare"]
+    command = root_command().get_command(None, "prepare")
     context = command.make_context("prepare", shlex.split(prepare)[1:])
     assert context.params["name"] == arguments[1]
     assert list(context.params["source"]) == ["$SOURCE"]

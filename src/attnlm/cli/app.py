@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,48 +49,35 @@ _HABITS: Any = {
 }
 
 
-class _LazyCommands(Mapping[str, Any]):
-    """Commands by name, each loaded on first access: completion would be slow if it loaded all."""
-
-    def __init__(self) -> None:
-        self._places = {
-            name: place for group in _COMMANDS.values() for name, place in group.items()
-        }
-        self._loaded: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            module, *names = self._places[name].split(":")
-            home = importlib.import_module(f"attnlm.cli.{module}")
-            function, *own = (getattr(home, one) for one in names)
-            app = typer.Typer(**_HABITS)
-            app.command(name, cls=own[0] if own else Command)(function)
-            self._loaded[name] = typer.main.get_command(app)
-        return self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
 class _Root(TyperGroup):
-    """Command `attnlm`, whose help lists the subcommands in groups."""
+    """Command `attnlm`, whose help lists the subcommands in groups.
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": _LazyCommands()})
+    A command is loaded when it is asked for: completion would be slow if it loaded all.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, without loading them."""
-        return list(self.commands)
+        return [name for group in _COMMANDS.values() for name in group]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None for an unknown name."""
+        place = next((group[cmd_name] for group in _COMMANDS.values() if cmd_name in group), None)
+        if place is not None and cmd_name not in self.commands:
+            module, *names = place.split(":")
+            home = importlib.import_module(f"attnlm.cli.{module}")
+            function, *own = (getattr(home, one) for one in names)
+            app = typer.Typer(**_HABITS)
+            app.command(cmd_name, cls=own[0] if own else Command)(function)
+            self.commands[cmd_name] = typer.main.get_command(app)
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of `--help`, with columns aligned across them."""
-        widest = max(map(len, self.commands))
+        widest = max(map(len, self.list_commands(ctx)))
         limit = formatter.width - 6 - widest
         for group, names in _COMMANDS.items():
-            shown = [(f"{n:<{widest}}", self.commands[n].get_short_help_str(limit)) for n in names]
+            helps = (self.get_command(ctx, name).get_short_help_str(limit) for name in names)
+            shown = [(f"{name:<{widest}}", help) for name, help in zip(names, helps, strict=True)]
             with formatter.section(group):
                 formatter.write_dl(shown)
 
@@ -111,33 +98,29 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _answer(help: str, name: str, callback: Callable[..., None]) -> Any:
+    """Return an option that is handled before all others, and ends the command."""
+    return typer.Option(name, help=help, callback=callback, is_eager=True)
+
+
+_INSTALL = (
+    "Install completion for this shell: bash, zsh or fish. A line is added to its "
+    "~/.bashrc or ~/.zshrc."
+)
+
+
 @_app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
+        bool, _answer("Show the version and exit.", "--version", _show_version)
     ] = False,
     install_completion: Annotated[
-        bool,
-        typer.Option(
-            "--install-completion",
-            callback=completion.install,
-            is_eager=True,
-            help="Install completion for this shell: bash, zsh or fish. A line is added to its "
-            "~/.bashrc or ~/.zshrc.",
-        ),
+        bool, _answer(_INSTALL, "--install-completion", completion.install)
     ] = False,
     show_completion: Annotated[
         bool,
-        typer.Option(
-            "--show-completion",
-            callback=completion.show,
-            is_eager=True,
-            help="Print the completion script, and exit.",
-        ),
+        _answer("Print the completion script, and exit.", "--show-completion", completion.show),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

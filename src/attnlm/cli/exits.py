@@ -185,7 +185,7 @@ def _usage_hint(error: Any) -> str:
     if hasattr(error, "possibilities"):
         return _option_hint(error, otherwise)
     if unknown := re.match(r"No such command '(\S+)'", error.message):
-        commands = error.ctx.command.commands
+        commands = error.ctx.command.list_commands(error.ctx)
         return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
     return otherwise
 
@@ -201,7 +201,8 @@ def _option_hint(error: Any, otherwise: str) -> str:
         words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
         usage = " ".join([error.ctx.command_path, *words])
         return f"{argument.upper()} is given without a flag: {usage}"
-    others = getattr(error.ctx.find_root().command, "commands", {})
+    root = error.ctx.find_root().command
+    others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
     having = {name: option for name in others if (option := same(typed, _options(others[name])))}
     if having:
         return f"{next(iter(having.values()))} is an option of attnlm {', '.join(having)}"

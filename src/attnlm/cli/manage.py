@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +31,6 @@ _SHOWN_OF_A_HASH = 12  # characters
 _LABEL = 14  # characters of a finding's name
 _YOURS = ("runs", "datasets")
 KINDS = (*_YOURS, "recipes")
-_Value = TypeVar("_Value")
 
 
 def list_(
@@ -72,7 +71,7 @@ def list_(
     for number, (one, entries) in enumerate(filled.items()):
         if number:
             console.result("")
-        _SHOWN[one](entries)
+        _show(one, entries)
     for note in notes:
         if isinstance(note, Note):
             console.say(console.one_line(note.text))
@@ -83,109 +82,85 @@ def _facts(entry: Any) -> dict[str, Any]:
     return {**facts, "path": str(entry.path)} if "path" in facts else facts
 
 
-def _show_runs(entries: Sequence[attnlm.RunEntry]) -> None:
-    header = ("run", "model", "data", "steps", "loss", "size", "age", "parent")
-    rows = [
-        (
-            *(_name(entry), entry.model or (entry.kind if entry.kind != "run" else "")),
-            *(entry.dataset or "", _steps(entry), _loss(entry), *_size_and_age(entry)),
-            f"from {entry.imported_from}" if entry.imported_from else entry.parent or "",
-        )
-        for entry in entries
-    ]
-    _show_entries(header, rows, ("run", "model", "data", "parent"), entries)
-    if any(_loss(entry).startswith(_PART) for entry in entries):
-        console.say(
-            f"{_PART} on a part of the validation split; attnlm eval takes all of it,"
-            " or its first 4,194,304 tokens"
-        )
-    for entry in entries:
-        if entry.is_training:
-            console.say(f"{console.one_line(entry.name)} is being trained now")
-
-
-def _steps(entry: attnlm.RunEntry) -> str:
-    """Return `1,000`, or `400/1,000` if not all steps were made."""
-    if entry.steps is None or entry.step is None or entry.step == entry.steps:
-        return _known(entry.step if entry.kind == "run" else entry.steps, "{:,}".format)
-    return f"{entry.step:,}/{entry.steps:,}"
-
-
-def _show_datasets(entries: Sequence[attnlm.DatasetEntry]) -> None:
-    header = ("data set", "source", "tokenizer", "ids", "train", "validate", "size", "age")
-    rows = [
-        (
-            *(_name(entry), entry.source or "", entry.tokenizer or ""),
-            _known(entry.vocab_size, "{:,}".format),
-            *(_known(tokens, quantity) for tokens in (entry.train_tokens, entry.val_tokens)),
-            *_size_and_age(entry),
-        )
-        for entry in entries
-    ]
-    _show_entries(header, rows, ("data set", "source", "tokenizer"), entries)
-
-
-def _show_recipes(entries: Sequence[attnlm.RecipeEntry]) -> None:
-    header = ("recipe", "loss", "time", "purpose")
-    rows = [
-        (
-            *(entry.name, _known(entry.val_loss, "{:.3f}".format)),
-            *(_known(entry.seconds_range, _time), entry.purpose),
-        )
-        for entry in entries
-    ]
-    console.print_table(header, rows, ("recipe", "purpose"))
-    console.say(
-        "median losses on Tiny Shakespeare, times on two cores of a server CPU, where measured; "
-        "R1 to R5 are the reference systems of docs/train.md"
-    )
-    console.say_next("attnlm train --recipe NAME")
-
-
-_SHOWN: Mapping[str, Any] = {
-    "runs": _show_runs,
-    "datasets": _show_datasets,
-    "recipes": _show_recipes,
-}
-
-
-def _show_entries(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    texts: Sequence[str],
-    entries: Sequence[attnlm.RunEntry | attnlm.DatasetEntry],
-) -> None:
-    console.print_table(header, rows, texts)
-    if any(entry.is_latest for entry in entries):
-        console.say(f"* what commands take when no {header[0]} is named")
-    for entry in entries:
-        if entry.problem is not None:
-            told = console.one_line(f"  {entry.name}: {entry.problem}")
-            console.say_styled("damaged", "bold yellow", told)
-
-
 def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
     mark = "*" if entry.is_latest else ""
     return f"{entry.name}{mark}" + (f" → {entry.link}" if entry.link is not None else "")
 
 
-def _size_and_age(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> tuple[str, str]:
-    return (
-        quantity(entry.bytes, "B") if entry.bytes else "",
-        age(time.time() - entry.modified) if entry.modified else "",
-    )
+def _steps(entry: attnlm.RunEntry) -> str:
+    """Return `1,000`, or `400/1,000` if not all steps were made."""
+    if entry.steps is None or entry.step is None or entry.step == entry.steps:
+        return _number(entry.step if entry.kind == "run" else entry.steps, ",")
+    return f"{entry.step:,}/{entry.steps:,}"
+
+
+def _number(value: float | None, format_spec: str) -> str:
+    return "" if value is None else format(value, format_spec)
 
 
 _PART = "~"
+_SIZE_AND_AGE: Mapping[str, Callable[[Any], str]] = {
+    "size": lambda entry: quantity(entry.bytes, "B") if entry.bytes else "",
+    "age": lambda entry: age(time.time() - entry.modified) if entry.modified else "",
+}
+_COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
+    "runs": {
+        "run": _name,
+        "model": lambda run: run.model or (run.kind if run.kind != "run" else ""),
+        "data": lambda run: run.dataset,
+        "steps": _steps,
+        "loss": lambda run: _PART * bool(run.evaluated_part) + _number(run.val_loss, ".4f"),
+        **_SIZE_AND_AGE,
+        "parent": lambda run: f"from {run.imported_from}" if run.imported_from else run.parent,
+    },
+    "datasets": {
+        "data set": _name,
+        "source": lambda dataset: dataset.source,
+        "tokenizer": lambda dataset: dataset.tokenizer,
+        "ids": lambda dataset: _number(dataset.vocab_size, ","),
+        "train": lambda dataset: quantity(dataset.train_tokens) if dataset.train_tokens else "",
+        "validate": lambda dataset: quantity(dataset.val_tokens) if dataset.val_tokens else "",
+        **_SIZE_AND_AGE,
+    },
+    "recipes": {
+        "recipe": lambda recipe: recipe.name,
+        "loss": lambda recipe: _number(recipe.val_loss, ".3f"),
+        "time": lambda recipe: _time(recipe.seconds_range) if recipe.seconds_range else "",
+        "purpose": lambda recipe: recipe.purpose,
+    },
+}
+_TEXTS = (
+    *("run", "model", "data", "parent", "data set", "source", "tokenizer"),
+    *("recipe", "purpose"),
+)
 
 
-def _loss(entry: attnlm.RunEntry) -> str:
-    mark = _PART if entry.evaluated_part else ""
-    return "" if entry.val_loss is None else f"{mark}{entry.val_loss:.4f}"
-
-
-def _known(value: _Value | None, words: Callable[[_Value], str]) -> str:
-    return "" if value is None else words(value)
+def _show(kind: str, entries: Sequence[Any]) -> None:
+    """Print a table of runs, data sets or recipes, and what is to know about its entries."""
+    columns = _COLUMNS[kind]
+    rows = [[words(entry) or "" for words in columns.values()] for entry in entries]
+    console.print_table(list(columns), rows, _TEXTS)
+    if kind == "recipes":
+        console.say(
+            "median losses on Tiny Shakespeare, times on two cores of a server CPU, where "
+            "measured; R1 to R5 are the reference systems of docs/train.md"
+        )
+        console.say_next("attnlm train --recipe NAME")
+        return
+    if any(entry.is_latest for entry in entries):
+        console.say(f"* what commands take when no {next(iter(columns))} is named")
+    for entry in entries:
+        if entry.problem is not None:
+            told = console.one_line(f"  {entry.name}: {entry.problem}")
+            console.say_styled("damaged", "bold yellow", told)
+    if kind == "runs" and any(entry.evaluated_part for entry in entries):
+        console.say(
+            f"{_PART} on a part of the validation split; attnlm eval takes all of it,"
+            " or its first 4,194,304 tokens"
+        )
+    for entry in entries:
+        if kind == "runs" and entry.is_training:
+            console.say(f"{console.one_line(entry.name)} is being trained now")
 
 
 def _time(seconds: tuple[float, float]) -> str:
