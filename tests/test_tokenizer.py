@@ -6,7 +6,6 @@ import base64
 import hashlib
 import importlib
 import json
-import os
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -350,15 +349,6 @@ def test_without_network_a_published_vocabulary_is_one_line_and_a_hint(cache: Pa
     with pytest.raises(AttnlmError, match=r"o200k_base\.tiktoken") as caught:
         bpe.published("o200k_base", spool=cache, offline=True)
     assert "bpe:1024" in (caught.value.hint or "")
-
-
-@pytest.fixture
-def gpt2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BpeTokenizer:
-    data = os.environ.get("ATTNLM_TEST_DATA")
-    if not data:
-        pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(Path(data) / "tiktoken"))
-    return bpe.published("gpt2", spool=tmp_path, offline=True)
 
 
 def test_gpt2_ids_are_tiktokens(gpt2: BpeTokenizer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def render(
     """
     from markupsafe import Markup
 
-    packed = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    packed = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     html = fill(
         template,
         style=Markup(_file("page.css")),

@@ -34,11 +34,12 @@ class ByteTokenizer {
 }
 
 /* Byte-pair encoding: within each word that the pattern finds, the pair of neighbours whose bytes together have
-   the lowest rank is merged, again and again. Bytes are strings of characters U+0000 to U+00FF here. */
+   the lowest rank is merged, again and again. Bytes are strings of characters U+0000 to U+00FF here; U+0100 is
+   between the tokens of a vocabulary. */
 class PairTokenizer {
   static from({tokens, pattern, special, nfc}) {
     const made = new PairTokenizer();
-    made.tokens = tokens.split(" ").map((token) => atob(token));
+    made.tokens = tokens.split("\u0100");
     made.rankOf = new Map();
     made.tokens.forEach((token, id) => token !== "" && made.rankOf.set(token, id));
     made.special = new Map(Object.entries(special));
@@ -85,8 +86,7 @@ function textOf(bytes) { return new TextDecoder("utf-8", {ignoreBOM: true}).deco
 /* The models of a page: the tensors of all of a model's weights lie in one string, in base64. */
 function unpackModels(described) {
   return described.map(({name, architecture, shapes, type, weights, tokenizer, first}) => {
-    const bytes = Uint8Array.from(atob(weights), (sign) => sign.charCodeAt(0));
-    const numbers = type === "f16" ? fromHalves(new Uint16Array(bytes.buffer)) : new Float32Array(bytes.buffer);
+    const {buffer} = bytesOf(weights), numbers = type === "f16" ? fromHalves(new Uint16Array(buffer)) : new Float32Array(buffer);
     const tensors = {};
     let start = 0;
     for (const [tensor, shape] of Object.entries(shapes)) {
@@ -100,13 +100,13 @@ function unpackModels(described) {
   });
 }
 
-/* IEEE 754 half precision to single: sign, 5 bits of exponent, 10 of fraction. */
+/* IEEE 754 half precision to single, of finite numbers: sign, 5 bits of exponent, 10 of fraction. */
 function fromHalves(halves) {
-  const values = new Float32Array(2 ** 16);
-  for (let half = 0; half < values.length; half++) {
-    const sign = half >> 15 ? -1 : 1, exponent = (half >> 10) & 31, fraction = half & 1023;
-    if (exponent === 31) values[half] = fraction ? NaN : sign * Infinity;
-    else values[half] = sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
-  }
-  return Float32Array.from(halves, (half) => values[half]);
+  const valueOf = Float32Array.from({length: 2 ** 16}, (_, half) => {
+    const sign = half >> 15 ? -1 : 1, exponent = (half >> 10) & 31, fraction = (half & 1023) / 1024;
+    return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
+  });
+  const values = new Float32Array(halves.length);
+  for (let i = 0; i < values.length; i++) values[i] = valueOf[halves[i]];
+  return values;
 }
