@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,69 +46,68 @@ def page_of(tmp_path: Path, models: Sequence[PlayModel], number_type: str | None
     return path
 
 
-@pytest.mark.parametrize("number_type", ["f32", "f16"])
-def test_logits_of_every_variant_are_those_of_the_textbook_pass(
-    number_type: str, browser: Any, tmp_path: Path
-) -> None:
-    models = {name: small_model(name) for name in VARIANTS}
-    ids = {name: some_ids(min(model.architecture.block_size, 13)) for name, model in models.items()}
-    page = page_of(tmp_path, [shown(*named) for named in models.items()], number_type)
-    with opened(browser, page) as view:
-        for number, (name, model) in enumerate(models.items()):
-            weights = {key: rounded(w, number_type) for key, w in model.state_dict().items()}
-            expected_V = forward(model.architecture, weights, ids[name])[-1].numpy()
-            asked = [number, ids[name].tolist()]
-            # The second call takes from the first one what the ids have in common.
-            for script in (
-                "model.logits(ids)",
-                "model.logits(ids.slice(0, 3)) && model.logits(ids)",
-            ):
-                found = view.evaluate(
-                    f"([n, ids]) => {{ const model = attnlm.models[n]; return [...{script}]; }}",
-                    asked,
-                )
-                assert np.abs(found - expected_V).max() <= 1e-4 * np.abs(expected_V).max(), name
+@pytest.fixture(scope="module")
+def all_variants(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An opened page that holds a model of each of VARIANTS."""
+    models = [shown(name, small_model(name)) for name in VARIANTS]
+    with opened(browser, page_of(tmp_path_factory.mktemp("variants"), models)) as view:
+        yield view
 
 
-def rounded(weight: Tensor, number_type: str) -> Tensor:
-    return weight.to({"f32": torch.float32, "f16": torch.float16}[number_type]).double()
-
-
-def test_attention_of_every_variant_is_that_of_the_model(browser: Any, tmp_path: Path) -> None:
-    models = {name: small_model(name) for name in VARIANTS}
-    page = page_of(tmp_path, [shown(*named) for named in models.items()])
-    with opened(browser, page) as view:
-        for number, (name, model) in enumerate(models.items()):
-            ids = some_ids(9)
-            seen = record(model, ids[None])
-            expected = [layer.heads.weights[0] for layer in seen.layers if layer.heads is not None]
+def check_logits(view: Any, rounding: torch.dtype) -> None:
+    """Compare the page's logits with the textbook pass of the rounded weights."""
+    for number, name in enumerate(VARIANTS):
+        model = small_model(name)
+        ids = some_ids(min(model.architecture.block_size, 13))
+        weights = {key: w.to(rounding).double() for key, w in model.state_dict().items()}
+        expected_V = forward(model.architecture, weights, ids)[-1].numpy()
+        # The second call takes from the first one what the ids have in common.
+        for script in ("model.logits(ids)", "model.logits(ids.slice(0, 3)) && model.logits(ids)"):
             found = view.evaluate(
-                "([n, ids]) => attnlm.models[n].attention(ids).map((l) => l.map((m) => [...m]))",
+                f"([n, ids]) => {{ const model = attnlm.models[n]; return [...{script}]; }}",
                 [number, ids.tolist()],
             )
-            assert len(found) == len(expected), name
-            for ours, theirs in zip(expected, found, strict=True):
-                maps = np.array(theirs).reshape(-1, 9, 9)
-                assert np.abs(maps - ours.numpy()).max() < 1e-5, name
+            assert np.abs(found - expected_V).max() <= 1e-4 * np.abs(expected_V).max(), name
 
 
-@pytest.mark.parametrize(
-    "name", ["bigram", "average", "multi-head", "transformer", "gpt2", "llama"]
-)
-def test_the_likeliest_tokens_are_those_that_sample_takes(
-    name: str, browser: Any, tmp_path: Path
-) -> None:
-    """200 of them, far past the context of 13."""
-    model = small_model(name).float()
-    config = SamplingConfig(tokens=200, temperature=0, seed=1)
-    device = choose_device("cpu")
-    blocks = list(generate(model, [1, 2, 3], config, device))
-    expected = np.concatenate(blocks)[:, 0].tolist()
-    with opened(browser, page_of(tmp_path, [shown(name, model)])) as view:
-        found = view.evaluate(
-            "attnlm.models[0].generate({ids: [1, 2, 3], tokens: 200, temperature: 0})"
+def test_logits_of_every_variant_are_those_of_the_textbook_pass(all_variants: Any) -> None:
+    check_logits(all_variants, torch.float32)
+
+
+def test_logits_of_float16_are_those_of_the_rounded_weights(browser: Any, tmp_path: Path) -> None:
+    models = [shown(name, small_model(name)) for name in VARIANTS]
+    with opened(browser, page_of(tmp_path, models, "f16")) as view:
+        check_logits(view, torch.float16)
+
+
+def test_attention_of_every_variant_is_that_of_the_model(all_variants: Any) -> None:
+    for number, name in enumerate(VARIANTS):
+        ids = some_ids(9)
+        seen = record(small_model(name), ids[None])
+        expected = [layer.heads.weights[0] for layer in seen.layers if layer.heads is not None]
+        found = all_variants.evaluate(
+            "([n, ids]) => attnlm.models[n].attention(ids).map((l) => l.map((m) => [...m]))",
+            [number, ids.tolist()],
         )
-    assert found == expected
+        assert len(found) == len(expected), name
+        for ours, theirs in zip(expected, found, strict=True):
+            maps = np.array(theirs).reshape(-1, 9, 9)
+            assert np.abs(maps - ours.numpy()).max() < 1e-5, name
+
+
+def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
+    """Compare 200 tokens, far past the context of 13, with those of `sample`; return them."""
+    config = SamplingConfig(tokens=200, temperature=0, seed=1)
+    blocks = list(generate(model.float(), [1, 2, 3], config, choose_device("cpu")))
+    expected: list[int] = np.concatenate(blocks)[:, 0].tolist()
+    script = "attnlm.models[%d].generate({ids: [1, 2, 3], tokens: 200, temperature: 0})"
+    assert view.evaluate(script % number) == expected
+    return expected
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_likeliest_tokens_are_those_that_sample_takes(name: str, all_variants: Any) -> None:
+    check_greedy(all_variants, VARIANTS.index(name), small_model(name))
 
 
 def test_tokens_are_drawn_as_often_as_their_probabilities_say(browser: Any, tmp_path: Path) -> None:
@@ -163,15 +162,17 @@ def awkward_texts() -> list[str]:
 
 
 def test_ids_and_texts_are_those_of_every_tokenizer(browser: Any, tmp_path: Path) -> None:
-    model, texts = small_model("bigram"), awkward_texts()
-    models = [shown(tokenizer.name, model, tokenizer) for tokenizer in tokenizers()]
-    with opened(browser, page_of(tmp_path, models)) as view:
-        for number, (_, _, _, tokenizer, _) in enumerate(models):
+    texts = awkward_texts()
+    models = [(small_model("multi-head", one.vocab_size), one) for one in tokenizers()]
+    page = page_of(tmp_path, [shown(one.name, model, one) for model, one in models])
+    with opened(browser, page) as view:
+        for number, (model, tokenizer) in enumerate(models):
             encoded = [tokenizer.encode(text) for text in texts]
             script = "([n, texts]) => texts.map((text) => attnlm.models[n].encode(text))"
             assert view.evaluate(script, [number, texts]) == encoded, tokenizer.name
             script = "([n, all]) => all.map((ids) => attnlm.models[n].decode(ids))"
-            parts = [*encoded, [255, 65], [240, 159, 145]]
+            made = check_greedy(view, number, model)
+            parts = [*encoded, made, [255, 65], [240, 159, 145]]
             assert view.evaluate(script, [number, parts]) == list(map(tokenizer.decode, parts))
 
 
@@ -337,6 +338,8 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
         view.fill("#tokens", "50")
         view.click("#run")
         until(view, "document.querySelectorAll('.made').length === 100")
+        view.click("#as-arcs")
+        until(view, "!isBusy")
         assert view.locator("img, b").count() == 0
         assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())
 
@@ -368,6 +371,13 @@ def test_a_page_is_little_larger_than_its_weights(tmp_path: Path) -> None:
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
     assert len(play_page([shown("x", model)], "f32")) <= 1.4 * weights + 150_000
     assert len(play_page([shown("x", model)], "f16")) <= 0.7 * weights + 150_000
+
+
+def test_a_small_model_with_gpt2s_vocabulary_is_as_small_a_page(gpt2: BpeTokenizer) -> None:
+    """The vocabulary takes 0.43 MB; with less than 13 numbers per token, the page is larger."""
+    model = small_model("multi-head", gpt2.vocab_size, embed_dim=16, block_size=64).float()
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    assert len(play_page([shown("x", model, gpt2)])) <= 1.4 * weights + 150_000
 
 
 def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path: Path) -> None:

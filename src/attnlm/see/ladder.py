@@ -16,7 +16,7 @@ from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run
 from attnlm.see.curves import Line, best_record, panel_svg, panels_png, verdict
 from attnlm.see.page import render
-from attnlm.see.play import first_text, play_model, play_parts
+from attnlm.see.play import SCRIPTS, first_text, play_data, play_model
 from attnlm.see.reproduce import ladder_command
 
 # Legible on white and on black. A model has the same colour in all pictures; a variant takes an
@@ -271,14 +271,14 @@ def write_ladder(ladder: Ladder) -> Path:
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
     header, rows = ladder.table()
     page = ladder.path / "index.html"
-    parts: dict[str, Any] = {}
+    tried: dict[str, Any] = {"models": []}
     if sum(rung.run.parameters for rung in ladder.rungs) <= _MOST_TO_TRY:
         models = [
             play_model(rung.run, rung.run.checkpoint())._replace(name=ladder.labels[rung.model])
             for rung in ladder.rungs
         ]
         text = ladder.plan.prompt or first_text([rung.run for rung in ladder.rungs])
-        parts = play_parts(models, None, text)
+        tried = play_data(models, prompt=text)
     content = render(
         "ladder.html",
         ladder=ladder,
@@ -291,8 +291,9 @@ def write_ladder(ladder: Ladder) -> Path:
         again=ladder_command(ladder.plan),
         references=known,
         version=attnlm.__version__,
-        can_try=bool(parts),
-        **parts,
+        models=tried["models"],
+        scripts=SCRIPTS if tried["models"] else (),
+        data=tried,
     )
     files.write_bytes(page, content)
     return page

@@ -28,7 +28,7 @@ _LARGEST_IN_F32 = 2_000_000
 LARGEST = 60_000_000
 """The number of parameters of all models above which a page needs `force`."""
 _SUFFIX = ".html"
-_SCRIPTS = ("components.js", "model.js", "tokenizers.js", "play.js")
+SCRIPTS = ("components.js", "model.js", "tokenizers.js", "way.js", "play.js")
 
 
 class PlayModel(NamedTuple):
@@ -105,33 +105,19 @@ def play_page(
     `number_type` is f32 or f16 (default: f32 up to 2 million parameters, f16 above). `prompt` is
     the initial text in the page.
     """
-    return rendered(play_parts(models, number_type, prompt)["data"])
+    return rendered(play_data(models, number_type, prompt))
 
 
 def rendered(data: dict[str, Any]) -> bytes:
-    """Return the page for the `data` of `play_parts`."""
-    title = " · ".join(model["name"] for model in data["models"])
-    several = len(data["models"]) > 1
-    return render(
-        "play.html",
-        scripts=_SCRIPTS,
-        data=data,
-        several=several,
-        title=title,
-        models=data["models"],
-    )
+    """Return the page for the data of `play_data`."""
+    return render("play.html", scripts=SCRIPTS, data=data, models=data["models"])
 
 
-def play_parts(models: Sequence[PlayModel], number_type: str | None, prompt: str) -> dict[str, Any]:
-    """Return the arguments of `render` for the template play_body.html."""
-    return {
-        "scripts": _SCRIPTS,
-        "data": {
-            "models": [_described(model, number_type) for model in models],
-            "prompt": prompt,
-        },
-        "several": len(models) > 1,
-    }
+def play_data(
+    models: Sequence[PlayModel], number_type: str | None = None, prompt: str = ""
+) -> dict[str, Any]:
+    """Return the JSON values that SCRIPTS read; the templates need its `models` too."""
+    return {"models": [_described(model, number_type) for model in models], "prompt": prompt}
 
 
 def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
@@ -173,7 +159,7 @@ def described_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, BpeTokenizer):
         return {
             "kind": "pairs",
-            "tokens": " ".join(base64.b64encode(token).decode() for token in tokenizer.ranks),
+            "tokens": "\u0100".join(token.decode("latin-1") for token in tokenizer.ranks),
             "pattern": in_javascript(tokenizer.pattern),
             "special": tokenizer.special,
             "nfc": tokenizer.nfc,

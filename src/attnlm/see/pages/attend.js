@@ -2,8 +2,6 @@
 /* Attention that was recorded: attend_page.py says what a page holds of it. */
 const data = JSON.parse(page.data.textContent), count = data.tokens.length;
 
-function bytesOf(base64) { return Uint8Array.from(atob(base64), (sign) => sign.charCodeAt(0)); }
-
 /* The rows (T) of maps: those of head n are n·T to n·T + T − 1. Some columns of each are held, in steps of 1/255;
    the rest of a row is divided among its other columns. */
 function unpacked({least, counts, columns, steps}) {

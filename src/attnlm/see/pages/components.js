@@ -28,6 +28,12 @@ function displayed(text) {
   return [...text].map((sign) => (/[\n\t ]/.test(sign) ? sign : visible(sign))).join("");
 }
 
+function bytesOf(base64) {
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
 function percent(share) { return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`; }
 
 function numberText(x) { return Math.abs(x) >= 1000 || (x !== 0 && Math.abs(x) < 0.01) ? x.toExponential(1) : x.toFixed(2); }
@@ -90,25 +96,43 @@ function moveByKeys(group, current, choose, perRow = () => 1) {
   });
 }
 
+/* Arrow keys move by a row or a column. */
+function onArrows(found, move) {
+  found.addEventListener("keydown", (event) => {
+    const by = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    move(...by);
+  });
+}
+
 function colour(name) {
   const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
-/* The colour of a share from 0 to 1: paper, tint, deep. Its place on this scale is the root of the share, so that
-   small shares are seen. */
-function shadeOf() {
-  const stops = ["--paper", "--tint", "--deep"].map(colour);
-  return (share) => {
-    const at = 2 * Math.sqrt(Math.min(Math.max(share, 0), 1)), n = Math.min(1, Math.floor(at));
-    return stops[n].map((from, i) => from + (stops[n + 1][i] - from) * (at - n));
-  };
+/* Colours for shares from 0 to 1, as the numbers of a picture's pixels: paper, tint, deep. The place of a share is its
+   root, so that small shares are seen. */
+const SHADES = 1000, darkness = matchMedia("screen and (prefers-color-scheme: dark)");
+let shades = null;
+darkness.addEventListener("change", () => { shades = null; });
+
+function shadeOf(share) {
+  shades ??= (([paper, tint, deep]) => Uint32Array.from({length: SHADES + 1}, (_, n) =>
+    (2 * n < SHADES ? mixed(paper, tint, (2 * n) / SHADES) : mixed(tint, deep, (2 * n) / SHADES - 1))))(["--paper", "--tint", "--deep"].map(colour));
+  return shades[Math.min(SHADES, Math.round(SHADES * Math.sqrt(share)))];
+}
+
+/* A colour between two, as the number of a pixel: alpha, blue, green, red. */
+function mixed(from, to, share) {
+  const [red, green, blue] = from.map((x, i) => Math.round(x + (to[i] - x) * share));
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
 /* A map as a picture. Tokens that come later stay transparent: the hatching behind them is the mask. Where tokens
    outnumber cells, a cell is a block of tokens, with the mean of its rows' sums. */
 function drawMap(canvas, T, rowOf, most) {
-  const cells = Math.min(T, most), shade = shadeOf(), context = canvas.getContext("2d");
+  const cells = Math.min(T, most), context = canvas.getContext("2d");
   canvas.width = canvas.height = cells;
   const cellOf = (t) => Math.floor((t * cells) / T), sums = new Float32Array(cells * cells), rows = new Uint16Array(cells);
   for (let query = 0; query < T; query++) {
@@ -116,12 +140,9 @@ function drawMap(canvas, T, rowOf, most) {
     rows[line]++;
     for (let key = 0; key <= query; key++) sums[line * cells + cellOf(key)] += weights_T[key];
   }
-  const picture = context.createImageData(cells, cells);
+  const picture = context.createImageData(cells, cells), pixels = new Uint32Array(picture.data.buffer);
   for (let line = 0; line < cells; line++) {
-    for (let column = 0; column <= line; column++) {
-      const cell = line * cells + column;
-      picture.data.set([...shade(sums[cell] / rows[line]), 255], 4 * cell);
-    }
+    for (let cell = line * cells; cell <= line * cells + line; cell++) pixels[cell] = shadeOf(sums[cell] / rows[line]);
   }
   context.putImageData(picture, 0, 0);
 }
@@ -138,10 +159,7 @@ function labelledMap({tokens, rowOf, query, key = -1, noteOf, onCell = () => {}}
     const box = canvas.getBoundingClientRect(), row = place((event.clientY - box.top) / box.height);
     onCell(row, Math.min(row, place((event.clientX - box.left) / box.width)));
   });
-  picture.addEventListener("keydown", (event) => {
-    const [down, across] = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key] ?? [];
-    if (down === undefined) return;
-    event.preventDefault();
+  onArrows(picture, (down, across) => {
     const row = Math.min(Math.max(query + down, 0), T - 1);
     onCell(row, Math.min(Math.max(key + across, 0), row));
   });
@@ -174,7 +192,7 @@ class HeadsView {
       const t = [...page.text.children].indexOf(event.target.closest("button"));
       if (t >= 0 && t !== this.token && event.pointerType === "mouse") this.chooseToken(t);
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show(this.given));
+    darkness.addEventListener("change", () => this.show(this.given));
   }
 
   get number() { return this.layer * this.given.heads + this.head; }

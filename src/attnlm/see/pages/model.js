@@ -13,6 +13,7 @@ class Model {
     const head = ["table", "token_embedding"].find((part) => `${part}.weight` in weights);
     this.vocabSize = weights[`${head}.weight`].shape[0];
     this.silenced = new Set(); // heads that are switched off, as "layer.head"
+    this.angles = []; // of rotary positions, for each place
     this.cache = newCache();
   }
 
@@ -127,9 +128,6 @@ class Model {
 
   get head() { return this.architecture.tie_embeddings ? "token_embedding" : "head"; }
 
-  /* How a score follows from a query and a key, for readers. */
-  get scoreFormula() { return `q · k / √${this.architecture.head_size}`; }
-
   /* x Wᵀ, plus a bias where there is one. */
   linear(name, x_C, biased = name) {
     const y = product(this.weights[`${name}.weight`].values, x_C), bias = this.weights[`${biased}.bias`];
@@ -138,10 +136,10 @@ class Model {
 
   /* RMS norm or layer norm. */
   norm(name, x_C) {
-    const a = this.architecture, isLayer = a.norm === "layer";
-    const mean = isLayer ? x_C.reduce((total, x) => total + x, 0) / x_C.length : 0;
-    const y_C = scaled(x_C.map((x) => x - mean), this.weights[`${name}.gain`].values, a.norm_epsilon);
-    return isLayer && a.bias ? sum(y_C, this.weights[`${name}.bias`].values) : y_C;
+    const a = this.architecture, gain_C = this.weights[`${name}.gain`].values;
+    if (a.norm === "rms") return scaled(x_C, gain_C, a.norm_epsilon);
+    const y_C = scaled(centred(x_C), gain_C, a.norm_epsilon);
+    return a.bias ? sum(y_C, this.weights[`${name}.bias`].values) : y_C;
   }
 
   /* Causal attention of the token t: (C) → (C), or (H·D) without a projection. */
@@ -192,30 +190,35 @@ class Model {
 
   /* Rotary positions: number i of a head and number i + D/2 are rotated by the angle of place t. */
   rotated(x_D, t) {
-    const a = this.architecture, half = x_D.length / 2, y_D = new Float32Array(x_D.length);
+    const half = x_D.length / 2, y_D = new Float32Array(x_D.length);
+    const {cosines, sines} = (this.angles[t] ??= this.anglesAt(t, half));
     for (let i = 0; i < half; i++) {
-      let frequency = a.rotary_base ** (-i / half);
-      if (a.rotary_factor !== undefined) {
-        const turns = (frequency * (a.rotary_context ?? 0)) / (2 * Math.PI);
-        const kept = Math.min(Math.max((turns - 1) / 3, 0), 1); // the faster ones stay as they are
-        frequency = (frequency / a.rotary_factor) * (1 - kept) + frequency * kept;
-      }
-      const cosine = Math.cos(t * frequency), sine = Math.sin(t * frequency);
-      y_D[i] = x_D[i] * cosine - x_D[i + half] * sine;
-      y_D[i + half] = x_D[i + half] * cosine + x_D[i] * sine;
+      y_D[i] = x_D[i] * cosines[i] - x_D[i + half] * sines[i];
+      y_D[i + half] = x_D[i + half] * cosines[i] + x_D[i] * sines[i];
     }
     return y_D;
   }
 
+  anglesAt(t, half) {
+    const a = this.architecture;
+    const angles = Float64Array.from({length: half}, (_, i) => {
+      const frequency = a.rotary_base ** (-i / half);
+      if (a.rotary_factor === undefined) return t * frequency;
+      const turns = (frequency * (a.rotary_context ?? 0)) / (2 * Math.PI);
+      const kept = Math.min(Math.max((turns - 1) / 3, 0), 1); // the faster ones stay as they are
+      return t * ((frequency / a.rotary_factor) * (1 - kept) + frequency * kept);
+    });
+    return {cosines: angles.map(Math.cos), sines: angles.map(Math.sin)};
+  }
+
   /* The MLP of a block, which looks at one token at a time. */
   mlp(name, x_C) {
-    const kind = this.architecture.mlp, hidden_F = this.linear(`${name}up`, x_C);
+    const kind = this.architecture.mlp, hidden_F = this.linear(`${name}up`, x_C), F = hidden_F.length;
     if (kind === "swiglu") {
       const gate_F = this.linear(`${name}gate`, x_C);
-      for (const f of hidden_F.keys()) hidden_F[f] *= gate_F[f] / (1 + Math.exp(-gate_F[f]));
+      for (let f = 0; f < F; f++) hidden_F[f] *= gate_F[f] / (1 + Math.exp(-gate_F[f]));
     } else {
-      const activation = kind === "gelu" ? gelu : (x) => Math.max(x, 0) ** 2;
-      for (const f of hidden_F.keys()) hidden_F[f] = activation(hidden_F[f]);
+      for (let f = 0; f < F; f++) hidden_F[f] = kind === "gelu" ? gelu(hidden_F[f]) : Math.max(hidden_F[f], 0) ** 2;
     }
     return this.linear(`${name}down`, hidden_F);
   }
@@ -228,7 +231,13 @@ function streamOf({embedded, layers}, t) { return layers.length ? layers.at(-1)[
 
 function row({shape, values}, index) { return values.slice(index * shape[1], (index + 1) * shape[1]); }
 
-function sum(x, y) { return x.map((value, i) => value + y[i]); }
+/* Loops below say what `map` and `reduce` would, and are several times as fast. */
+
+function sum(x, y) {
+  const z = new Float32Array(x.length);
+  for (let i = 0; i < x.length; i++) z[i] = x[i] + y[i];
+  return z;
+}
 
 /* The numbers of x from `x0` on times those of y from `y0` on, added up. */
 function dot(x, x0, y, y0, count) {
@@ -265,33 +274,43 @@ function addTo(y, y0, weight, x, x0, count) {
   for (let i = 0; i < count; i++) y[y0 + i] += weight * x[x0 + i];
 }
 
-/* x by the root of its mean square, times the gain. */
+/* x less its mean. */
+function centred(x) {
+  const y = new Float32Array(x.length);
+  let total = 0;
+  for (let i = 0; i < x.length; i++) total += x[i];
+  for (let i = 0; i < x.length; i++) y[i] = x[i] - total / x.length;
+  return y;
+}
+
+/* x divided by the root of its mean square, times the gain. */
 function scaled(x, gain, epsilon) {
-  const root = Math.sqrt(dot(x, 0, x, 0, x.length) / x.length + epsilon);
-  return x.map((value, i) => (value / root) * gain[i]);
+  const y = new Float32Array(x.length), root = Math.sqrt(dot(x, 0, x, 0, x.length) / x.length + epsilon);
+  for (let i = 0; i < x.length; i++) y[i] = (x[i] / root) * gain[i];
+  return y;
 }
 
 function gelu(x) { return 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))); }
 
-function softmax(scores) {
-  const largest = scores.reduce((a, b) => Math.max(a, b), -Infinity);
-  const weights = scores.map((score) => Math.exp(score - largest));
-  const total = weights.reduce((a, b) => a + b, 0);
-  return weights.map((weight) => weight / total);
+function softmax(scores, temperature = 1) {
+  const weights = new Float32Array(scores.length);
+  let largest = -Infinity, total = 0;
+  for (let i = 0; i < scores.length; i++) largest = Math.max(largest, scores[i]);
+  for (let i = 0; i < scores.length; i++) total += weights[i] = Math.exp((scores[i] - largest) / temperature);
+  for (let i = 0; i < scores.length; i++) weights[i] /= total;
+  return weights;
 }
 
 /* Probabilities (V) to draw from: of the topK likeliest tokens, and of the fewest that have topP together. */
 function nextProbabilities(logits_V, {temperature = 1, topK, topP} = {}) {
-  const ranked = Array.from(logits_V.keys());
-  const isCut = (topK ?? logits_V.length) < logits_V.length || (topP ?? 1) < 1;
-  if (isCut) ranked.sort((a, b) => logits_V[b] - logits_V[a] || a - b);
+  const V = logits_V.length, kept_V = new Float32Array(V);
   if (temperature === 0) {
-    const likeliest = logits_V.indexOf(logits_V.reduce((a, b) => Math.max(a, b), -Infinity));
-    return logits_V.map((_, id) => (id === likeliest ? 1 : 0));
+    kept_V[logits_V.indexOf(logits_V.reduce((a, b) => Math.max(a, b)))] = 1;
+    return kept_V;
   }
-  const all_V = softmax(logits_V.map((logit) => logit / temperature));
-  if (!isCut) return all_V;
-  const kept_V = new Float32Array(logits_V.length), first = ranked.slice(0, topK ?? logits_V.length);
+  const all_V = softmax(logits_V, temperature);
+  if ((topK ?? V) >= V && (topP ?? 1) >= 1) return all_V;
+  const first = Array.from(logits_V.keys()).sort((a, b) => logits_V[b] - logits_V[a] || a - b).slice(0, topK ?? V);
   const total = first.reduce((so, id) => so + all_V[id], 0);
   let before = 0; // the probability of the likelier ones, of those that topK leaves
   for (const id of first) {
@@ -304,9 +323,10 @@ function nextProbabilities(logits_V, {temperature = 1, topK, topP} = {}) {
 /* The id whose part of the probabilities, laid end to end, holds a number from 0 to 1. */
 function draw(probabilities_V, number) {
   let last = 0;
-  for (const [id, probability] of probabilities_V.entries()) {
-    if (probability > 0) last = id;
-    if ((number -= probability) < 0 && probability > 0) return id;
+  for (let id = 0; id < probabilities_V.length; id++) {
+    if (probabilities_V[id] === 0) continue;
+    last = id;
+    if ((number -= probabilities_V[id]) < 0) break;
   }
   return last;
 }

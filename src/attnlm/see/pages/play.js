@@ -12,7 +12,7 @@
    A model sees the last `architecture.block_size` ids only. */
 
 const LARGEST_TEXT = 512; // tokens whose attention is shown
-const LARGEST_WAY = 24; // tokens whose numbers are shown, and columns of the lens
+const LARGEST_LENS = 24; // tokens that have a column in the lens
 const CANDIDATES = 8;
 const REST = 60; // milliseconds after a change, before numbers, lens and embeddings follow
 const BETWEEN_FRAMES = 80; // milliseconds, while tokens are generated
@@ -137,185 +137,13 @@ function switchHead(layer, head) {
   refresh();
 }
 
-/* The way through one head: matrices with a row for each token, and what makes a chosen number. */
-let ways = 0;
-async function showWay() {
-  if (generating) return;
-  const turn = ++ways, pause = new Pause(), steps = stepsOfHead(), matrices = [];
-  for (const [n, step] of steps.entries()) {
-    matrices.push(matrix(step, (row, column) => showMaking(steps, n, row, column)));
-    await pause.rest();
-    if (turn !== ways) return;
-  }
-  page.way.replaceChildren(...matrices);
-  page["made-of"].replaceChildren(element("p", {class: "note"}, "Click a number, or move to one with Tab and the arrow keys, to see what makes it."));
-}
-
-/* The steps: names, axes, numbers, and for one number its making: words, the vectors, and where these lie. */
-function stepsOfHead() {
-  const model = models[shown], a = model.architecture, {cache} = states[shown], {layer, head} = view;
-  const T = cache.ids.length, first = Math.max(0, T - LARGEST_WAY), rows = Array.from({length: T - first}, (_, r) => first + r);
-  const token = (t) => `“${tokenText(model, cache.ids[t])}”`, weight = (name, index) => row(model.weights[name], index);
-  const steps = [], at = {};
-  const add = (name, formula, axes, vectors, making) => {
-    at[name] = steps.length;
-    steps.push({name, formula, axes, rows: rows.map(token), values: vectors, columnName: (i) => `${i + 1}`, making});
-    return steps.at(-1);
-  };
-  if (!model.depth) {
-    add("logits", "each token’s row of the table", "T × V", rows.map((t) => cache.embedded[t]), (r, id) => ({
-      words: `the score of ${visible(model.decode([id]))} after ${token(rows[r])}: a number of the table`, vectors: []})).columnName = (id) => tokenText(model, id);
-    return steps;
-  }
-  const made_T = cache.layers[layer], before = (t) => (layer ? cache.layers[layer - 1][t].stream : cache.embedded[t]);
-  const stream = layer ? `stream after layer ${layer}` : "embedding";
-  add(stream, layer ? "" : a.positions === "learned" ? "token + position" : "of each token", "T × C", rows.map(before), (r, c) => layer
-    ? {words: `number ${c + 1} of the stream of ${token(rows[r])}`, vectors: []}
-    : {words: `number ${c + 1} of the embedding of ${token(rows[r])}${a.positions === "learned" ? `, plus that of place ${rows[r] + 1}` : ""}`,
-      vectors: [["token embedding", weight("token_embedding.weight", cache.ids[rows[r]])],
-        ...(a.positions === "learned" ? [[`position embedding of place ${rows[r] + 1}`, weight("position_embedding.weight", rows[r])]] : [])]});
-  if (a.attention !== "none") {
-    const isSoftmax = a.attention === "softmax", {H, K, D} = model.heads(made_T[0].input.length);
-    const group = Math.floor((head * K) / H), own = (values, number) => values.subarray(number * D, (number + 1) * D);
-    let source = stream;
-    if (a.norm !== "none") {
-      source = "input";
-      add(source, `${a.norm === "rms" ? "RMS" : "layer"} norm`, "T × C", rows.map((t) => made_T[t].input), (r) => ({
-        words: "the row before the norm, divided by the size of its numbers, times the gain",
-        vectors: [["before the norm", before(rows[r])]], lights: [[at[stream], r]]}));
-    }
-    const changed = [a.query_key_norm && "normed", a.positions === "rotary" && "rotated by its place"].filter(Boolean).join(" and ");
-    for (const [name, part, number] of isSoftmax ? [["q", "query", head], ["k", "key", group], ["v", "value", group]] : []) {
-      const then = changed && part !== "value" ? `, then ${changed}` : "";
-      add(name, `${source} · W${{q: "q", k: "k", v: "v"}[name]}ᵀ`, "T × D", rows.map((t) => own(made_T[t][part], number)), (r, i) => ({
-        words: `the sum of the products of two rows${then}`,
-        vectors: [[`${source} of ${token(rows[r])}`, made_T[rows[r]].input],
-          [`row ${number * D + i + 1} of the ${part} matrix`, weight(`blocks.${layer}.attention.${part}.weight`, number * D + i)]],
-        isProduct: true, lights: [[at[source], r]]}));
-    }
-    const [q, k, v] = isSoftmax ? ["q", "k", "v"] : [source, source, source];
-    const part = (t, name, number) => own(made_T[t][name], isSoftmax ? number : 0);
-    const scores = rows.map((t) => model.scores(made_T, t, head).subarray(first));
-    const formula = isSoftmax ? `${model.scoreFormula}, masked` : a.attention === "uniform" ? "0: all alike" : `${q} · ${k} / √${D}, masked`;
-    add("scores", formula, "T × T", scores, (r, s) => ({
-      words: a.attention === "uniform" ? "always 0: the mean of the past" : `the sum of the products of two rows, divided by √${D}`,
-      vectors: [[`${q} of ${token(rows[r])}`, part(rows[r], "query", head)], [`${k} of ${token(rows[s])}`, part(rows[s], "key", group)]],
-      isProduct: a.attention !== "uniform", lights: [[at[q], r], [at[k], s]]})).columnName = (s) => token(rows[s]);
-    const weights = rows.map((t) => made_T[t].attention[head].subarray(first));
-    add("weights", "softmax of each row", "T × T", weights, (r) => ({
-      words: "e to the score, divided by the sum of these over the row", vectors: [["scores", scores[r]]], lights: [[at.scores, r]],
-    })).columnName = (s) => token(rows[s]);
-    add("mix", `weights · ${v}`, "T × D", rows.map((t) => own(made_T[t].mixed, head)), (r, i) => ({
-      words: "the sum of the products of a row and a column",
-      vectors: [[`weights of ${token(rows[r])}`, weights[r]],
-        [`column ${i + 1} of ${v}`, Float32Array.from(weights[r], (_, s) => part(rows[s], "value", group)[i])]],
-      isProduct: true, lights: [[at.weights, r], [at[v], undefined, i]]}));
-    if (isSoftmax && a.projection) {
-      add("attended", `all ${H} mixes · Wᵀ`, "T × C", rows.map((t) => made_T[t].attended), (r, c) => ({
-        words: "the sum of the products of two rows",
-        vectors: [[`mixes of all heads for ${token(rows[r])}`, made_T[rows[r]].mixed],
-          [`row ${c + 1} of the projection`, weight(`blocks.${layer}.attention.projection.weight`, c)]],
-        isProduct: true, lights: [[at.mix, r]]}));
-    }
-  }
-  const parts = [a.residual && [stream, before], a.attention !== "none" && ["attention", (t) => made_T[t].attended],
-    a.mlp !== "none" && ["MLP", (t) => made_T[t].hidden]].filter(Boolean);
-  const isSum = a.residual && parts.length > 1, after = `after layer ${layer + 1}`;
-  add(after, isSum ? parts.map(([name]) => name).join(" + ") : a.mlp !== "none" ? "the MLP’s output" : "the attention’s output", "T × C",
-    rows.map((t) => made_T[t].stream), (r, c) => ({
-      words: isSum ? "the sum of these numbers" : `number ${c + 1} of what the layer passes on`,
-      vectors: isSum ? parts.map(([name, of]) => [name, of(rows[r])]) : []}));
-  const isLast = layer === model.depth - 1, V = model.vocabSize, few = V * made_T[0].stream.length * rows.length < 2e7;
-  if (isLast) {
-    const logits = rows.map((t) => (few || t === T - 1 ? model.readOut(made_T[t].stream) : new Float32Array()));
-    add("logits", "LM head", "T × V", logits, (r, id) => ({
-      words: "the sum of the products of two rows",
-      vectors: [[`${a.norm === "none" ? after : "the stream after the last norm"}, ${token(rows[r])}`, model.headInput(made_T[rows[r]].stream)],
-        [`row “${tokenText(model, id)}” of the LM head`, weight(`${model.head}.weight`, id)]],
-      isProduct: true, lights: [[at[after], r]]})).columnName = (id) => `“${tokenText(model, id)}”`;
-  }
-  return steps;
-}
-
-/* A matrix as a picture: blue above zero, orange below, as strong as the number is large. */
-function matrix(step, choose) {
-  const {name, formula, axes, rows, values} = step, widest = Math.max(...values.map((x) => x.length)), columns = Math.min(widest, 96);
-  const canvas = element("canvas", {width: columns, height: rows.length}), context = canvas.getContext("2d");
-  const picture = context.createImageData(columns, rows.length), most = values.reduce((so, x) => x.reduce((m, y) => Math.max(m, Math.abs(y)), so), 1e-30);
-  const [paper, tint, below] = ["--shade", "--deep", "--training"].map(colour);
-  values.forEach((x, r) => {
-    for (let c = 0; c < Math.min(columns, x.length); c++) {
-      const strength = Math.sqrt(Math.abs(x[c]) / most), to = x[c] < 0 ? below : tint;
-      picture.data.set([...paper.map((from, i) => from + (to[i] - from) * strength), 255], 4 * (r * columns + c));
-    }
-  });
-  context.putImageData(picture, 0, 0);
-  const cell = rows.length <= 12 ? 14 : 8, size = {width: `${columns * (columns <= 32 ? cell : 6)}px`, height: `${rows.length * cell}px`};
-  const sized = element("div", {class: "matrix", tabindex: 0, role: "img", "aria-label": `${name}: arrow keys move among its numbers`, style: size}, canvas);
-  const place = (share, count) => Math.min(count - 1, Math.floor(share * count));
-  const exists = (r, c) => c >= 0 && r >= 0 && r < rows.length && c < Math.min(columns, values[r].length);
-  explain(sized, (across, down) => {
-    const r = place(down, rows.length), c = place(across, columns);
-    return exists(r, c) ? `${name}[${rows[r]}, ${step.columnName(c)}] = ${numberText(values[r][c])}` : "masked: a later token";
-  });
-  step.chosen = [rows.length - 1, -1];
-  const go = (r, c) => {
-    if (!exists(r, c)) return;
-    step.chosen = [r, c];
-    choose(r, c);
-  };
-  sized.addEventListener("click", (event) => {
-    const box = sized.getBoundingClientRect();
-    go(place((event.clientY - box.top) / box.height, rows.length), place((event.clientX - box.left) / box.width, columns));
-  });
-  sized.addEventListener("keydown", (event) => {
-    const [down, across] = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key] ?? [];
-    if (down === undefined) return;
-    event.preventDefault();
-    go(step.chosen[0] + down, Math.max(0, step.chosen[1] + across));
-  });
-  step.light = (row, column) => sized.append(element("div", {class: "light", style: {
-    left: `${(100 * (column ?? 0)) / columns}%`, width: `${100 / (column === undefined ? 1 : columns)}%`,
-    top: `${(100 * (row ?? 0)) / rows.length}%`, height: `${100 / (row === undefined ? 1 : rows.length)}%`}}));
-  const labels = element("div", {class: "row-names", "aria-hidden": "true", style: {height: size.height, "font-size": `${Math.min(cell + 1, 11)}px`}},
-    ...rows.map((text) => element("span", {}, text.slice(1, -1))));
-  const shape = `${axes} = ${rows.length} × ${widest}${widest > columns ? `, the first ${columns}` : ""}`;
-  return element("figure", {class: "step"}, element("figcaption", {}, element("strong", {}, name), " ", element("span", {}, formula), element("small", {}, shape)),
-    element("div", {class: "row-of"}, labels, sized));
-}
-
-/* What makes a number: it, and the row and the column that it comes from, are framed. */
-function showMaking(steps, n, row, column) {
-  for (const light of page.way.querySelectorAll(".light")) light.remove();
-  const step = steps[n], {words, vectors, isProduct, lights = []} = step.making(row, column);
-  step.light(row, column);
-  for (const [other, ...place] of lights) steps[other].light(...place);
-  const parts = vectors.map(([label, values]) => [label, strip(values, isProduct ? -1 : column)]);
-  if (isProduct) {
-    const products = vectors[0][1].map((x, i) => x * vectors[1][1][i]), total = products.reduce((a, b) => a + b, 0);
-    parts.push([`their products: ${numberText(total)} together`, strip(products, -1)]);
-  }
-  page["made-of"].replaceChildren(
-    element("p", {}, element("strong", {}, `${step.name}[${step.rows[row]}, ${step.columnName(column)}] = ${numberText(step.values[row][column])}`), `: ${words}.`),
-    ...parts.map(([label, numbers]) => element("div", {}, element("h3", {}, label), numbers)));
-}
-
-/* Numbers in a row; those below zero are orange and underlined. */
-function strip(values, marked) {
-  const some = Array.from(values.slice(0, 64)), most = Math.max(...some.map(Math.abs), 1e-30), rest = values.length - some.length;
-  return element("div", {class: "numbers"}, ...some.map((value, i) => element("span", {
-    class: `number${value < 0 ? " negative" : ""}${i === marked ? " marked" : ""}`,
-    style: {"--share": (Math.abs(value) / most).toFixed(3)}}, numberText(value))),
-  ...(rest > 0 ? [element("span", {class: "note"}, `… ${rest} more`)] : []));
-}
-
 async function showLens(isStopped) {
   const model = models[shown], {cache} = states[shown], T = cache.ids.length, width = streamOf(cache, 0).length;
   const streams = [["embedding", cache.embedded], ...cache.layers.map((made_T, n) => [`layer ${n + 1}`, made_T.map(({stream}) => stream)])];
   const rows = model.depth ? streams.filter(([, stream_TC]) => stream_TC[0].length === width) : [];
   page["lens-section"].hidden = rows.length < 2;
   if (rows.length < 2) return;
-  const places = Array.from({length: T}, (_, t) => t).slice(-LARGEST_WAY), next = (t) => cache.ids[t + 1];
+  const places = Array.from({length: T}, (_, t) => t).slice(-LARGEST_LENS), next = (t) => cache.ids[t + 1];
   const pause = new Pause(), lines = [];
   for (const [name, stream_TC] of rows) {
     const line = element("tr", {}, element("th", {scope: "row"}, name));
@@ -333,12 +161,12 @@ async function showLens(isStopped) {
 }
 
 /* The tokens' embeddings along the two directions in which they differ most. */
-function plane(model) {
+async function plane(model) {
   const {shape: [V, C], values} = model.weights["token_embedding.weight"] ?? model.weights["table.weight"];
   const count = Math.min(V, 500), mean_C = new Float64Array(C);
   for (let id = 0; id < count; id++) for (let c = 0; c < C; c++) mean_C[c] += values[id * C + c] / count;
   const centred = Array.from({length: count}, (_, id) => Float64Array.from(mean_C, (mean, c) => values[id * C + c] - mean));
-  const random = randomNumbers(1), directions = [];
+  const random = randomNumbers(1), directions = [], pause = new Pause();
   for (let n = 0; n < 2; n++) {
     let direction = Float64Array.from(mean_C, () => random() - 0.5);
     for (let turn = 0; turn < 60; turn++) { // the power method
@@ -347,6 +175,7 @@ function plane(model) {
       for (const other of directions) addTo(next, 0, -dot(next, 0, other, 0, C), other, 0, C);
       const length = Math.sqrt(dot(next, 0, next, 0, C)) || 1;
       direction = next.map((x) => x / length);
+      await pause.rest();
     }
     directions.push(direction);
   }
@@ -354,15 +183,15 @@ function plane(model) {
 }
 
 const drawnPlanes = new Map();
-function showEmbeddings() {
+async function showEmbeddings() {
   const model = models[shown], inText = new Set(states[shown].cache.ids);
-  if (!drawnPlanes.has(model)) drawnPlanes.set(model, drawnPlane(model));
+  if (!drawnPlanes.has(model)) drawnPlanes.set(model, await drawnPlane(model));
   page.embeddings.replaceChildren(drawnPlanes.get(model));
   page.embeddings.querySelectorAll("text").forEach((label, id) => label.classList.toggle("now", inText.has(id)));
 }
 
-function drawnPlane(model) {
-  const places = plane(model), [width, height] = [640, 420];
+async function drawnPlane(model) {
+  const places = await plane(model), [width, height] = [640, 420];
   const most = [0, 1].map((axis) => places.reduce((so, place) => Math.max(so, Math.abs(place[axis])), 1e-30));
   return element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "token embeddings in two dimensions", class: "plane"},
     element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}), element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}),
