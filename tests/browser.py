@@ -72,7 +72,8 @@ def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
     asked: list[str] = []
     view.on("console", lambda message: complaints.append(message.text))
     view.on("pageerror", lambda error: complaints.append(str(error)))
-    view.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    view.on("dialog", lambda dialog: complaints.append(dialog.message))
+    view.on("dialog", lambda dialog: dialog.dismiss())
     view.on("request", lambda request: asked.append(request.url))
     view.goto(page.as_uri())
     yield view
