@@ -12,13 +12,13 @@ from attnlm.model.sizes import forward_flops
 from attnlm.training.validation import MOST_TOKENS
 
 # The fraction of the operations between two evaluations that an evaluation and its sample may take.
-_EVALUATION_SHARE, _SAMPLE_SHARE = 0.1, 0.05
+_EVALUATION_FRACTION, _SAMPLE_FRACTION = 0.1, 0.05
 # Operations of about a second: up to this, evaluations may cost half of the training in between.
-_CHEAP, _CHEAP_SHARE = 1.2e11, 0.5
+_CHEAP, _CHEAP_FRACTION = 1.2e11, 0.5
 # Operations that are always affordable, for an evaluation and for a sample.
 _FREE = 2e10
 # The fraction of a budget that an evaluation of the whole split, or else of a part, may take.
-_WHOLE_SHARE, _PART_SHARE = 0.02, 0.01
+_WHOLE_FRACTION, _PART_FRACTION = 0.02, 0.01
 # A loss over fewer tokens is too noisy.
 _FEWEST_TOKENS = 2**11
 _SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
@@ -43,14 +43,14 @@ def step_cost(config: Config, vocab_size: int) -> float:
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
-    The whole split is used if it costs at most `_EVALUATION_SHARE` of the training since the last
-    evaluation, or at most `_CHEAP` operations and half of this training; else a part is used.
+    The whole split is used if it costs at most `_EVALUATION_FRACTION` of the training since the
+    last evaluation, or at most `_CHEAP` operations and half of this training; else a part is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.model, vocab_size)
     between = _between_evaluations(config, vocab_size)
-    affordable = _EVALUATION_SHARE * between / forward
-    by_itself = min(_CHEAP, max(_FREE, _CHEAP_SHARE * between))
+    affordable = _EVALUATION_FRACTION * between / forward
+    by_itself = min(_CHEAP, max(_FREE, _CHEAP_FRACTION * between))
     if tokens <= affordable or tokens * forward <= by_itself:
         return None
     fewer = _whole_windows(config, affordable)
@@ -61,9 +61,9 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
     """Return the tokens of an evaluation in a run with a budget, at `speed` tokens per second."""
     assert config.training.budget is not None
     tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
-    if tokens <= _WHOLE_SHARE * most:
+    if tokens <= _WHOLE_FRACTION * most:
         return tokens
-    return min(tokens, _whole_windows(config, _PART_SHARE * most))
+    return min(tokens, _whole_windows(config, _PART_FRACTION * most))
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
@@ -77,7 +77,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
     by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
     has_steps = config.training.eval_every is not None
-    share = _SAMPLE_SHARE * _between_evaluations(config, vocab_size) if has_steps else 0.0
+    share = _SAMPLE_FRACTION * _between_evaluations(config, vocab_size) if has_steps else 0.0
     tokens = int(max(share, _FREE) / by_itself)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
 
@@ -85,7 +85,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
     """Return True if evaluating the split `times` times costs little compared to `steps` steps."""
     trained = steps * config.tokens_per_step
-    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
+    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_FRACTION * _STEP * trained
 
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:

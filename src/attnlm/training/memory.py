@@ -33,7 +33,7 @@ FACTOR = 2.0
 """The estimate and the measured peak differ by less than this factor."""
 
 # The fraction of the free memory that a training run takes when it chooses its micro-batch.
-_SHARE = 0.7
+_FRACTION = 0.7
 _FLOAT = 4  # bytes
 # Copies of a matrix that an update by Muon holds in each thread.
 _COPIES_BY_MUON = 5
@@ -177,7 +177,7 @@ def affordable_micro_batch(
         training = replace(config.training, micro_batch_size=size)
         some = replace(config, training=training)
         estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
-        if there is None or estimate.total <= _SHARE * there:
+        if there is None or estimate.total <= _FRACTION * there:
             break
     return size
 
