@@ -76,9 +76,8 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
     """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
     by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
-    has_steps = config.training.eval_every is not None
-    share = _SAMPLE_FRACTION * _between_evaluations(config, vocab_size) if has_steps else 0.0
-    tokens = int(max(share, _FREE) / by_itself)
+    affordable = max(_SAMPLE_FRACTION * _between_evaluations(config, vocab_size), _FREE)
+    tokens = int(affordable / by_itself)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
 
 
@@ -89,5 +88,5 @@ def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int)
 
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:
-    assert config.training.eval_every is not None
-    return config.training.eval_every * step_cost(config, vocab_size)
+    """Return the operations between two evaluations, or 0 if evaluations follow the clock."""
+    return (config.training.eval_every or 0) * step_cost(config, vocab_size)
