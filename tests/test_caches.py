@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import attnlm
 from attnlm.base import caches
 from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
-from attnlm.experiments import settle as launch
 from attnlm.training.share import Share
 from attnlm.training.state import initial_state
 
@@ -91,20 +89,8 @@ def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
 
 
 @pytest.mark.parametrize("named", ["", "elsewhere"])
-def test_pytorchs_compiler_keeps_what_it_makes_there(
-    named: str, places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 99)
-    dataset = attnlm.prepare(tmp_path / "text.txt", data_dir=tmp_path)
-    monkeypatch.setattr(launch, "_has_compiler", lambda: True)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
-    config = resolve({"model": "transformer", "compile": "on", "steps": 1, "threads": 1})
-    launch.settle(config, choose_device("cpu"), dataset)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (named or str(places[0] / "compiled"))
-
-
 def test_every_process_that_compiles_keeps_its_code_there(
-    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    named: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that are told the settled configuration, as all but the first of several are."""
     found: list[str] = []
@@ -114,8 +100,8 @@ def test_every_process_that_compiles_keeps_its_code_there(
         return function
 
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
     config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
     state = initial_state(config, 10, choose_device("cpu"))
     Share(state, config, 1, first=True)
-    assert found == [str(places[0] / "compiled")]
+    assert found == [named or str(places[0] / "compiled")]

@@ -233,11 +233,3 @@ def test_where_programs_may_be_loaded_from(
     assert anew("words.c") is not None  # from the cache
     monkeypatch.setattr(caches, "may_load_from", lambda folder: False)
     assert anew("words.c") is None and calls() == 1
-
-
-def test_without_a_place_to_keep_it_code_is_compiled_each_time(
-    calls: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(caches, "may_load_from", lambda folder: False)
-    for expected in (1, 2):
-        assert anew("words.c") is not None and calls() == expected

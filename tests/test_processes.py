@@ -306,15 +306,6 @@ def test_an_error_of_all_is_said_once(project: Path) -> None:
     assert stderr.count("error: ") == 1 and "../x" in stderr
 
 
-def test_what_is_remembered_may_be_any_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._C._distributed_c10d import HashStore
-
-    monkeypatch.setattr("attnlm.compute.processes.restarts", lambda: 1)
-    processes, path = Processes(0, 2, HashStore()), os.fsdecode(b"r\xff")
-    processes.remember("run", path)
-    assert (processes.recalled("run"), processes.recalled("other")) == (path, None)
-
-
 def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._C._distributed_c10d import HashStore
 
@@ -325,24 +316,6 @@ def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("GROUP_RANK", machine)
         said.append(Processes(rank, 4, store).is_first_to_say())
     assert said == [True, False, True, False]
-
-
-@pytest.mark.parametrize(("rank", "local", "says"), [(0, 0, True), (5, 1, False), (4, 0, True)])
-def test_a_store_that_does_not_answer_is_not_waited_for(
-    rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As over a link that is cut: the first process of the machine says it."""
-    cut = threading.Event()
-
-    class Store:
-        def add(self, *_: object) -> int:
-            cut.wait()
-            return 1
-
-    monkeypatch.setattr(module, "_STORE_ANSWERS", 0.05)
-    monkeypatch.setenv("LOCAL_RANK", str(local))
-    assert Processes(rank, 8, Store()).is_first_to_say() == says  # type: ignore[arg-type]
-    cut.set()
 
 
 def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

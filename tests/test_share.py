@@ -191,21 +191,6 @@ def test_the_calling_thread_does_what_no_other_has_begun() -> None:
         assert len(set(compute_all([meets] * 3, pool))) == 3
 
 
-def test_threads_of_a_pool_have_as_many_of_torchs_own_as_the_calling_one() -> None:
-    config = config_of("transformer", batch_size=6, threads=6)
-    assert cut_batch(config.training, 6).shares == 6
-    config = config_of("transformer", batch_size=4, threads=6)
-    assert cut_batch(config.training, 6).shares == 2
-    all_here = threading.Barrier(2)
-
-    def meets() -> int:
-        all_here.wait(20)
-        return torch.get_num_threads()
-
-    with threads_of_torch(3), new_pool(2, 3) as pool:
-        assert compute_all([meets] * 2, pool) == [3, 3]
-
-
 @pytest.mark.parametrize("name", ["single-head", "transformer"])
 def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Dataset) -> None:
     config = config_of(name, batch_size=4, threads=6, dropout=0.1 if name[0] == "t" else 0.0)

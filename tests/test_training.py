@@ -108,14 +108,6 @@ def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> No
     assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
 
 
-def test_the_training_loss_is_the_mean_since_the_last_evaluation(trained: Any) -> None:
-    every, third = trained(eval_every=1), trained(eval_every=3)
-    single = [record["train_loss"] for record in every.metrics()[1:]]
-    means = [record["train_loss"] for record in third.metrics()[1:]]
-    for place, mean in enumerate(means):
-        assert mean == pytest.approx(sum(single[3 * place : 3 * place + 3]) / 3, rel=1e-5)
-
-
 def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
     settings = {"model": "transformer", "dropout": 0.2}
     one, other = trained(**settings), trained(**settings)
@@ -266,19 +258,6 @@ def test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step(
     assert f"{path / 'last.safetensors'} keeps step 5" in caught.value.hint
 
 
-def test_a_run_is_trained_by_one_at_a_time(trained: Any, tmp_path: Path) -> None:
-    refusals: list[str] = []
-
-    def another(event: object) -> None:
-        if isinstance(event, Evaluated):
-            with pytest.raises(AttnlmError, match="being trained by another") as caught:
-                attnlm.train(resume=tmp_path / "checkpoints" / "taken")
-            refusals.append(caught.value.message)
-
-    trained(name="taken", on_event=another)
-    assert len(refusals) == 4
-
-
 def contents(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
@@ -364,19 +343,6 @@ def test_folders_that_the_user_keeps_elsewhere_work_through_links(
     assert attnlm.open_run(tmp_path / "elsewhere").metrics()[-1]["step"] == 14
     opened = attnlm.open_run("mine", checkpoint_dir=tmp_path / "checkpoints")
     assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
-
-
-def test_a_crash_before_the_checkpoint_leaves_no_record_too_many(trained: Any) -> None:
-    """Metrics go to disk before the checkpoint: what lies after it is dropped, half lines too."""
-    whole, other = trained(), trained(steps=10)
-    attnlm.train(resume=other.path, steps=12)
-    records = other.metrics()
-    other._metrics.append({**records[-1], "step": 15})
-    with (other.path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2')
-    assert len(other.metrics()) == len(records) + 1
-    resumed = attnlm.train(resume=other.path, steps=12)
-    assert len(resumed.metrics()) == len(records) == len(whole.metrics())
 
 
 @needs_compiler
@@ -581,24 +547,6 @@ def test_evaluation_gives_the_number_that_training_logged(
         torch.set_num_threads(threads)
 
 
-def test_numbers_gone_wrong_stop_the_run_and_keep_the_last_good_checkpoint(
-    trained: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(AttnlmError, match=r"no longer (a )?finite number") as caught:
-        trained(
-            model="transformer",
-            optimizer="muon",
-            learning_rate=100.0,
-            weight_decay=1000.0,
-            steps=200,
-            name="wild",
-        )
-    assert caught.value.hint is not None and "`learning_rate`" in caught.value.hint
-    run = attnlm.open_run(tmp_path / "checkpoints" / "wild")
-    assert attnlm.evaluate(run, checkpoint="last").loss < math.inf
-    assert str(run.last) in caught.value.hint
-
-
 @pytest.mark.parametrize("model", ["bigram", "average", "multi-head", "transformer", "gpt2"])
 def test_models_train_in_bfloat16(model: str, trained: Any, tmp_path: Path) -> None:
     """It learns, goes on as if it had not been stopped, and is evaluated and sampled alike."""
@@ -629,13 +577,6 @@ def test_a_trial_chooses_between_one_thread_and_two(
         torch.set_num_threads(threads)
     (choice,) = (choice for choice in remembered_choices() if choice.kind == "threads")
     assert choice.chosen == str(chosen) and set(choice.milliseconds) == {"1", "2"}
-
-
-def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
-    run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
-    losses = [record["val_loss"] for record in run.metrics()]
-    best = losses.index(min(losses))
-    assert len(losses) == best + 4 < 50
 
 
 @pytest.mark.slow  # half a minute in the C++ compiler
@@ -742,14 +683,3 @@ def test_the_hint_for_data_that_are_too_small_works(
     attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
     with pytest.raises(AttnlmError, match="split has"):
         attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
-
-
-def test_other_data_that_are_too_small_ask_for_no_flag_of_training(
-    trained: Any, tmp_path: Path
-) -> None:
-    run = trained(model="bigram")
-    few = prepared(tmp_path, FRUITS, "few", val_fraction=0.001)
-    assert few.val_tokens < 8
-    with pytest.raises(AttnlmError, match="validation split has") as caught:
-        attnlm.evaluate(run, data=few.path)
-    assert caught.value.hint == "prepare a longer text"
