@@ -16,7 +16,6 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.data import dataset
-from attnlm.data.batches import Batches
 from attnlm.data.dataset import open_dataset, sampled_hash
 from attnlm.data.list_datasets import list_datasets
 from attnlm.data.prepare import prepare
@@ -126,9 +125,7 @@ def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> Non
         open_dataset(folder)
 
 
-def test_an_id_that_the_vocabulary_lacks_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
     path = folder / "train.bin"
     ids = np.fromfile(path, "<u2")
     ids[-3] = files.read_json(folder / "meta.json")["vocab_size"]
@@ -137,19 +134,6 @@ def test_an_id_that_the_vocabulary_lacks_is_refused(
     files.write_json(folder / "meta.json", {**files.read_json(folder / "meta.json"), **hashes})
     with pytest.raises(AttnlmError, match=r"train\.bin is damaged: it has ids"):
         open_dataset(folder)
-    # Of a large file this is found where the id is used.
-    monkeypatch.setattr(dataset, "_LARGE", 1000)
-    opened = open_dataset(folder)
-    batches = Batches(
-        opened.train,
-        block_size=8,
-        batch_size=len(ids),
-        stride=1,
-        seed=1,
-        vocab_size=opened.vocab_size,
-    )
-    with pytest.raises(AttnlmError, match=r"train\.bin is damaged: it has ids"):
-        batches(0)
 
 
 @pytest.mark.parametrize("place", [0, 100])
