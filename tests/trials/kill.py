@@ -20,7 +20,7 @@ _RUNGS = ("multi-head", "transformer", "bigram")
 _Kill = tuple[Scenario, str, Callable[[Path], object]]
 
 
-@trial("kill", short=16, full=1000, skip=not_linux, forks=True)
+@trial("kill", short=10, full=1000, skip=not_linux, forks=True)
 def _kill(tally: Tally, folder: Path) -> None:
     """kill -9 at any moment: nothing but one save interval is lost, nothing left over."""
     is_short = tally.wanted < 100

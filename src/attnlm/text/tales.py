@@ -7,7 +7,7 @@ is the loss of the generator itself: a floor below which a model's loss falls on
 A text has one derivation because a choice is written where it is made, and the texts of two
 alternatives of a rule always differ at some character before either ends (so "tea" and "teapot"
 can't both be alternatives). A reader who knows the grammar can name each choice from left to
-right. A test reads the whole corpus in this way.
+right. A test reads a quarter of the corpus in this way.
 """
 
 from __future__ import annotations
