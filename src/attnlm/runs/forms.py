@@ -43,7 +43,7 @@ class Form:
     """A model architecture of another tool."""
 
     name: str
-    expressible: Callable[[Architecture], Expressible]
+    expressible: Expressible
     sizes: Mapping[str, str]
     """the tool's names of sizes, and the attribute of Architecture for each"""
     modules: Mapping[str, str]
@@ -60,12 +60,15 @@ class Form:
         """Return the parts of the model that this form can't express, in words."""
         if a.embed_dim is None:
             return ["a table of logits, and no layers"]
-        expressible = self.expressible(a)
+        values = {part.name: getattr(a, part.name) for part in fields(a)}
+        # These are the defaults, written out.
+        values["kv_heads"] = None if a.num_kv_heads == a.heads else a.kv_heads
+        values["head_size"] = None if a.head_dim * a.heads == a.embed_dim else a.head_size
         return [
-            _in_words(part.name, value)
+            _in_words(part.name, values[part.name])
             for part in fields(a)
-            if (allowed := expressible.get(part.name, (part.default,))) is not None
-            and (value := getattr(a, part.name)) not in allowed
+            if (allowed := self.expressible.get(part.name, (part.default,))) is not None
+            and values[part.name] not in allowed
         ]
 
     def size_values(self, a: Architecture) -> dict[str, Any]:
@@ -177,38 +180,18 @@ _COMMON: Expressible = {
 }
 
 
-def _gpt2(a: Architecture) -> Expressible:
-    return {
-        **_COMMON,
-        "kv_heads": (None, a.heads),
-        "head_size": (None, (a.embed_dim or 0) / a.heads),
-        "wide_heads": (False,),
-        "positions": ("learned", "none"),
-        "norm": ("layer",),
-        "mlp": ("gelu", "relu2"),
-    }
-
-
-def _llama(a: Architecture) -> Expressible:
-    return {**_COMMON, "positions": ("rotary",), "norm": ("rms",), "mlp": ("swiglu",)}
-
-
-def _qwen2(a: Architecture) -> Expressible:
-    width = (None, (a.embed_dim or 0) / a.heads)
-    return {**_llama(a), "head_size": width, "qkv_bias": (True,), "bias": (False,)}
-
-
-def _qwen3(a: Architecture) -> Expressible:
-    return {**_llama(a), "query_key_norm": (True,), "bias": (False,)}
-
-
-def _gguf_gpt2(a: Architecture) -> Expressible:
-    return {**_gpt2(a), "mlp": ("gelu",)}
-
-
-def _unscaled(family: Callable[[Architecture], Expressible]) -> Callable[..., Expressible]:
-    """Return what llama.cpp can express of a family: everything but `rotary_factor`."""
-    return lambda a: {**family(a), "rotary_factor": (None,)}
+_LLAMA = {**_COMMON, "positions": ("rotary",), "norm": ("rms",), "mlp": ("swiglu",)}
+_QWEN2 = {**_LLAMA, "head_size": (None,), "qkv_bias": (True,), "bias": (False,)}
+_QWEN3 = {**_LLAMA, "query_key_norm": (True,), "bias": (False,)}
+_GPT2 = {
+    **_COMMON,
+    **dict.fromkeys(("kv_heads", "head_size"), (None,)),
+    "wide_heads": (False,),
+    "positions": ("learned", "none"),
+    "norm": ("layer",),
+    "mlp": ("gelu", "relu2"),
+}
+_UNSCALED: Expressible = {"rotary_factor": (None,)}
 
 
 # --- Which modules have a bias --------------------------------------------------------------------
@@ -347,16 +330,16 @@ _GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _names(_LLAMA_MODULES, 1), _own_biases)
 _GGUF_GPT2 = (_GGUF_GPT2_SIZES, _names(_GPT2_MODULES, 1), _gpt2_biases)
 
 STOCK_CLASSES = (
-    StockClass("Qwen3ForCausalLM", _qwen3, *_HF_LLAMA, _llama_biases, "qwen3", _qwen3_options),
-    StockClass("Qwen2ForCausalLM", _qwen2, *_HF_LLAMA, _own_biases, "qwen2", _qwen2_options),
-    StockClass("LlamaForCausalLM", _llama, *_HF_LLAMA, _llama_biases, "llama", _llama_options),
+    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _llama_biases, "qwen3", _qwen3_options),
+    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2", _qwen2_options),
+    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _llama_biases, "llama", _llama_options),
     StockClass(
-        *("GPT2LMHeadModel", _gpt2, *_HF_GPT2, _gpt2_biases, "gpt2", _gpt2_options), transposes=True
+        *("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", _gpt2_options), transposes=True
     ),
 )
 GGUF_ARCHITECTURES = (
-    Form("qwen3", _unscaled(_qwen3), *_GGUF_LLAMA),
-    Form("qwen2", _unscaled(_qwen2), *_GGUF_LLAMA),
-    Form("llama", _unscaled(_llama), *_GGUF_LLAMA, interleaves=True),
-    Form("gpt2", _gguf_gpt2, *_GGUF_GPT2),
+    Form("qwen3", {**_QWEN3, **_UNSCALED}, *_GGUF_LLAMA),
+    Form("qwen2", {**_QWEN2, **_UNSCALED}, *_GGUF_LLAMA),
+    Form("llama", {**_LLAMA, **_UNSCALED}, *_GGUF_LLAMA, interleaves=True),
+    Form("gpt2", {**_GPT2, "mlp": ("gelu",)}, *_GGUF_GPT2),
 )
