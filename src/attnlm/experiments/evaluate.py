@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.run import Run
 from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.text import token_texts
 from attnlm.training.cost import is_whole_affordable
@@ -94,19 +93,17 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
         which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
         tokens = min(dataset.val_tokens, MOST_TOKENS)
         on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
-        measured = {c.step: _measured(run, c, dataset) for c in checkpoints}
+        measured = {}
+        for checkpoint in checkpoints:
+            device = run.config.training.device
+            found = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
+            measured[checkpoint.step] = {
+                "step": checkpoint.step,
+                "val_loss": found.loss,
+                "bits_per_byte": found.bits_per_byte,
+                "evaluated_tokens": found.tokens,
+            }
         run.save_whole({"best": measured[best.step], "last": measured[last.step]})
-
-
-def _measured(run: Run, checkpoint: Checkpoint, dataset: Dataset) -> dict[str, Any]:
-    device = run.config.training.device
-    found = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
-    return {
-        "step": checkpoint.step,
-        "val_loss": found.loss,
-        "bits_per_byte": found.bits_per_byte,
-        "evaluated_tokens": found.tokens,
-    }
 
 
 def take_snapshot(

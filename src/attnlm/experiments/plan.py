@@ -24,8 +24,8 @@ from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
-from attnlm.experiments.other_processes import check_launched
 from attnlm.experiments.settle import settle, trial
+from attnlm.experiments.train import check_launched
 from attnlm.model.architecture import settings_of
 from attnlm.model.inspection import parameter_shapes
 from attnlm.model.sizes import block_shapes, forward_flops, training_flops

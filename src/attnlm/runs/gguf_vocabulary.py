@@ -50,31 +50,20 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, BpeTokenizer):
         adds = tokenizer.beginning is not None
         return {**_pairs(tokenizer), "add_bos_token": adds, "add_eos_token": False}
-    if isinstance(tokenizer, CharTokenizer):
-        _check_characters(tokenizer)
-    tokens = list(map(_escaped, tokenizer.tokens))
-    return {"model": "rwkv", "tokens": tokens, "token_type": [_NORMAL] * len(tokens)}
-
-
-def _check_characters(tokenizer: CharTokenizer) -> None:
-    """Raise AttnlmError for a vocabulary with which llama.cpp could hang.
-
-    It hangs on an unknown character that begins with the same bytes as a known one.
-    """
-    if not tokenizer.characters.isascii():
+    if isinstance(tokenizer, CharTokenizer) and not tokenizer.characters.isascii():
+        # It hangs on an unknown character that begins with the same bytes as a known one.
         known = next(c for c in tokenizer.characters if not c.isascii())
         raise AttnlmError(
             f"llama.cpp can't read characters beyond ASCII one by one, such as {known!r}: it hangs "
             "at a similar one that the vocabulary lacks",
             _OTHER,
         )
-
-
-def _escaped(token: bytes) -> str:
-    """Return a token as the RWKV tokenizer reads it, with invisible bytes in hexadecimal."""
-    return "".join(
-        chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}" for byte in token
-    )
+    plain = bytes(set(range(32, 127)) - {ord("\\")})  # it reads other bytes in hexadecimal
+    tokens = [
+        "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in token)
+        for token in tokenizer.tokens
+    ]
+    return {"model": "rwkv", "tokens": tokens, "token_type": [_NORMAL] * len(tokens)}
 
 
 def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:

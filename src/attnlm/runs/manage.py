@@ -97,8 +97,8 @@ def run_entry(path: Path) -> RunEntry | None:
     link = link_target(path)
     if problem := problem_of(path):
         return RunEntry(name=path.name, path=path, link=link, problem=problem)
-    is_ladder = _has(path, RECORD)
-    if not is_ladder and not any(_has(path, name) for name in _OF_A_RUN):
+    is_ladder = os.path.lexists(path / RECORD)
+    if not is_ladder and not any(os.path.lexists(path / name) for name in _OF_A_RUN):
         return None
     found = RunEntry(
         name=path.name,
@@ -115,10 +115,6 @@ def run_entry(path: Path) -> RunEntry | None:
         return replace(found, problem=error.message)
     except OSError as error:
         return replace(found, problem=f"it can't be read: {error.strerror}")
-
-
-def _has(folder: Path, name: str) -> bool:
-    return os.path.lexists(folder / name)
 
 
 def _ladder(found: RunEntry) -> RunEntry:
