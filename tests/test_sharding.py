@@ -27,6 +27,7 @@ from attnlm.runs.checkpoint import load_checkpoint, named_tensors
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints, _joined, _Part
 from tests.command import ATTNLM
+from tests.processes import commands
 from tests.test_processes import ended, ranks, started, timeless, until_evaluated
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -36,16 +37,12 @@ TRAIN = (
 )
 
 
-def trained(project: Path, name: str, processes: int, *more: str) -> Run:
-    arguments = (*TRAIN, "--processes", str(processes), "--name", name, *more)
-    ended(started(*ATTNLM, *arguments, cwd=project), 0)
-    return attnlm.open_run(project / "checkpoints" / name)
-
-
 @pytest.fixture(scope="module")
-def whole(project: Path) -> Run:
+def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two processes that nobody disturbed."""
-    return trained(project, "whole", 2)
+    arguments = (*TRAIN, "--name", "whole")
+    commands(project, tmp_path_factory.mktemp("out"), 0, arguments, arguments)
+    return attnlm.open_run(project / "checkpoints" / "whole")
 
 
 def tensors(run: Run, which: str = "last") -> dict[str, Tensor]:
@@ -121,7 +118,7 @@ def training(project: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_run_that_was_stopped_goes_on_with_any_number(
-    training: subprocess.Popen[str], whole: Run, project: Path
+    training: subprocess.Popen[str], whole: Run, project: Path, tmp_path: Path
 ) -> None:
     os.kill(ranks(training.pid)[1], signal.SIGTERM)
     _, stderr = ended(training, 143)
@@ -130,7 +127,7 @@ def test_a_run_that_was_stopped_goes_on_with_any_number(
     stopped = attnlm.open_run(path)
     assert 24 <= stopped.checkpoint("last").step < 96
     other = shutil.copytree(path, path.with_name(f"{path.name}-copy"))
-    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
+    commands(project, tmp_path, 0, *[("train", "--resume", str(path))] * 2)
     assert_equal(tensors(stopped), tensors(whole))
     assert_equal(tensors(stopped, "best"), tensors(whole, "best"))
     assert timeless(path) == timeless(whole.path)
