@@ -85,7 +85,7 @@ def test_weights_that_are_not_finite_are_refused(number: float, tmp_path: Path) 
         load_checkpoint(tmp_path / "best.safetensors", BIGRAM, 5)
 
 
-def test_every_changed_byte_and_truncation_is_noticed(tmp_path: Path) -> None:
+def test_every_changed_byte_and_many_truncations_are_noticed(tmp_path: Path) -> None:
     config = resolve({"model": "single-head", "embed_dim": 4, "block_size": 3}).model
     path = tmp_path / "best.safetensors"
     save_checkpoint(path, dict(build_model(config, 5).named_parameters()), {"step": 1})
@@ -93,7 +93,7 @@ def test_every_changed_byte_and_truncation_is_noticed(tmp_path: Path) -> None:
     for place in range(len(whole)):
         changed = bytearray(whole)
         changed[place] ^= 1 << (place % 8)
-        for damaged in (changed, whole[:place]):
+        for damaged in (changed, whole[:place]) if place % 16 == 0 else (changed,):
             path.write_bytes(damaged)
             with pytest.raises(AttnlmError, match=r"best\.safetensors"):
                 load_checkpoint(path, config, 5)

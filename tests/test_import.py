@@ -418,27 +418,6 @@ PUBLISHED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "llama:embed_dim=576:heads=9:kv_heads=3:head_size=64:layers=30:mlp_width=1536:"
         "block_size=8192:norm_epsilon=1e-5:rotary_base=1e5:tie_embeddings=true",
     ),
-    "Mistral-7B-v0.3": (
-        {
-            "model_type": "mistral",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 32768,
-            "sliding_window": None,
-            "vocab_size": 32768,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 1000000.0,
-            "tie_word_embeddings": False,
-            "attention_dropout": 0.0,
-            "use_cache": True,
-        },
-        "llama:embed_dim=4096:heads=32:kv_heads=8:head_size=128:layers=32:mlp_width=14336:"
-        "block_size=32768:norm_epsilon=1e-5:rotary_base=1e6",
-    ),
 }
 
 
@@ -483,13 +462,6 @@ def test_a_sliding_window_shorter_than_the_context_is_refused(
         path.write_text(json.dumps(config | {"layer_types": ["other"] * 2}))
         with pytest.raises(AttnlmError, match="'layer_types'"):
             read_config(path, window)
-
-
-def test_options_that_change_nothing_are_taken(folder: Path) -> None:
-    change_config(rope_scaling=None, use_cache=False, torch_dtype="bfloat16", sliding_window=None)(
-        folder
-    )
-    assert read_config(folder / "config.json").config.model.num_kv_heads == 2
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)
