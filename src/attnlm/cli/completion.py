@@ -55,6 +55,7 @@ def _folders(kind: str) -> Completer:
 
 
 runs, ladders, datasets = _folders("run"), _folders("ladder"), _folders("data set")
+recipes = choices(*recipe_names())
 
 
 def removables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -62,11 +63,6 @@ def removables(ctx: typer.Context, incomplete: str) -> list[str]:
     named = ctx.params.get("runs") or ()
     found = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
     return [name for name in found if name not in named]
-
-
-def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete to the recipes of the package."""
-    return _beginning(incomplete, recipe_names())
 
 
 def several(*words: str) -> Completer:

@@ -26,14 +26,9 @@ def _record_of(name: str) -> type:
     return Architecture if name in fields_of(Architecture) else TrainingConfig
 
 
-def _checked(name: str) -> Callable[[str], str]:
-    """Return a callback that checks a setting's value, before torch is loaded."""
-
-    def check(value: str) -> str:
-        check_setting(name, value)
-        return value
-
-    return check
+def _check_device(device: str) -> str:
+    check_setting("device", device)  # before torch is loaded
+    return device
 
 
 def option(help: str, complete: completion.Completer | None = None, **more: Any) -> Any:
@@ -46,15 +41,13 @@ def switch(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
-def setting_option(
-    name: str, help: str | None = None, callback: Callable[[str], str] | None = None
-) -> Any:
+def setting_option(name: str) -> Any:
     """Return the option of a setting."""
     words = fields_of(_record_of(name))[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
         completed = completion.several(*MAP_NAMES, "all")
-    return option(help or help_with_default(name), completed, callback=callback)
+    return option(help_with_default(name), completed)
 
 
 RunArgument = Annotated[
@@ -104,7 +97,10 @@ Checkpoint = Annotated[
 Verify = Annotated[
     bool, switch("check all of the data, not samples of what is over 1 GiB", "--verify")
 ]
-DeviceOption = Annotated[str, setting_option("device", help_of("device"), _checked("device"))]
+_DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
+DeviceOption = Annotated[
+    str, option(help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
+]
 Ablate = Annotated[bool, switch("measure the loss with each head silenced", "--ablate")]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])

@@ -82,13 +82,11 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.clear()
 
-    def close(self, last: str = "") -> None:
-        """Remove the bar, and write the line `last` if given."""
+    def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
         self._bar, self._task = None, ""
-        if last:
-            _write_line(last)
 
     def _follow_training(self, event: object) -> None:
         from attnlm.training.events import Evaluated, Finished, Started, Stepped
@@ -110,7 +108,8 @@ class ProgressBar:
             best = ""
             if self._best is not None:
                 best = f"; best validation loss {self._best[0]:.4f}, of step {self._best[1]:,}"
-            self.close(f"{event}{best}")
+            self.close()
+            _write_line(f"{event}{best}")
 
     def _show(
         self, done: float, tokens_per_second: float | None = None, seconds_left: float | None = None
