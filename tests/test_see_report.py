@@ -181,7 +181,7 @@ def typed(command: str) -> Done:
     return done
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, "projected", "tied", "drawn"])
+@pytest.mark.parametrize("rung", ["bigram", "transformer", "projected", "drawn"])
 def test_its_commands_make_the_run_again(
     rung: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +281,7 @@ def test_of_many_heads_the_films_are_of_those_with_the_largest_scores(
     assert previous_token_score(weights) == pytest.approx((0.25 + 0.125) / 2)
 
 
-def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path, browser: Any) -> None:
+def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "transformer", tmp_path / "theirs")
     for name in ("metrics.jsonl", "ticker.jsonl"):
         (tmp_path / "theirs" / name).unlink()
@@ -295,13 +295,9 @@ def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path, br
         assert shown in page
     for hidden in ("While it learned", "best loss", "SHA-256", "learning rate"):
         assert hidden not in page
-    (tmp_path / "page.html").write_text(page)
-    check_fits(browser, tmp_path / "page.html", "report-imported", "dark")
 
 
-def test_a_large_model_and_a_long_text_stay_below_3_mb(
-    found: Report, browser: Any, tmp_path: Path
-) -> None:
+def test_a_large_model_and_a_long_text_stay_below_3_mb(found: Report) -> None:
     """As of a run of 6 layers of 6 heads, evaluated 100 times, that reads 256 tokens."""
     attention = attention_like(6, 6, 256, 65)
     maps = attention.weights[..., :24, :24]
@@ -322,13 +318,11 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb(
             heads=[replace(head, layer=layer, head=n) for layer in range(6) for n in range(6)],
         ),
     )
-    path = tmp_path / "large.html"
-    path.write_bytes(content := report_page(large))
+    content = report_page(large)
     assert len(content) < 3_000_000
     shown = [snapshot["step"] for snapshot in json.loads(elements(content).scripts[0])["snapshots"]]
     assert len(shown) < 100 and shown[0] == 0 and shown[-1] == 99
     assert f"{len(shown)} of the 100 are shown" in content.decode()
-    check_fits(browser, path, "report-large", "light")
 
 
 # --- The command ----------------------------------------------------------------------------------
