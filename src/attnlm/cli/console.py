@@ -6,14 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnlm.base.folders import flag
 from attnlm.base.readable import harmless
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console
 
 _FLAGS = {"start_from": "--from"}  # options not named after their setting
 _NARROWEST = 8  # characters: a column of texts does not wrap below this width
@@ -49,13 +49,11 @@ def has_colour() -> bool:
     return sys.stdout.isatty() and not plain
 
 
-def result_in_colour(parts: Callable[[int], Iterable[RenderableType]]) -> None:
-    """Print the parts of the result that `parts` makes for the terminal's width."""
+def terminal(stream: TextIO, *, soft_wrap: bool = False) -> Console:
+    """Return a rich console on a terminal, which prints texts as they are, without markup."""
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False)
-    for part in parts(console.width):
-        console.print(part)
+    return Console(file=stream, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
 def say(text: str) -> None:
@@ -78,20 +76,18 @@ def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False)
     if not sys.stderr.isatty():
         print(one_line(text + rest), file=sys.stderr, flush=True)  # noqa: T201
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False, soft_wrap=unbroken)
-    console.print(Text.assemble((one_line(text), style), one_line(rest)))
+    words = Text.assemble((one_line(text), style), one_line(rest))
+    terminal(sys.stderr, soft_wrap=unbroken).print(words)
 
 
 def say_aside(text: str) -> None:
     """Print a dimmed line, cut to the width of the terminal."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    console.print(Text(one_line(text), "dim"), no_wrap=True, overflow="ellipsis")
+    words = Text(one_line(text), "dim")
+    terminal(sys.stderr).print(words, no_wrap=True, overflow="ellipsis")
 
 
 def say_next(command: str, about: str = "") -> None:
@@ -131,7 +127,6 @@ def print_table(
     if not stream.isatty():
         print(*table_lines(header, rows, texts), sep="\n", file=stream, flush=True)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -144,7 +139,7 @@ def print_table(
             table.add_column(title, justify="right", width=widest)
     for row in list(zip(*columns, strict=True))[1:]:
         table.add_row(*row)
-    Console(file=stream, highlight=False, markup=False).print(table)
+    terminal(stream).print(table)
 
 
 def table_lines(

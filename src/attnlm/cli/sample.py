@@ -196,21 +196,19 @@ def _choices(
 
 def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
     """Print the text with tokens tinted by probability, then the least likely tokens."""
-    from rich.console import Console
     from rich.text import Text
 
     from attnlm.see.text import tint
 
+    terminal = console.terminal(sys.stdout, soft_wrap=True)
     console.write(prompt)
     least: list[Choice] = []
     for choice in choices:
         # Print line ends without colour: the tint would fill the rest of the line.
         for piece in choice.text.splitlines(keepends=True):
             line = piece.rstrip("\r\n")
-            Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
-                Text.assemble((harmless(line), tint(choice.probability))),
-                end="\n" if piece.endswith("\n") else "",
-            )
+            words = Text.assemble((harmless(line), tint(choice.probability)))
+            terminal.print(words, end="\n" if piece.endswith("\n") else "")
         sys.stdout.flush()
         least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]
     console.write("\n\nleast likely tokens, each with the likeliest others\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +82,9 @@ def attend(
         console.result(str(output))
     else:
         if console.has_colour():
-            console.result_in_colour(lambda width: see.in_colour(attention, width))
+            terminal = console.terminal(sys.stdout)
+            for layer in see.in_colour(attention, terminal.width):
+                terminal.print(layer)
         else:
             console.result("\n".join(see.in_words(attention)))
         console.result("\n".join(see.next_in_words(attention.next_tokens())))
