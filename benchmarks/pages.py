@@ -23,7 +23,7 @@ from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.model.inspection import count_parameters
+from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
@@ -122,7 +122,8 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
             parameter.add_(torch.randn_like(parameter) * 0.02)
             if "query" in name:
                 parameter.mul_(4)
-    run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
+    parameters = parameters_of(config.model, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 0})
     run = replace(run, imported_from="nowhere")
     run.save_config()

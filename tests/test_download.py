@@ -20,7 +20,7 @@ import pytest
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, Progress, ignore
 from attnlm.text import download
-from attnlm.text.download import cached, fetch, without_password
+from attnlm.text.download import Pinned, cached, fetch, without_password
 from tests.web_server import WebServer, body
 
 CONTENT = b"To be, or not to be.\n" * 5000
@@ -201,15 +201,8 @@ def test_what_is_shown_of_an_address() -> None:
 def from_cache(
     url: str, spool: Path, events: list[object] | None = None, *, offline: bool = False
 ) -> Path:
-    return cached(
-        url,
-        "play.txt",
-        sha256=SHA256,
-        max_bytes=len(CONTENT),
-        spool=spool,
-        offline=offline,
-        on_event=ignore if events is None else events.append,
-    )
+    listener = ignore if events is None else events.append
+    return cached(Pinned(url, "play.txt", SHA256, len(CONTENT)), spool, offline, None, listener)
 
 
 def test_a_second_time_nothing_is_downloaded(

@@ -19,7 +19,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import Architecture, architecture
-from attnlm.model.inspection import count_parameters
+from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
@@ -62,7 +62,8 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
+    parameters = parameters_of(config.model, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run
 

@@ -13,7 +13,7 @@ from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.experiments import settle
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.inspection import parameters_of
 from attnlm.training import memory
 from attnlm.training.memory import (
     FACTOR,
@@ -150,6 +150,6 @@ def test_large_vocabularies_are_estimated_from_above(model: str, width: int, mea
     sizes: Settings = {"layers": 4, "embed_dim": width, "heads": 4, "block_size": 256}
     more: Settings = {"batch_size": 4, "tie_embeddings": True, "optimizer": "adamw", "threads": 1}
     config = resolve({"model": model, **sizes, **more})
-    parameters = count_parameters(model_skeleton(config.model, 50_257))
+    parameters = parameters_of(config.model, 50_257)
     estimate = estimate_memory(config, 50_257, parameters, 1024, "cpu").total / 1e6
     assert measured < estimate < 1.25 * measured

@@ -24,7 +24,7 @@ from attnlm.data.prepare import prepare
 from attnlm.experiments.plan import Plan, plan
 from attnlm.experiments.train import train
 from attnlm.model.architecture import MODELS
-from attnlm.model.inspection import count_parameters, model_skeleton
+from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.layers import drawing_from
 from attnlm.model.lora import adapt
@@ -149,7 +149,7 @@ def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool)
 
 def test_memory_is_divided_among_shards_and_given_for_computation() -> None:
     config = resolve({**LLAMA_1B, "batch_size": 64, "processes": 64})
-    parameters = count_parameters(model_skeleton(config.model, 32_000))
+    parameters = parameters_of(config.model, 32_000)
     sizes = config, 32_000, parameters, 10**6, "cuda"
     whole = estimate_memory(*sizes)
     sharded = replace(config, training=replace(config.training, shard=True))

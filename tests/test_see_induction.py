@@ -14,7 +14,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.model.inspection import count_parameters
+from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.recorder import record
 from attnlm.runs.checkpoint import save_checkpoint
@@ -67,7 +67,8 @@ def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) ->
                 query[:size, token] = SHARP * torch.eye(size)
                 key[:size, before if layer else token] = torch.eye(size)
     folder = tmp_path_factory.mktemp("built")
-    run = create_run(config, dataset, count_parameters(model), name=None, checkpoint_dir=folder)
+    parameters = parameters_of(config.model, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run
 

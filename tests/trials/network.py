@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,11 +58,10 @@ def _downloaded(url: str, content: bytes, place: Path, decides: str) -> str | No
     """Return what goes wrong when this file is fetched and kept in the cache."""
     deadline = _STALL_DEADLINE if decides in _STALLS else _DEADLINE
     found: list[Path] = []
-    about: dict[str, Any] = {"sha256": hashlib.sha256(content).hexdigest(), "spool": place}
-    about |= {"max_bytes": len(content), "deadline": deadline}
+    file = download.Pinned(url, "text.txt", hashlib.sha256(content).hexdigest(), len(content))
     began = time.monotonic()
     refused, fault = opening.refusal(
-        lambda: found.append(download.cached(url, "text.txt", **about))
+        lambda: found.append(download.cached(file, place, False, deadline, lambda event: None))
     )
     if time.monotonic() - began > deadline + _MARGIN:
         return f"it took {time.monotonic() - began:.1f} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from attnlm.base.errors import AttnlmError, UsageError
@@ -152,7 +152,8 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     if "lora" in given:
         defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in given:
-        _check_not_both(settings, "steps", "budget")
+        if "steps" in settings and "budget" in settings:
+            raise UsageError("`steps` and `budget` cannot be combined", "give one of them")
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
@@ -184,11 +185,6 @@ def _without_unused(
     usable = ("model", *settings_of(str(settings["model"])))
     dropped = tuple(k for k in recipe if _RECORD_OF[k] is Architecture and k not in usable)
     return {name: value for name, value in recipe.items() if name not in dropped}, dropped
-
-
-def _check_not_both(given: Iterable[str], one: str, other: str) -> None:
-    if one in given and other in given:
-        raise UsageError(f"`{one}` and `{other}` cannot be combined", "give one of them")
 
 
 def _check_training(

@@ -111,9 +111,8 @@ class SelfAttention(nn.Module):
         self.key_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.projection = Linear(width, a.embed_dim, bias=a.bias) if a.projection else None
         if self.projection is not None and a.residual:
-            nn.init.zeros_(self.projection.weight)
-        if self.projection is not None and self.projection.bias is not None and a.residual:
-            nn.init.zeros_(self.projection.bias)
+            for parameter in self.projection.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(
         self,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import NotFiniteError
@@ -78,10 +78,5 @@ def check_finite(*tensors: Tensor) -> None:
 
 
 def parameters_of(architecture: Architecture, vocab_size: int) -> int:
-    """Return the number of parameters that a model of this architecture has."""
+    """Return the number of parameters of such a model; tied parameters count once."""
     return sum(map(math.prod, parameter_shapes(architecture, vocab_size).values()))
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters; tied parameters count once."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -243,9 +243,8 @@ class MLP(nn.Module):
         self.up = Linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
         self.down = down
         if a.residual:
-            nn.init.zeros_(self.down.weight)
-        if a.residual and a.bias:
-            nn.init.zeros_(self.down.bias)
+            for parameter in self.down.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Map (B, T, C) → (B, T, C)."""

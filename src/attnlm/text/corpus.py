@@ -22,7 +22,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
 from attnlm.text import hub
-from attnlm.text.download import cached, fetch, without_password
+from attnlm.text.download import Pinned, cached, fetch, without_password
 from attnlm.text.records import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
@@ -30,11 +30,12 @@ from attnlm.text.text_files import (
     Piece,
     bare_stem,
     ended,
+    files_in,
+    files_matching,
     kind_of,
     text_encoding,
     text_pieces,
-    texts_in,
-    texts_matching,
+    texts_among,
 )
 
 TINY_SHAKESPEARE_URL = (
@@ -209,17 +210,10 @@ def _default(offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
 def _tiny_shakespeare(
     offline: bool, spool: Path, deadline: float | None, on_event: OnEvent
 ) -> Corpus:
-    path = cached(
-        os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL,
-        "tinyshakespeare.txt",
-        sha256=TINY_SHAKESPEARE_SHA256,
-        max_bytes=TINY_SHAKESPEARE_BYTES,
-        spool=spool,
-        offline=offline,
-        deadline=deadline,
-        on_event=on_event,
-    )
-    return _of_file("tinyshakespeare", "tinyshakespeare", path)
+    url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
+    name = "tinyshakespeare"
+    file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256, TINY_SHAKESPEARE_BYTES)
+    return _of_file(name, name, cached(file, spool, offline, deadline, on_event))
 
 
 def _tales(spool: Path) -> Corpus:
@@ -268,21 +262,22 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
         if not source:
             raise FileNotFoundError
         if glob.has_magic(source) and not path.exists():
-            files = texts_matching(source, encoding, on_event)
+            files = files_matching(source)
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
             folder = Path(*fixed)
         elif path.is_dir():
-            files = texts_in(path, encoding, on_event)
+            files = list(files_in(path))
         else:
             with path.open("rb") as stream:
                 file = path if path.is_file() else _spooled(stream, spool)
             return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
+        texts = texts_among(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise _not_found(source) from None
     except OSError as error:
         raise _unreadable(error.filename or source, error) from error
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
-    found = tuple(TextFile(file, str(file), encoding) for file in files)
+    found = tuple(TextFile(file, str(file), encoding) for file in texts)
     return Corpus(name, (readable,), found, encoding, has_documents=True)
 
 

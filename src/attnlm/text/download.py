@@ -14,7 +14,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from attnlm.base.caches import cache_folder
@@ -77,23 +77,24 @@ def fetch(
         ) from error
 
 
-def cached(
-    url: str,
-    name: str,
-    *,
-    sha256: str,
-    max_bytes: int,
-    spool: Path,
-    offline: bool = False,
-    deadline: float | None = None,
-    on_event: OnEvent = ignore,
-) -> Path:
-    """Return the path of a file with the hash `sha256`: in the user's cache, or downloaded to it.
+class Pinned(NamedTuple):
+    """A file on the web whose content is known, and its name in the cache."""
 
-    The cache keeps it as `name`; if the cache can't be written, a Note says why and the file is
-    downloaded to the folder `spool`. Raises AttnlmError as `fetch` does, and if the file is not
-    cached and `offline` is set.
+    url: str
+    name: str
+    sha256: str
+    max_bytes: int
+
+
+def cached(
+    file: Pinned, spool: Path, offline: bool, deadline: float | None, on_event: OnEvent
+) -> Path:
+    """Return the path of a pinned file: in the user's cache, or downloaded to it.
+
+    If the cache can't be written, a Note says why and the file is downloaded to the folder `spool`.
+    Raises AttnlmError as `fetch` does, and if the file is not cached and `offline` is set.
     """
+    url, name, sha256, max_bytes = file
     folder, place = cache_folder(), spool
     with contextlib.suppress(OSError):
         if folder and file_hash(folder / name) == sha256:

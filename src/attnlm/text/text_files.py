@@ -64,25 +64,21 @@ def kind_of(path: Path) -> str:
 # --- Which files are texts ------------------------------------------------------------------------
 
 
-def texts_in(folder: Path, encoding: str, on_event: OnEvent) -> tuple[Path, ...]:
-    """Return the text files in `folder`, in the order of their paths; Notes name the others."""
-    return _texts_among(list(_files_in(folder)), str(folder), encoding, on_event)
-
-
-def texts_matching(pattern: str, encoding: str, on_event: OnEvent) -> tuple[Path, ...]:
-    """Return the text files that match a pattern with *, ?, [] or **, also in matching folders."""
+def files_matching(pattern: str) -> list[Path]:
+    """Return the files that match a pattern with *, ?, [] or **, also in matching folders."""
     matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
-    files = list(dict.fromkeys(file for path in matching for file in _files_in(Path(path))))
+    files = list(dict.fromkeys(file for path in matching for file in files_in(Path(path))))
     if not files:
         raise AttnlmError(
             f"no file matches {pattern!r}", "check the pattern, and the current folder"
         )
-    return _texts_among(files, pattern, encoding, on_event)
+    return files
 
 
-def _texts_among(
+def texts_among(
     paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
+    """Return the text files among `paths`, which were found by `where`; Notes name the others."""
     starts = {path: _start_of(path, encoding) for path in paths}
     texts = [path for path, start in starts.items() if start]
     empty = [path for path, start in starts.items() if start == ""]
@@ -123,7 +119,7 @@ def _start_of(path: Path, encoding: str) -> str | None:
         return None
 
 
-def _files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+def files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield a file, or all files below a folder, by name at each level.
 
     `above` are the folders that contain the path.
@@ -137,7 +133,7 @@ def _files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
         return  # a link to a folder that contains it
     for inner in sorted(path.iterdir(), key=lambda inner: inner.name):
         if not inner.name.startswith("."):
-            yield from _files_in(inner, above | {identity})
+            yield from files_in(inner, above | {identity})
 
 
 # --- Bytes ----------------------------------------------------------------------------------------

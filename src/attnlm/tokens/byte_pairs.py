@@ -12,7 +12,7 @@ from typing import NamedTuple
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
-from attnlm.text.download import cached
+from attnlm.text.download import Pinned, cached
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
 from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
@@ -110,16 +110,9 @@ def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent)
         if path.is_file() and file_hash(path) == vocabulary.sha256:
             return path
     try:
-        return cached(
-            vocabulary.url,
-            vocabulary.url.rpartition("/")[2],
-            sha256=vocabulary.sha256,
-            max_bytes=_MAX_DOWNLOAD,
-            spool=spool,
-            offline=offline,
-            deadline=_DEADLINE,
-            on_event=on_event,
-        )
+        name = vocabulary.url.rpartition("/")[2]
+        file = Pinned(vocabulary.url, name, vocabulary.sha256, _MAX_DOWNLOAD)
+        return cached(file, spool, offline, _DEADLINE, on_event)
     except AttnlmError as error:
         raise AttnlmError(
             error.message,
