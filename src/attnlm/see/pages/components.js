@@ -34,7 +34,10 @@ function bytesOf(base64) {
   return bytes;
 }
 
-function percent(share) { return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`; }
+function percent(share) {
+  if (share > 0 && share < 0.0005) return "< 0.1%";
+  return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+}
 
 function numberText(x) { return Math.abs(x) >= 1000 || (x !== 0 && Math.abs(x) < 0.01) ? x.toExponential(1) : x.toFixed(2); }
 
@@ -169,6 +172,7 @@ function labelledMap({tokens, rowOf, query, key = -1, noteOf, onCell = () => {}}
 }
 
 const SMALL_CELLS = 96, LARGE_CELLS = 512;
+const ARC_STEP = 28; // pixels between two tokens
 
 /* All heads over a text. `given` is what a page shows at a time:
      tokens             texts
@@ -281,11 +285,12 @@ class HeadsView {
   showHead() {
     const {tokens, isOff = () => false} = this.given, weights_T = this.row(this.token);
     const off = isOff(this.layer, this.head), most = largest(weights_T, 8).filter((key, n) => n === 0 || weights_T[key] >= 0.001);
-    page["head-caption"].textContent = `Layer ${this.layer + 1}, head ${this.head + 1}: “${tokens[this.token]}” attends to `
-      + most.slice(0, 3).map((key) => `${percent(weights_T[key])} “${tokens[key]}”`).join(", ");
+    page["head-caption"].textContent = `Layer ${this.layer + 1}, head ${this.head + 1}${off ? " (its output is switched off)" : ""}: `
+      + `“${tokens[this.token]}” attends to ` + most.slice(0, 3).map((key) => `${percent(weights_T[key])} “${tokens[key]}”`).join(", ");
     page.switch.setAttribute("aria-pressed", String(off));
     page.switch.textContent = off ? "Switch this head on" : "Switch this head off";
     page.large.replaceChildren(this.arcs ? this.arcsOf(weights_T) : this.labelledMap());
+    if (this.arcs) page.large.scrollLeft = (this.token + 0.5) * ARC_STEP - page.large.clientWidth / 2;
     page.most.replaceChildren(bars(most.map((key) => [`${tokens[key]}`, weights_T[key]])));
   }
 
@@ -299,14 +304,17 @@ class HeadsView {
       }});
   }
 
-  /* Arcs from the chosen token to those that it attends to: as thick as their weights. */
+  /* Arcs from the chosen token to those that it attends to, as thick as their weights; to itself, a loop. */
   arcsOf(weights_T) {
-    const {tokens} = this.given, T = this.T, step = 28, width = T * step, height = Math.min(260, 60 + T * 8), line = height - 24;
-    const at = (t) => (t + 0.5) * step;
-    const curves = [...weights_T.entries()].filter(([, weight]) => weight >= 0.005).map(([key, weight]) => {
-      const [from, to] = [at(this.token), at(key)], top = line - 34 - ((line - 44) * Math.abs(from - to)) / width;
-      return element("path", {d: `M ${from} ${line - 14} C ${from} ${top}, ${to} ${top}, ${to} ${line - 14}`,
-        "stroke-width": Math.max(0.5, 9 * weight), stroke: "var(--arc)", fill: "none"}, element("title", {}, this.noteOf(this.token, key)));
+    const {tokens} = this.given, width = this.T * ARC_STEP, at = (t) => (t + 0.5) * ARC_STEP;
+    const shown = [...weights_T.entries()].filter(([, weight]) => weight >= 0.005);
+    const rise = (key) => Math.min(240, 40 + 0.5 * Math.abs(at(this.token) - at(key))); // of the control points
+    const height = 50 + 0.75 * Math.max(...shown.map(([key]) => rise(key))), line = height - 24, start = line - 16;
+    const curves = shown.map(([key, weight]) => {
+      const [from, to] = key === this.token ? [at(key) - 8, at(key) + 8] : [at(this.token), at(key)], top = start - rise(key);
+      return element("path", {d: `M ${from} ${start} C ${from} ${top}, ${to} ${top}, ${to} ${start}`,
+        "stroke-width": Math.max(0.5, 9 * weight), stroke: "var(--arc)", fill: "none"},
+      element("title", {}, this.noteOf(this.token, key)));
     });
     const labels = tokens.map((token, t) => element("text", {x: at(t), y: line + 4, "text-anchor": "middle", fill: "currentColor",
       class: t === this.token ? "now" : "", onclick: () => this.chooseToken(t)}, token));

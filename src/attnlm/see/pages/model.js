@@ -93,7 +93,7 @@ class Model {
       const block = `blocks.${layer}.`, made_T = (cache.layers[layer] ??= []), made = (made_T[t] = {});
       if (a.attention !== "none") {
         made.input = a.norm === "none" ? x_C : this.norm(`${block}attention_norm`, x_C);
-        made.attended = this.attend(layer, made_T, t);
+        made.attended = this.attend(layer, cache, t);
         x_C = a.residual ? sum(x_C, made.attended) : made.attended;
       }
       if (a.mlp !== "none") {
@@ -130,7 +130,8 @@ class Model {
 
   /* x Wᵀ, plus a bias where there is one. */
   linear(name, x_C, biased = name) {
-    const y = product(this.weights[`${name}.weight`].values, x_C), bias = this.weights[`${biased}.bias`];
+    const {shape: [O], values} = this.weights[`${name}.weight`], bias = this.weights[`${biased}.bias`];
+    const y = products(values, x_C, O);
     return bias === undefined ? y : sum(y, bias.values);
   }
 
@@ -143,21 +144,24 @@ class Model {
   }
 
   /* Causal attention of the token t: (C) → (C), or (H·D) without a projection. */
-  attend(layer, made_T, t) {
-    const a = this.architecture, name = `blocks.${layer}.attention.`, made = made_T[t], x_C = made.input;
+  attend(layer, cache, t) {
+    const a = this.architecture, name = `blocks.${layer}.attention.`, made = cache.layers[layer][t], x_C = made.input;
     const {H, K, D} = this.heads(x_C.length), isSoftmax = a.attention === "softmax";
     // Without queries, keys and values, the tokens themselves are all three.
     made.query = isSoftmax ? this.positioned(`${name}query`, x_C, t) : x_C;
     made.key = isSoftmax ? this.positioned(`${name}key`, x_C, t) : x_C;
     made.value = isSoftmax ? this.linear(`${name}value`, x_C) : x_C;
+    const {keys, values} = (cache.past[layer] ??= this.newPast(K * D));
+    keys.set(made.key, t * K * D);
+    values.set(made.value, t * K * D);
     made.attention = [];
     made.mixed = new Float32Array(H * D);
     for (let head = 0; head < H; head++) {
-      const attention_T = softmax(this.scores(made_T, t, head));
+      const attention_T = softmax(this.scores(layer, cache, t, head));
       made.attention.push(attention_T);
       if (this.silenced.has(`${layer}.${head}`)) continue;
       const group = Math.floor((head * K) / H) * D; // each key and value head serves H / K queries
-      for (let s = 0; s <= t; s++) addTo(made.mixed, head * D, attention_T[s], made_T[s].value, group, D);
+      addMixture(made.mixed, head * D, D, attention_T, values, K * D, group);
     }
     return isSoftmax && a.projection ? this.linear(`${name}projection`, made.mixed) : made.mixed;
   }
@@ -168,18 +172,26 @@ class Model {
     return attention === "softmax" ? {H: heads, K: kv_heads, D: head_size} : {H: 1, K: 1, D: width};
   }
 
+  /* The keys and values of a layer, of all tokens one after another. */
+  newPast(width) {
+    const size = this.architecture.block_size * width;
+    return {keys: new Float32Array(size), values: new Float32Array(size)};
+  }
+
   /* The scores of token t over the tokens up to it: q · k / √D. */
-  scores(made_T, t, head) {
-    const {H, K, D} = this.heads(made_T[t].input.length), group = Math.floor((head * K) / H) * D;
-    const scale = this.architecture.attention === "uniform" ? 0 : 1 / Math.sqrt(D);
-    const scores_T = new Float32Array(t + 1);
-    for (let s = 0; s <= t; s++) scores_T[s] = scale * dot(made_T[t].query, head * D, made_T[s].key, group, D);
+  scores(layer, cache, t, head) {
+    const {query, input} = cache.layers[layer][t], {H, K, D} = this.heads(input.length);
+    if (this.architecture.attention === "uniform") return new Float32Array(t + 1);
+    const query_D = query.slice(head * D, (head + 1) * D), group = Math.floor((head * K) / H) * D;
+    const scores_T = products(cache.past[layer].keys, query_D, t + 1, K * D, group);
+    for (let s = 0; s <= t; s++) scores_T[s] /= Math.sqrt(D);
     return scores_T;
   }
 
   /* The queries or keys of the token at place t, normed and rotated where the model does that. */
   positioned(name, x_C, t) {
     const a = this.architecture, D = a.head_size, y = this.linear(name, x_C);
+    if (!a.query_key_norm && a.positions !== "rotary") return y;
     for (let start = 0; start < y.length; start += D) {
       let y_D = y.subarray(start, start + D);
       if (a.query_key_norm) y_D.set(scaled(y_D, this.weights[`${name}_norm.gain`].values, a.norm_epsilon));
@@ -224,7 +236,7 @@ class Model {
   }
 }
 
-function newCache() { return {ids: [], embedded: [], layers: []}; }
+function newCache() { return {ids: [], embedded: [], layers: [], past: []}; }
 
 /* The stream (C) of token t after the last layer. */
 function streamOf({embedded, layers}, t) { return layers.length ? layers.at(-1)[t].stream : embedded[t]; }
@@ -246,27 +258,40 @@ function dot(x, x0, y, y0, count) {
   return total;
 }
 
-/* A matrix (O, I) times a vector (I). Four rows at a time read each number of x once. */
-function product(weight_OI, x_I) {
-  const I = x_I.length, O = weight_OI.length / I, y_O = new Float32Array(O);
-  let o = 0;
-  for (; o + 4 <= O; o += 4) {
-    const a = o * I, b = a + I, c = b + I, d = c + I;
+/* The products of x (I) with `count` rows of a matrix. The rows are `width` numbers apart, and the first begins at
+   `start`. Four rows at a time read each number of x once, and four sums do not wait for each other. */
+function products(matrix, x, count, width = x.length, start = 0) {
+  const I = x.length, y = new Float32Array(count), whole = count - (count % 4);
+  for (let o = 0; o < whole; o += 4) {
+    const a = start + o * width, b = a + width, c = b + width, d = c + width;
     let first = 0, second = 0, third = 0, fourth = 0;
     for (let i = 0; i < I; i++) {
-      const x = x_I[i];
-      first += weight_OI[a + i] * x;
-      second += weight_OI[b + i] * x;
-      third += weight_OI[c + i] * x;
-      fourth += weight_OI[d + i] * x;
+      const value = x[i];
+      first += matrix[a + i] * value;
+      second += matrix[b + i] * value;
+      third += matrix[c + i] * value;
+      fourth += matrix[d + i] * value;
     }
-    y_O[o] = first;
-    y_O[o + 1] = second;
-    y_O[o + 2] = third;
-    y_O[o + 3] = fourth;
+    y[o] = first;
+    y[o + 1] = second;
+    y[o + 2] = third;
+    y[o + 3] = fourth;
   }
-  for (; o < O; o++) y_O[o] = dot(weight_OI, o * I, x_I, 0, I);
-  return y_O;
+  for (let o = whole; o < count; o++) y[o] = dot(matrix, start + o * width, x, 0, I);
+  return y;
+}
+
+/* Add a mixture of the rows of a matrix (as in `products`) to the `count` numbers of y from `at` on. */
+function addMixture(y, at, count, weights, matrix, width, start) {
+  const whole = weights.length - (weights.length % 4);
+  for (let o = 0; o < whole; o += 4) {
+    const a = start + o * width, b = a + width, c = b + width, d = c + width;
+    const first = weights[o], second = weights[o + 1], third = weights[o + 2], fourth = weights[o + 3];
+    for (let i = 0; i < count; i++) {
+      y[at + i] += first * matrix[a + i] + second * matrix[b + i] + third * matrix[c + i] + fourth * matrix[d + i];
+    }
+  }
+  for (let o = whole; o < weights.length; o++) addTo(y, at, weights[o], matrix, start + o * width, count);
 }
 
 /* Add a weight times the numbers of x from `x0` on to those of y from `y0` on. */

@@ -103,7 +103,7 @@ function showNext(number) {
   text.append(...made.slice(text.children.length).map(({id, probability}) => element("span",
     {"data-note": `“${tokenText(model, id)}” had ${percent(probability)}`, class: "made", style: {"--share": probability.toFixed(3)}},
     displayed(model.decode([id])))));
-  text.scrollTop = text.scrollHeight;
+  if (last) text.scrollTop = text.scrollHeight;
   part.querySelector(".last").textContent = last
     ? `last token: “${tokenText(model, last.id)}”, which had ${percent(last.probability)}`
     : "Nothing generated yet.";
@@ -121,6 +121,8 @@ function showHeads() {
   isLonger = false;
   const attentive = cache.layers.length && cache.layers[0][0].attention ? cache.layers : [];
   page["no-heads"].hidden = attentive.length > 0;
+  page["heads-note"].hidden = page.chosen.hidden = attentive.length === 0;
+  page["way-title"].textContent = attentive.length ? "The way through one head" : "The way to the next token";
   return view.show({
     tokens,
     layers: attentive.length,
@@ -163,14 +165,14 @@ async function showLens(isStopped) {
 /* The tokens' embeddings along the two directions in which they differ most. */
 async function plane(model) {
   const {shape: [V, C], values} = model.weights["token_embedding.weight"] ?? model.weights["table.weight"];
-  const count = Math.min(V, 500), mean_C = new Float64Array(C);
+  const count = Math.min(V, 500), mean_C = new Float32Array(C);
   for (let id = 0; id < count; id++) for (let c = 0; c < C; c++) mean_C[c] += values[id * C + c] / count;
-  const centred = Array.from({length: count}, (_, id) => Float64Array.from(mean_C, (mean, c) => values[id * C + c] - mean));
+  const centred = Array.from({length: count}, (_, id) => Float32Array.from(mean_C, (mean, c) => values[id * C + c] - mean));
   const random = randomNumbers(1), directions = [], pause = new Pause();
   for (let n = 0; n < 2; n++) {
-    let direction = Float64Array.from(mean_C, () => random() - 0.5);
+    let direction = Float32Array.from(mean_C, () => random() - 0.5);
     for (let turn = 0; turn < 60; turn++) { // the power method
-      const next = new Float64Array(C);
+      const next = new Float32Array(C);
       for (const x_C of centred) addTo(next, 0, dot(x_C, 0, direction, 0, C), x_C, 0, C);
       for (const other of directions) addTo(next, 0, -dot(next, 0, other, 0, C), other, 0, C);
       const length = Math.sqrt(dot(next, 0, next, 0, C)) || 1;
@@ -187,14 +189,17 @@ async function showEmbeddings() {
   const model = models[shown], inText = new Set(states[shown].cache.ids);
   if (!drawnPlanes.has(model)) drawnPlanes.set(model, await drawnPlane(model));
   page.embeddings.replaceChildren(drawnPlanes.get(model));
-  page.embeddings.querySelectorAll("text").forEach((label, id) => label.classList.toggle("now", inText.has(id)));
+  page.embeddings.querySelectorAll("text:not(.axis)").forEach((label, id) => label.classList.toggle("now", inText.has(id)));
 }
 
 async function drawnPlane(model) {
-  const places = await plane(model), [width, height] = [640, 420];
+  const places = await plane(model), [width, height] = [1000, 520];
   const most = [0, 1].map((axis) => places.reduce((so, place) => Math.max(so, Math.abs(place[axis])), 1e-30));
   return element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "token embeddings in two dimensions", class: "plane"},
-    element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}), element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}),
+    element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}),
+    element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}),
+    element("text", {class: "axis", x: width, y: height / 2 - 6, "text-anchor": "end"}, "first direction →"),
+    element("text", {class: "axis", x: width / 2 + 8, y: 14}, "↑ second direction"),
     ...places.map(([x, y], id) => element("text", {x: width / 2 + (x / most[0]) * (width / 2 - 24),
       y: height / 2 - (y / most[1]) * (height / 2 - 16) + 5, "text-anchor": "middle"}, tokenText(model, id))));
 }
@@ -273,6 +278,8 @@ if (models.length > 1) {
   }));
   moveByKeys(page.tabs, () => shown, showModel);
 }
+
+darkness.addEventListener("change", showWay);
 
 function showModel(number) {
   shown = number;

@@ -101,7 +101,8 @@ class Way {
     const a = this.model.architecture, {H, D} = this.model.heads(this.made_T[0].input.length);
     const [q, k, v] = a.attention === "softmax" ? ["q", "k", "v"] : [this.source, this.source, this.source];
     const {made_T, places, tokens, head, first} = this, isUniform = a.attention === "uniform";
-    const scores = (t) => this.model.scores(made_T, t, head), weights = (t) => made_T[t].attention[head];
+    const scores = (t) => this.model.scores(this.layer, this.cache, t, head);
+    const weights = (t) => made_T[t].attention[head];
     const formula = isUniform ? "0: all alike" : `${q} · ${k} / √${D}, masked`;
     this.add("scores", formula, "T × T", (t) => scores(t).subarray(first), (r, s) => ({
       words: isUniform ? "always 0: the mean of the past" : `the sum of the products of two rows, divided by √${D}`,
@@ -176,7 +177,8 @@ async function showWay() {
 function matrix(step, choose) {
   const {name, formula, axes, rows, values} = step, widest = Math.max(...values.map((x) => x.length));
   const columns = Math.min(widest, MOST_COLUMNS);
-  const height = rows.length <= 12 ? 14 : 8, width = columns <= 32 ? height : 6; // of a cell, in pixels
+  const isShort = rows.length <= 12, height = isShort ? 14 : 11; // of a cell, in pixels
+  const width = columns > 32 ? 6 : isShort ? 14 : 8;
   const size = {width: `${columns * width}px`, height: `${rows.length * height}px`};
   const sized = element("div", {class: "matrix", tabindex: 0, role: "img", style: size,
     "aria-label": `${name}: arrow keys move among its numbers`}, drawnMatrix(values, columns));
@@ -199,7 +201,7 @@ function matrix(step, choose) {
     ...(c === undefined ? {left: 0, width: "100%"} : {left: `${c * width}px`, width: `${width}px`}),
     ...(r === undefined ? {top: 0, height: "100%"} : {top: `${r * height}px`, height: `${height}px`})}}));
   const labels = element("div", {class: "row-names", "aria-hidden": "true",
-    style: {height: size.height, "font-size": `${Math.min(height + 1, 11)}px`}},
+    style: {height: size.height}},
   ...rows.map((text) => element("span", {}, text.slice(1, -1))));
   const shape = `${axes} = ${rows.length} × ${widest}${widest > columns ? `, the first ${columns}` : ""}`;
   const caption = [element("strong", {}, name), " ", element("span", {}, formula), element("small", {}, shape)];
