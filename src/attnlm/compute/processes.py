@@ -170,11 +170,6 @@ class Processes:
         if after is not None:
             self._longest[after] = max(theirs or 0.0, self._met - before)
 
-    def wait_for_main(self) -> None:
-        """Wait until rank 0 has ended, since a launcher stops all when the first process ends."""
-        with contextlib.suppress(LostProcessError):
-            self.from_main(None)
-
 
 ALONE = Processes()
 

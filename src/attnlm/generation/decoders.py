@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,13 +29,6 @@ _WORTH = 0.1
 """The smallest fraction of a token's time that more threads have to save."""
 _FEWEST_SHARED = 2**18
 """Weights in the maps of a model: with fewer, synchronizing threads takes longer than a token."""
-
-
-class Decoder(Protocol):
-    """A source of logits for sampling."""
-
-    def logits(self, ids_BS: Ids, known: int) -> Array:
-        """Return logits (B, V) after a window whose first `known` tokens are in the cache."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,8 @@ class ModuleDecoder:
         self._model, self._device, self._caches = model, device, model.new_caches()
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
-        """Return logits (B, V), in float32 at least."""
+        """Return logits (B, V), in float32 at least, after a window whose first `known` tokens are
+        in the cache."""
         if known == 0:
             for cache in self._caches:
                 cache.clear()
@@ -124,3 +117,6 @@ class ModuleDecoder:
         is_double = logits_BV.dtype == torch.float64
         array: Array = (logits_BV if is_double else logits_BV.float()).cpu().contiguous().numpy()
         return array
+
+
+Decoder = ModuleDecoder | NativeDecoder

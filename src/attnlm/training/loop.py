@@ -17,7 +17,7 @@ from attnlm.base.files import remedy
 from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
-from attnlm.compute.processes import ALONE, Processes
+from attnlm.compute.processes import ALONE, LostProcessError, Processes
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, check_unchanged
 from attnlm.model.language_model import LanguageModel
@@ -82,8 +82,9 @@ def fit(
                 if not stepper.stop.raises:
                     with _explaining(run, state):
                         loop.save_stopped()
-                    if not processes.is_main:
-                        processes.wait_for_main()
+                    if not processes.is_main:  # a launcher stops all when the first process ends
+                        with contextlib.suppress(LostProcessError):
+                            processes.from_main(None)
                 raise
     return loop.run
 
