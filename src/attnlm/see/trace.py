@@ -117,6 +117,11 @@ _MLPS = {
     "gelu": "down(gelu(up · y))",
     "relu2": "down(relu(up · y)²)",
 }
+_SCORES = {
+    "uniform": "0 everywhere: no token counts more than another",
+    "parameter-free": "x · xᵀ / √C: queries, keys and values are x itself",
+    "softmax": "q · kᵀ / √D",
+}
 
 
 def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
@@ -138,15 +143,7 @@ def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
 
 
 def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
-    if a.attention == "uniform":
-        yield Step(
-            "scores", "0 everywhere: no token counts more than another", "H T T", heads.scores
-        )
-    elif a.attention == "parameter-free":
-        yield Step(
-            "scores", "x · xᵀ / √C: queries, keys and values are x itself", "H T T", heads.scores
-        )
-    else:
+    if a.attention == "softmax":
         bias = " + bias" if a.qkv_bias else ""
         done = (a.query_key_norm, "normalised"), (a.positions == "rotary", "rotated by position")
         placed = " and ".join(word for is_done, word in done if is_done)
@@ -154,7 +151,7 @@ def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
         yield Step("q", f"x · W_qᵀ{bias}{placed}", "H T D", heads.query)
         yield Step("k", f"x · W_kᵀ{bias}{placed}", "H T D", heads.key)
         yield Step("v", f"x · W_vᵀ{bias}", "H T D", heads.value)
-        yield Step("scores", "q · kᵀ / √D", "H T T", heads.scores)
+    yield Step("scores", _SCORES[a.attention], "H T T", heads.scores)
     later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
     masked = heads.scores.masked_fill(later, -torch.inf)
     yield Step("mask", "−∞ where the key comes after the query", "H T T", masked)
