@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _FLAGS = {"start_from": "--from"}  # options not named after their setting
-_NARROWEST = 8  # characters: a column of texts does not wrap below this width
+_NARROWEST = 9  # characters: a column of texts is not made narrower than this
 
 
 def write(text: str) -> None:
