@@ -20,7 +20,6 @@ from attnlm.model.sizes import adapter_numbers
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
-    from attnlm.compute.device import Device
     from attnlm.model.architecture import Architecture
     from attnlm.runs.run import Run
 
@@ -110,7 +109,8 @@ class Display:
 def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
     """Return the facts of a training run that is about to start; "" for one that has none."""
     run, training, dataset = event.run, event.run.config.training, event.run.dataset
-    model, part = run.config.model, run.evaluated_part
+    model, part, device = run.config.model, run.evaluated_part, event.device
+    threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
     is_shown = "tensorboard" in log or (run.path / "tensorboard").exists()
     each = ", in each process" if training.processes > 1 else ""
@@ -124,7 +124,7 @@ def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
         f"tokens, {training.optimizer} {training.learning_rate:g} {training.schedule}, "
         f"seed {training.seed}",
         "evaluation": f"on {part}, spread evenly" if part else "",
-        "device": _device_in_words(event.device, training.threads),
+        "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",
         "split": division_in_words(training),
         "memory": f"about {byte_size(event.memory)} in addition to PyTorch{each}",
         "run": str(run.path),
@@ -148,11 +148,6 @@ def division_in_words(training: TrainingConfig) -> str:
     if training.micro_batch_size is not None:
         words.append(f"at most {_counted(training.micro_batch_size, 'window')} at once")
     return ", ".join([*words, *(["activations recomputed"] if training.recompute else [])])
-
-
-def _device_in_words(device: Device, threads: int) -> str:
-    on_cpu = f", {_counted(threads, 'thread')}" if device.name == "cpu" else ""
-    return f"{device.name} ({device.reason}), {device.dtype}{on_cpu}"
 
 
 def _length_in_words(training: TrainingConfig) -> str:

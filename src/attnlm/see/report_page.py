@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,12 @@ def report_page(report: Report) -> bytes:
     run, records = report.run, report.result.records if report.result else []
     snapshots = _thinned(report.snapshots)
     data, content = attention_parts(report.attention)
-    data["snapshots"], data["films"] = _said(records, snapshots), _films(report, snapshots)
+    losses = {record["step"]: record["val_loss"] for record in records}
+    data["snapshots"] = [
+        {"step": one.step, "loss": losses.get(one.step), "text": _shown(one.text)}
+        for one in snapshots
+    ]
+    data["films"] = _films(report, snapshots)
     data["passage"] = [visible(token) for token in report.passage]
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     last_scores = [film["scores"][-1] for film in data["films"]]
@@ -70,16 +75,6 @@ def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     count = min(len(snapshots), _MOST_SNAPSHOTS)
     chosen = np.linspace(0, len(snapshots) - 1, count).round().astype(int)
     return [snapshots[number] for number in chosen]
-
-
-def _said(
-    records: Sequence[Mapping[str, Any]], snapshots: Sequence[Snapshot]
-) -> list[dict[str, Any]]:
-    losses = {record["step"]: record["val_loss"] for record in records}
-    return [
-        {"step": one.step, "loss": losses.get(one.step), "text": _shown(one.text)}
-        for one in snapshots
-    ]
 
 
 def _shown(text: str) -> str:
