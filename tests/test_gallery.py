@@ -30,3 +30,14 @@ def test_a_page_continues_a_text(name: str, browser: Any) -> None:
             ".then((ids) => attnlm.models[0].decode(ids))"
         )
         assert len(made) == 50
+
+
+def test_the_answer_about_sure_and_unsure_places_in_the_lesson_holds(browser: Any) -> None:
+    """The page has the four heads that docs/teach.md trains."""
+    script = """(text) => {
+      const [model] = attnlm.models, logits_V = model.logits(model.encode(text));
+      return Math.max(...nextProbabilities(logits_V));
+    }"""
+    with opened(browser, FOLDER / "multi-head.html") as view:
+        sure, unsure = (view.evaluate(script, text) for text in ("the bridg", "the "))
+    assert (round(100 * sure), round(100 * unsure)) == (98, 16)

@@ -86,6 +86,7 @@ def test_the_answers_are_what_the_steps_show(course: Path) -> None:
     near(r"head 4, with ([\d.]+);", before[looks_back], within=0.05)
     near(r"the loss rises by ([\d.]+)\. Each", costs[looks_back], within=0.2)
     near(r"as much, from ([\d.]+) to ([\d.]+):", min(costs), max(costs), within=0.2)
+    assert int(np.argmax(costs)) == 2  # as docs/teach.md says
 
     one, four, wide = (loss(f"width-{name}") for name in ("single-head", "multi-head", "wide-head"))
     near(r"Answer: ([\d.]+) nats over four", four - wide)
