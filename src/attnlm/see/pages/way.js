@@ -177,7 +177,7 @@ async function showWay() {
 function matrix(step, choose) {
   const {name, formula, axes, rows, values} = step, widest = Math.max(...values.map((x) => x.length));
   const columns = Math.min(widest, MOST_COLUMNS);
-  const isShort = rows.length <= 12, height = isShort ? 14 : 11; // of a cell, in pixels
+  const isShort = rows.length <= 12, height = isShort ? 14 : 10; // of a cell, in pixels
   const width = columns > 32 ? 6 : isShort ? 14 : 8;
   const size = {width: `${columns * width}px`, height: `${rows.length * height}px`};
   const sized = element("div", {class: "matrix", tabindex: 0, role: "img", style: size,
