@@ -48,6 +48,7 @@ def near(pattern: str, *measured: float, within: float = 0.02) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # all steps of the course: two minutes on an idle machine
 def test_the_answers_are_what_the_steps_show(course: Path) -> None:
     def loss(name: str) -> float:
         result = run(course, name).result()
