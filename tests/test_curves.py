@@ -82,13 +82,13 @@ LINES = [
     Line("bigram", [0, 100, 200], [4.0, 2.5, 2.4], "#a8607f"),
     Line("average", [0, 100, 200], [4.0, 3.5, 3.1], "#7c7fd0"),
 ]
-KNOWN = {"guessing, ln V": 4.1, "counted bigram": 2.45}
+KNOWN = {"uniform, ln V": 4.1, "counted bigram": 2.45}
 
 
 def test_a_panel_for_a_page_is_one_element_of_text_and_lines() -> None:
     svg = panel_svg(LINES, KNOWN, "tokens")
     assert svg.startswith("<svg ") and svg.rstrip().endswith("</svg>")
-    for label in ("bigram 2.400", "average 3.100", "guessing, ln V 4.100", "tokens"):
+    for label in ("bigram 2.400", "average 3.100", "uniform, ln V 4.100", "tokens"):
         assert f">{label}<" in svg
     assert "currentColor" in svg and curves.INK not in svg and "<style" not in svg
     assert svg == panel_svg(LINES, KNOWN, "tokens")

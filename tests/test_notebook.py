@@ -44,7 +44,7 @@ def test_a_run_shows_its_facts_and_its_curve(
     (run.path / "curve.png").write_bytes(b"PNG" * 9)
     html = run._repr_html_() or ""
     best = min(record["val_loss"] for record in run.metrics())
-    for words in ("a&b's", "single-head", f"{run.parameters:,} parameters", "3 of 3", "guessing"):
+    for words in ("a&b's", "single-head", f"{run.parameters:,} parameters", "3 of 3", "uniform"):
         assert words in shown_words(html)
     assert f"{best:.4f} nats" in shown_words(html)
     assert base64.b64encode(b"PNG" * 9).decode() in html

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
-    """Return the known losses to compare a model's loss with: guessing, bigram and floor."""
-    parts = [f"guessing (ln V) {math.log(vocab_size):.4f}"]
+    """Return the known losses to compare a model's loss with: uniform, bigram and floor."""
+    parts = [f"uniform (ln V) {math.log(vocab_size):.4f}"]
     if bigram is not None:
         parts.append(f"counted bigram {bigram:z.4f}")
     if floor is not None:

@@ -367,7 +367,7 @@ class Run:
     def references(self) -> dict[str, float]:
         """Return reference losses, in nats per token, by label."""
         known = {
-            "guessing, ln V": math.log(self.vocab_size),
+            "uniform, ln V": math.log(self.vocab_size),
             "counted bigram": self.dataset["bigram_loss"],
             "floor": self.dataset["floor"],
         }

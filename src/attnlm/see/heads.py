@@ -18,7 +18,7 @@ where it is the mean of a[t, t − (L − 1)] over the second L. The other score
 text, if one is available.
 
 Part of a score is chance: the score of uniform attention, a[t, s] = 1/(t+1), on the same tokens.
-See docs/heads.md.
+docs/insight.md explains the names.
 """
 
 from __future__ import annotations
@@ -354,4 +354,4 @@ def in_words(report: HeadsReport) -> Iterator[str]:
         change = "" if head.loss_change is None else column(f"{head.loss_change:+z.4f}")
         yield f"{head.layer + 1:>5}  {head.head + 1:>4}  {head.name:<14}{scores}{change}"
     chance = "".join(column(f"{report.chance[pattern]:.3f}") for pattern in PATTERNS)
-    yield f"{'equal shares score':<27}{chance}"
+    yield f"{'uniform attention':<27}{chance}"
