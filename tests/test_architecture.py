@@ -56,21 +56,23 @@ def followed(settings: Settings, error: UsageError) -> Settings:
     """The settings, changed as an error's hint says."""
     hint = error.hint or ""
     (name, *_) = re.findall(r"`(\w+)`", error.message)  # every refusal names a setting
-    if " out of range" in error.message and (found := re.search(r"(least|most) (\S+)$", hint)):
-        return {**settings, name: json.loads(found[2])}
-    if found := re.search(r"must be (above|below) (\S+)$", hint):
-        return {**settings, name: json.loads(found[2]) + (1 if found[1] == "above" else -1)}
+    if limits := dict(re.findall(r"(at least|at most|above|below) ([-+.e\d]+)", hint)):
+        words = next(
+            words for words in ("at least", "at most", "above", "below") if words in limits
+        )
+        beyond = {"above": 1, "below": -1}.get(words, 0)
+        return {**settings, name: json.loads(limits[words]) + beyond}
     if found := re.search(r"must be (true|a whole number|a number)", hint):
         return {**settings, name: {"true": True, "a whole number": 1}.get(found[1], 0.5)}
     if found := re.search(r"did you mean ([\w-]+)\?|choose from ([^,]+)|applies to ([^ ,]+)", hint):
         chosen = next(filter(None, found.groups()))
         return {**settings, "model" if found[3] else name: chosen}
-    if found := re.search(r"give `(\w+)` ([^ ,]+)", hint):
+    if found := re.search(r"use `(\w+)` ([^ ,]+)", hint):
         value = found[2] if found[2].isalpha() else json.loads(found[2])
         return {**settings, found[1]: value}
-    if hint == "give a `projection`":
+    if hint == "add a `projection`":
         return {**settings, "projection": True}
-    assert hint in (f"leave `{name}` out", "leave one of them out", "give one of them"), hint
+    assert hint in (f"leave `{name}` out", "leave one of them out", "use only one of them"), hint
     return {k: v for k, v in settings.items() if k != name}
 
 
@@ -105,15 +107,23 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     ("name", "message", "hint"),
     [
         ("bigram:heads=4", "`heads` does not apply to bigram", "multi-head"),
-        ("multi-head:heads=3:embed_dim=32", "can't be divided", "`embed_dim` 30 or 33"),
-        ("multi-head:heads=5", "can't be divided", "give `heads` 4 or 8, or `embed_dim` 60 or 65"),
-        ("multi-head:heads=99", "can't be divided", "give `heads` 64, or `embed_dim` 99"),
-        ("transformer:heads=48", "can't be divided", "give `heads` 32 or 64, or `embed_dim` 96 or"),
-        ("transformer:embed_dim=9:heads=2", "can't be divided", "give `embed_dim` 8 or 12"),
+        ("multi-head:heads=3:embed_dim=32", "is not divisible by", "`embed_dim` 30 or 33"),
+        (
+            "multi-head:heads=5",
+            "is not divisible by",
+            "use `heads` 4 or 8, or `embed_dim` 60 or 65",
+        ),
+        ("multi-head:heads=99", "is not divisible by", "use `heads` 64, or `embed_dim` 99"),
+        (
+            "transformer:heads=48",
+            "is not divisible by",
+            "use `heads` 32 or 64, or `embed_dim` 96 or",
+        ),
+        ("transformer:embed_dim=9:heads=2", "is not divisible by", "use `embed_dim` 8 or 12"),
         ("transformer:head_size=5", "odd", "`head_size` 6"),
         ("transformer:block_size=1048576", "too large", "`block_size` 524288"),
-        ("qwen3:kv_heads=3", "`heads` 4 can't share `kv_heads` 3", "`kv_heads` 2 or 4"),
-        ("qwen3:kv_heads=8", "`heads` 4 can't share `kv_heads` 8", "`kv_heads` 4"),
+        ("qwen3:kv_heads=3", "`heads` 4 is not divisible by `kv_heads` 3", "`kv_heads` 2 or 4"),
+        ("qwen3:kv_heads=8", "`heads` 4 is not divisible by `kv_heads` 8", "`kv_heads` 4"),
         ("gpt2:projection=false:head_size=3", "a residual stream needs", "`projection`"),
         ("llama:attention=none:mlp=none", "does nothing", "`attention` softmax"),
         ("llama:attention=uniform", "rotary positions", "`positions` learned"),

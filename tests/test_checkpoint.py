@@ -100,7 +100,7 @@ def test_every_changed_byte_and_many_truncations_are_noticed(tmp_path: Path) -> 
 
 
 def test_another_model_is_refused_before_its_tensors_are_read(saved: Path) -> None:
-    with pytest.raises(AttnlmError, match="does not hold the model"):
+    with pytest.raises(AttnlmError, match="does not contain the model"):
         load_checkpoint(saved, BIGRAM, 6)
     with pytest.raises(AttnlmError, match="no checkpoint"):
         load_checkpoint(saved.with_name("none.safetensors"), BIGRAM, 5)
@@ -133,7 +133,7 @@ def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path)
         {**whole, "more": table.clone()},
     ):
         sealed(path, wrong)
-        with pytest.raises(AttnlmError, match="does not hold the model"):
+        with pytest.raises(AttnlmError, match="does not contain the model"):
             load_checkpoint(path, config, 5)
     for described in ("[1]", "[" * 10_000, "", "NaNs"):
         sealed(path, whole, described)

@@ -145,8 +145,8 @@ def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
 @pytest.mark.parametrize(
     ("library", "shown"),
     [
-        ("`embed_dim` 32 can't be divided", "--embed-dim 32 can't be divided"),
-        ("give `positions` none", "give --positions none"),
+        ("`embed_dim` 32 is not divisible", "--embed-dim 32 is not divisible"),
+        ("use `positions` none", "use --positions none"),
         ("leave out `recipe` and `start_from`", "leave out --recipe and --from"),
         ("`num_samples`, `top_k`, `windows`", "--num-samples, --top-k, --windows"),
         ("the --steps of before, `budget`", "the --steps of before, --budget"),

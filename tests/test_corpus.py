@@ -210,7 +210,7 @@ def test_stdin_that_is_no_text_or_closed(spool: Path, monkeypatch: pytest.Monkey
         ("Tale", "did you mean 'tales'?"),
         ("Book.tx", "did you mean 'book.txt'?"),
         ("folder/nowt.txt", "did you mean 'folder/note.txt'?".replace("/", os.sep)),
-        *((nothing, f"give {corpus.SOURCES}") for nothing in ("book.txt/a", "", "a\0b")),
+        *((nothing, f"use {corpus.SOURCES}") for nothing in ("book.txt/a", "", "a\0b")),
     ],
 )
 def test_what_is_not_there_gets_a_near_name(
@@ -229,7 +229,7 @@ def test_what_is_not_there_gets_a_near_name(
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
 def test_what_the_system_refuses_is_one_line(here: Path, spool: Path) -> None:
     (here / "loop").symlink_to("loop")
-    with pytest.raises(AttnlmError, match="can't read loop: Too many levels of symbolic links"):
+    with pytest.raises(AttnlmError, match="cannot read loop: Too many levels of symbolic links"):
         get_corpus("loop", spool=spool)
 
 
@@ -276,10 +276,10 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
 @pytest.mark.parametrize(
     ("contents", "counts"),
     [
-        ({}, "0 files looked at, 0 of them empty"),
-        ({"a.png": b"\x89PNG\r\n"}, "1 files looked at, 0 of them empty"),
-        ({".a.txt": PLAY}, "0 files looked at, 0 of them empty"),
-        ({"a.txt": b"", "b.txt": b""}, "2 files looked at, 2 of them empty"),
+        ({}, "0 files were checked, 0 of them empty"),
+        ({"a.png": b"\x89PNG\r\n"}, "1 files were checked, 0 of them empty"),
+        ({".a.txt": PLAY}, "0 files were checked, 0 of them empty"),
+        ({"a.txt": b"", "b.txt": b""}, "2 files were checked, 2 of them empty"),
     ],
 )
 def test_a_folder_without_text(
@@ -350,7 +350,7 @@ def test_an_empty_one_of_several_is_named(here: Path, spool: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sources", "says"),
-    [([], "no source was given"), (["./" * 5000 + "a"] * 105, "105 sources are too many")],
+    [([], "no source"), (["./" * 5000 + "a"] * 105, "105 sources are too many")],
 )
 def test_no_source_and_too_many_are_refused(
     sources: list[str], says: str, monkeypatch: pytest.MonkeyPatch, spool: Path
@@ -393,7 +393,7 @@ def test_tales_replace_a_default_that_cannot_be_had(
     assert (found.name, found.source) == ("tales", "tales")
     assert "".join(texts(found)) == "Once upon a time.\n"
     assert found.floor_nats == {0: 1.5}
-    wanted = f"can't download {play}: HTTP 404 Not Found; using `tales`, which needs no network"
+    wanted = f"cannot download {play}: HTTP 404 Not Found; using `tales`, which needs no network"
     assert events == [Note(f"{wanted}, instead")]
 
 
@@ -429,7 +429,7 @@ def test_a_url_is_downloaded_to_the_spool(
 
 
 def test_only_the_web_is_downloaded_and_nothing_offline(web: WebServer, spool: Path) -> None:
-    with pytest.raises(AttnlmError, match="needs the network, which `offline` forbids"):
+    with pytest.raises(AttnlmError, match="needs the network, but `offline` is set"):
         get_corpus(web.url, offline=True, spool=spool)
     assert not web.asked
     with pytest.raises(AttnlmError, match="file:///etc/passwd is not an http or https address"):

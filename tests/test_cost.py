@@ -107,7 +107,7 @@ def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
     longer = attnlm.train(resume=run.path, steps=120, **folders)
     assert longer.config.training.eval_tokens == 192
     assert longer.whole()["last"]["step"] == 120
-    with pytest.raises(UsageError, match="`eval_tokens` can't be changed"):
+    with pytest.raises(UsageError, match="`eval_tokens` cannot be changed"):
         attnlm.train(resume=run.path, eval_tokens=64, steps=120, **folders)
 
 

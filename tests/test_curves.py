@@ -75,7 +75,7 @@ def test_a_picture_that_fails_costs_one_note(
     run = train(dataset, tmp_path, on_event=events.append)
     assert run.metrics()[-1]["step"] == 6
     said = [event.text for event in events if isinstance(event, Note)]
-    assert said == ["curve.png can't be drawn: No space left on device"]
+    assert said == ["curve.png cannot be drawn: No space left on device"]
 
 
 LINES = [

@@ -94,7 +94,7 @@ def test_what_a_broken_machine_lacks_is_told(
     assert "ATTNLM_CACHE_DIR" in found["cache"].remedy
     assert "LC_ALL" in found["locale"].remedy
     assert "a small trial failed (no)" in found["cuda"].text and found["cuda"].remedy
-    assert found["speed"].text == "can't be examined: RuntimeError: two"
+    assert found["speed"].text == "check failed: RuntimeError: two"
     done = command("doctor", "--offline", cwd=tmp_path, TERM="dumb", HOME="/nonexistent")
     assert "→ " in done.stdout and "attnlm still works" in done.stderr
     monkeypatch.setattr(examination, "cache_folder", lambda: None)

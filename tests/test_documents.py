@@ -268,13 +268,13 @@ GOOD = lines(["The cat sat."] * 5)
         (GOOD + b'{"txt": "a", "id": 1}', "line 6 of x.jsonl has no column 'text'", "txt?"),
         (GOOD + b'{"b": "a"}', "line 6 of x.jsonl has no column 'text'", "there is b"),
         (GOOD + b"{}", "line 6 of x.jsonl has no column 'text'", "no columns"),
-        (GOOD + b'{"text": null}', "line 6 of x.jsonl: column 'text' is null", "leave such"),
+        (GOOD + b'{"text": null}', "line 6 of x.jsonl: column 'text' is null", "leave out such"),
         (GOOD + b'{"text": 5}', "line 6 of x.jsonl: column 'text' is not text: a number", "column"),
         (GOOD + b'{"text": "\xff"}', "line 6 of x.jsonl is not UTF-8, at its byte 10", "UTF-8"),
         (GOOD + b'{"text": "\\ud800"}', "line 6 .*half a surrogate", "repair"),
         (b'{"text": "' + b"a" * 300 + b'"}', "line 1 of x.jsonl is longer than", "several"),
-        (b"", "x.jsonl is empty", "something in it"),
-        (b"\n\n", "x.jsonl is empty", "something in it"),
+        (b"", "x.jsonl is empty", "not empty"),
+        (b"\n\n", "x.jsonl is empty", "not empty"),
     ],
     ids=range(14),
 )
@@ -306,7 +306,7 @@ def test_what_does_not_decompress_is_named(
     name: str, content: bytes, message: str, here: Path
 ) -> None:
     (here / name).write_bytes(content)
-    with pytest.raises(AttnlmError, match=f"can't decompress {name}: .*{message}") as caught:
+    with pytest.raises(AttnlmError, match=f"cannot decompress {name}: .*{message}") as caught:
         prepare(name)
     assert "gzip -t" in caught.value.hint
 
@@ -336,16 +336,20 @@ def write_broken_tables(here: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("cut.parquet", "cut.parquet is not a whole parquet file", "again"),
-        ("damaged.parquet", "damaged.parquet is not a whole parquet file", "again"),
-        ("empty.parquet", "empty.parquet is not a whole parquet file", "again"),
-        ("none.parquet", "none.parquet is not a whole parquet file", "again"),
-        ("null.parquet", "row 71 of null.parquet: column 'text' is null", "leave such"),
+        ("cut.parquet", "cut.parquet is not a complete parquet file", "again"),
+        ("damaged.parquet", "damaged.parquet is not a complete parquet file", "again"),
+        ("empty.parquet", "empty.parquet is not a complete parquet file", "again"),
+        ("none.parquet", "none.parquet is not a complete parquet file", "again"),
+        ("null.parquet", "row 71 of null.parquet: column 'text' is null", "leave out such"),
         ("number.parquet", "column 'text' of number.parquet is not text: int64", "of text"),
         ("txt.parquet", "txt.parquet has no column 'text'", "did you mean txt?"),
         ("two.parquet", "two.parquet has two columns named 'text'", "rename"),
-        ("bytes.parquet", "row 2 of bytes.parquet: column 'text' is not UTF-8", "leave such"),
-        ("twice.parquet.gz", "twice.parquet.gz is not a whole parquet file", "compressed once"),
+        ("bytes.parquet", "row 2 of bytes.parquet: column 'text' is not UTF-8", "leave out such"),
+        (
+            "twice.parquet.gz",
+            "twice.parquet.gz is not a complete parquet file",
+            "not be compressed",
+        ),
     ],
 )
 def test_bad_tables_are_named(name: str, message: str, hint: str, here: Path) -> None:
@@ -404,7 +408,7 @@ def test_a_name_of_the_hub_is_never_a_folder(hub: Path, here: Path) -> None:
             raise ValueError(f"asked for {path}")
 
     for name, asked, hint in (
-        ("stories", "hf://datasets/stories", "for the folder, give hf:./stories"),
+        ("stories", "hf://datasets/stories", "for the folder, use hf:./stories"),
         ("a/b", "a/b", "the network"),
     ):
         with pytest.raises(AttnlmError, match=f"asked for {asked}\nhint") as caught:
@@ -469,14 +473,14 @@ def test_tables_of_the_hub_are_streamed(here: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "says", "hints"),
     [
-        ("hf:./stories:trian", "can't read hf:./stories:trian: Bad split: trian", "hf:OWNER/NAME"),
+        ("hf:./stories:trian", "cannot read hf:./stories:trian: Bad split: trian", "hf:OWNER/NAME"),
         ("hf:./stories", "hf:./stories has no column 'text'", "there are id, story"),
-        ("hf:./pickled", "can't read hf:./pickled: ", "hf:OWNER/NAME"),
-        ("hf:./scripted", "can't read hf:./scripted: ", "hf:OWNER/NAME"),
-        ("hf:./archived", "is of a kind that is not read here: webdataset", "json"),
-        ("hf:./broken", "can't read hf:./broken", "hf:OWNER/NAME"),
-        ("hf:./null", "row 2 of hf:./null: column 'text' is null", "leave such"),
-        ("hf:stories", "hf:stories needs the network", "for the folder, give hf:./stories"),
+        ("hf:./pickled", "cannot read hf:./pickled: ", "hf:OWNER/NAME"),
+        ("hf:./scripted", "cannot read hf:./scripted: ", "hf:OWNER/NAME"),
+        ("hf:./archived", "has an unsupported format: webdataset", "json"),
+        ("hf:./broken", "cannot read hf:./broken", "hf:OWNER/NAME"),
+        ("hf:./null", "row 2 of hf:./null: column 'text' is null", "leave out such"),
+        ("hf:stories", "hf:stories needs the network", "for the folder, use hf:./stories"),
         ("hf:nobody/nothing", "hf:nobody/nothing needs the network", "a folder"),
     ],
 )
@@ -500,7 +504,7 @@ def test_what_the_hub_does_not_have_is_one_line(
 
 @pytest.mark.parametrize("source", ["hf:", "hf::train", "hf:a:"])
 def test_names_that_are_none_are_invalid_arguments(source: str, here: Path) -> None:
-    with pytest.raises(UsageError, match="names no data set"):
+    with pytest.raises(UsageError, match="is not the name of a data set"):
         prepare(source)
 
 

@@ -67,7 +67,7 @@ def test_the_whole_file_replaces_the_older_one_and_progress_is_reported(
 
 def test_a_wrong_hash_is_refused(web: WebServer, destination: Path) -> None:
     error = refused(web.answer("/a", body(CONTENT + b"!")), destination, sha256=SHA256)
-    assert f"not the file expected (SHA-256 {SHA256[:12]}" in error.message
+    assert f"its SHA-256 is not {SHA256[:12]}" in error.message
     assert "web page" not in error.message
     assert web.asked == ["/a"]
 
@@ -76,7 +76,7 @@ def test_a_web_page_is_refused_where_a_text_file_was_asked_for(
     web: WebServer, destination: Path
 ) -> None:
     url = web.answer("/a.TXT?raw=1", body(PORTAL, Content_Type="text/html; charset=utf-8"))
-    assert "a web page (text/html), not a text file" in refused(url, destination).message
+    assert "a web page (text/html) instead of a text file" in refused(url, destination).message
 
 
 def test_a_web_page_is_accepted_with_a_note(web: WebServer, destination: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_web_page_is_accepted_with_a_note(web: WebServer, destination: Path) -
     fetch(url, destination, on_event=events.append)
     assert destination.read_bytes() == PORTAL
     assert [event for event in events if isinstance(event, Note)] == [
-        Note(f"{url} is a web page: its markup will be part of the text")
+        Note(f"{url} is a web page: its HTML tags become part of the text")
     ]
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_says_the_status_and_is_retried_if_it_may_be_over_soon(
     web: WebServer, destination: Path, status: int, asked: int
 ) -> None:
     url = web.answer("/a", body(b"", status, Retry_After="3600"))
-    assert f"can't download {url}: HTTP {status}" in refused(url, destination).message
+    assert f"cannot download {url}: HTTP {status}" in refused(url, destination).message
     assert len(web.asked) == asked
 
 
@@ -150,7 +150,7 @@ def test_nobody_listening(destination: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_folder_that_is_not_there(web: WebServer, tmp_path: Path) -> None:
-    with pytest.raises(AttnlmError, match=r"can't write .*: No such file or directory"):
+    with pytest.raises(AttnlmError, match=r"cannot write .*: No such file or directory"):
         fetch(web.answer("/a", body(CONTENT)), tmp_path / "none" / "a")
 
 
@@ -241,7 +241,7 @@ def test_without_a_cache_the_file_stays_in_the_spool(
     path = from_cache(web.answer("/a", body(CONTENT)), tmp_path, events)
     assert path == tmp_path / "play.txt"
     assert path.read_bytes() == CONTENT
-    assert "can't keep play.txt" in getattr(events[0], "text", "")
+    assert "cannot keep play.txt" in getattr(events[0], "text", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="home folders are found differently elsewhere")

@@ -60,7 +60,7 @@ def test_what_is_no_json_of_ours_is_refused(content: bytes, tmp_path: Path) -> N
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(AttnlmError, match="damaged"):
         read_json(tmp_path / "x.json")
-    with pytest.raises(AttnlmError, match="can't read"):
+    with pytest.raises(AttnlmError, match="cannot read"):
         read_json(tmp_path / "missing.json")
 
 
@@ -81,7 +81,7 @@ def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
         read_json(path, 100)
     with pytest.raises(AttnlmError, match="not a regular file"):
         read_json(tmp_path)
-    with pytest.raises(AttnlmError, match="can't read"):
+    with pytest.raises(AttnlmError, match="cannot read"):
         read_json(tmp_path / "a\0b")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")

@@ -206,11 +206,11 @@ def test_characters_and_bytes_as_llama_cpp_reads_them() -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "reason"),
     [
-        (CharTokenizer("aé"), "beyond ASCII one by one, such as 'é'"),
-        (bpe(O200K_PATTERN), "no splitter that gives"),
-        (read_tokenizer(PUBLISHED["qwen2"][0], 612), "no splitter that gives"),
-        (bpe(GPT2_PATTERN, [*RANKS, b"</", b"</s", b"</s>"]), "'</s>' as a word like any other"),
-        (bpe(GPT2_PATTERN, [*RANKS, b"qzqz"]), "is encoded differently"),
+        (CharTokenizer("aé"), "outside of ASCII, such as 'é'"),
+        (bpe(O200K_PATTERN), "no pre-tokenizer that is equal"),
+        (read_tokenizer(PUBLISHED["qwen2"][0], 612), "no pre-tokenizer that is equal"),
+        (bpe(GPT2_PATTERN, [*RANKS, b"</", b"</s", b"</s>"]), "'</s>' is an ordinary word"),
+        (bpe(GPT2_PATTERN, [*RANKS, b"qzqz"]), "differently"),
     ],
     ids=lambda given: getattr(given, "name", ""),
 )
@@ -242,12 +242,12 @@ def test_a_file_is_whole_or_absent(
     attnlm.export(run, new, to="gguf", on_event=notes.append)
     assert notes == [
         Note(
-            "llama.cpp aborts beyond the 210 tokens of this model's context: it stops at multiples "
-            "of 256 only"
+            "llama.cpp aborts after the 210 tokens of this model's context: its own limit is a "
+            "multiple of 256"
         )
     ]
     before = new.read_bytes()
-    with pytest.raises(AttnlmError, match="exists already"):
+    with pytest.raises(AttnlmError, match="already exists"):
         attnlm.export(run, new, to="gguf", type="f16")
     assert new.read_bytes() == before and len(list(new.parent.iterdir())) == 1
 
@@ -255,9 +255,9 @@ def test_a_file_is_whole_or_absent(
 def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
     numbers = np.full((2, 32), 70_000.0, np.float32)
     assert converted("x", numbers, "F32").max() == 70_000
-    with pytest.raises(AttnlmError, match="the tensor x has 70000, more than F16 can hold"):
+    with pytest.raises(AttnlmError, match="the tensor x has 70000, which is too large for F16"):
         converted("x", numbers, "F16")
-    with pytest.raises(AttnlmError, match="more than Q8_0 can hold"):
+    with pytest.raises(AttnlmError, match="too large for Q8_0"):
         converted("x", numbers * 200, "Q8_0")
 
 
@@ -271,12 +271,12 @@ def test_the_command(dataset: Dataset, tmp_path: Path) -> None:
         "parameters": run.parameters,
     }
     gguf_options = ("--to", "gguf")
-    again = {"says": "x.gguf exists already", "hints": "new file"}
+    again = {"says": "x.gguf already exists", "hints": "new name"}
     fails("export", "x.gguf", *gguf_options, cwd=tmp_path, code=1, **again)
     named = {"says": "must end with .gguf", "hints": "out.gguf"}
     fails("export", "out", *gguf_options, cwd=tmp_path, code=2, **named)
-    wrong = {"says": "--type can't be 'q4'", "hints": "q8_0"}
+    wrong = {"says": "invalid value for --type: 'q4'", "hints": "q8_0"}
     fails("export", "y.gguf", *gguf_options, "--type", "q4", cwd=tmp_path, code=2, **wrong)
-    alone = {"says": "--type is for --to gguf", "hints": "leave --type out"}
+    alone = {"says": "--type applies only to --to gguf", "hints": "leave --type out"}
     fails("export", "out", "--type", "f16", cwd=tmp_path, code=2, **alone)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "x.gguf"]

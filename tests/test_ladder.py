@@ -229,11 +229,11 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
     climbed: Ladder, dataset: Dataset, tmp_path: Path
 ) -> None:
     folder = climbed.path.parent
-    with pytest.raises(UsageError, match="`steps` can't be changed"):
+    with pytest.raises(UsageError, match="`steps` cannot be changed"):
         climb(resume="ladder-001", steps=7, checkpoint_dir=folder)
     with pytest.raises(UsageError, match="cannot be combined"):
         climb(resume="ladder-001", name="other", checkpoint_dir=folder)
-    with pytest.raises(AttnlmError, match="no ladder is called"):
+    with pytest.raises(AttnlmError, match="ladder 'nothing' not found"):
         climb(resume="nothing", checkpoint_dir=folder)
     other = prepared(tmp_path, FRUITS[::-1], "other")
     with pytest.raises(AttnlmError, match="is not the data set"):
@@ -255,7 +255,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         ({"tokens": -1}, "`tokens`"),
         ({"steps": 0}, "`steps`"),
         ({"seeds": 0}, "`seeds`"),
-        ({"rungs": ("bigram:steps=5",)}, "`steps` can't differ"),
+        ({"rungs": ("bigram:steps=5",)}, "`steps` cannot differ"),
         ({"rungs": ("bigram:learning_rate=0",)}, "`learning_rate`"),
         ({"budget": 5.0}, "cannot be combined"),
         ({"name": "a/b"}, "`name`"),

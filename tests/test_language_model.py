@@ -89,7 +89,7 @@ def test_dropout_is_for_training_only(name: str) -> None:
 
 def test_tokens_of_another_shape_or_beyond_the_context_are_refused() -> None:
     model = small_model("single-head")
-    with pytest.raises(AttnlmError, match=r"shape \(B, T\), and these have \(13,\)"):
+    with pytest.raises(AttnlmError, match=r"shape \(B, T\), not \(13,\)"):
         model(some_ids(T))
     caches = model.new_caches()
     model(some_ids(B, T - 1), caches)

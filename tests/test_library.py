@@ -176,22 +176,22 @@ def test_a_run_can_be_given_wherever_a_name_can(
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda run, dataset: attnlm.train(run), "a data set can't be of type Run"),
-        (lambda run, dataset: attnlm.train(resume=dataset), "a run can't be of type Dataset"),
-        (lambda run, dataset: attnlm.sample(dataset), "a run can't be of type Dataset"),
+        (lambda run, dataset: attnlm.train(run), "a data set cannot be of type Run"),
+        (lambda run, dataset: attnlm.train(resume=dataset), "a run cannot be of type Dataset"),
+        (lambda run, dataset: attnlm.sample(dataset), "a run cannot be of type Dataset"),
         (
             lambda run, dataset: attnlm.samples(run.parameters, num_samples=2),
-            "a run can't be of type int",
+            "a run cannot be of type int",
         ),
-        (lambda run, dataset: attnlm.evaluate(run, data=run), "a data set can't be of type Run"),
-        (lambda run, dataset: attnlm.load_model(dataset), "a run can't be of type Dataset"),
+        (lambda run, dataset: attnlm.evaluate(run, data=run), "a data set cannot be of type Run"),
+        (lambda run, dataset: attnlm.load_model(dataset), "a run cannot be of type Dataset"),
     ],
 )
 def test_what_is_neither_a_name_nor_opened_is_refused(call: Any, says: str, trained: Path) -> None:
     run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
     with pytest.raises(attnlm.UsageError, match=says) as raised:
         call(run, attnlm.open_dataset(trained / "data" / "foxes"))
-    assert "give a name, a path or an opened" in raised.value.hint
+    assert "pass a name, a path or an open" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", RUNGS)
@@ -229,7 +229,7 @@ def test_several_texts_are_not_for_sample(trained: Path) -> None:
     with pytest.raises(attnlm.UsageError, match="one text") as raised:
         attnlm.sample(run, num_samples=3)
     assert "attnlm.samples(" in raised.value.hint
-    with pytest.raises(attnlm.UsageError, match="`num_samples` can't be 0"):
+    with pytest.raises(attnlm.UsageError, match="invalid value for `num_samples`: 0"):
         attnlm.samples(run, num_samples=0)
 
 

@@ -200,7 +200,7 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     for named, says in (
         *((elsewhere, "is not a run in checkpoints"), ("folder", "not a run"), (".", "not a run")),
         *((runs, "not a run"), ("latest", "no run"), ("checkpoints/first/..", "not a run")),
-        *(("", "not a run"), ("missing", "no run is called 'missing'")),
+        *(("", "not a run"), ("missing", "run 'missing' not found")),
     ):
         fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     # One that can't be removed keeps the others.
@@ -224,7 +224,7 @@ def test_what_is_left_of_a_run_can_be_removed(project: Path) -> None:
     attnlm.remove_run("first", checkpoint_dir=runs)
     attnlm.remove_run(attnlm.open_run(runs / "second"), checkpoint_dir=runs)
     assert list(runs.iterdir()) == []
-    with pytest.raises(AttnlmError, match="no run is called 'second'"):
+    with pytest.raises(AttnlmError, match="run 'second' not found"):
         attnlm.remove_run("second", checkpoint_dir=runs)
 
 
@@ -245,7 +245,7 @@ def test_what_can_not_be_removed_is_told_in_one_line(
     (left,) = runs.glob(".unfinished-*")
     assert [path.name for path in left.rglob("*.json")] == ["tokenizer.json"]
     monkeypatch.undo()
-    with pytest.raises(AttnlmError, match="no run is called 'second'"):
+    with pytest.raises(AttnlmError, match="run 'second' not found"):
         attnlm.remove_run("second", checkpoint_dir=runs)
 
 

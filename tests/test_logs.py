@@ -142,7 +142,7 @@ def test_a_tool_that_fails_stops_nothing(
             notes.append(event.text)
 
     run = train(dataset, tmp_path, log=["os", "json"], on_event=listen)
-    assert notes == ["os failed, and no longer logs this run: no such server"]
+    assert notes == ["os failed and no longer logs this run: no such server"]
     plain = train(dataset, tmp_path)
     assert run.last.read_bytes() == plain.last.read_bytes()
     other = kept.made[-1]
@@ -188,7 +188,7 @@ def test_what_is_not_installed_is_said_before_anything_is_made(
     arguments = "train", "--log", "wandb"
     fails(*arguments, cwd=tmp_path, code=1, says="wandb, which is", hints="pip install wandb")
     arguments = "train", "--log", "wand"
-    fails(*arguments, cwd=tmp_path, code=2, says="--log can't be 'wand'", hints="wandb")
+    fails(*arguments, cwd=tmp_path, code=2, says="invalid value for --log: 'wand'", hints="wandb")
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -237,13 +237,13 @@ def test_commands_read_it_merged(folder: Path) -> None:
     ("settings", "says"),
     [
         ({"start_from": None}, "`lora` needs an existing run to adapt"),
-        ({"lora_on": "query,gate"}, "`lora_on` gate: this gpt2 has no such map"),
-        ({"lora_on": "q_proj"}, "`lora_on` can't be 'q_proj'"),
+        ({"lora_on": "query,gate"}, "`lora_on` gate: this gpt2 has no such projection"),
+        ({"lora_on": "q_proj"}, "invalid value for `lora_on`: 'q_proj'"),
         ({"lora": None, "lora_alpha": 3.0}, "no effect without `lora`"),
         ({"lora": 0}, "out of range"),
-        ({"shard": True}, "`shard` can't be combined with `lora`"),
-        ({"optimizer": "muon"}, "`optimizer` muon can't be combined with `lora`"),
-        ({"compile": "on"}, "`compile` on can't be combined with `lora`"),
+        ({"shard": True}, "`shard` cannot be combined with `lora`"),
+        ({"optimizer": "muon"}, "`optimizer` muon cannot be combined with `lora`"),
+        ({"compile": "on"}, "`compile` on cannot be combined with `lora`"),
     ],
 )
 def test_what_does_not_go_with_adapters_is_refused(
@@ -267,7 +267,7 @@ def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     assert caught.value.hint == "copy the run's folder again, with all of its files"
     other = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     shutil.copyfile(other.last, run.base)
-    with pytest.raises(AttnlmError, match="is not what the run's adapters are for"):
+    with pytest.raises(AttnlmError, match="does not contain the frozen weights"):
         attnlm.load_model(run)
 
 

@@ -148,7 +148,7 @@ def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: P
     [
         ({"target_modules": ["c_attn"], "use_dora": True}, "'use_dora' True"),
         ({"target_modules": ["c_attn"], "bias": "all"}, "'bias' 'all'"),
-        ({"target_modules": ["wte"]}, "is none of GPT2LMHeadModel's maps"),
+        ({"target_modules": ["wte"]}, "is not an adapter of GPT2LMHeadModel"),
         ({"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}, "'modules_to_save'"),
     ],
 )
@@ -168,23 +168,32 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
     config, tensors = (path / f"adapter_{n}" for n in ("config.json", "model.safetensors"))
     arguments = "import", path, "--base", "gpt2"
     fails(*arguments[:2], cwd=folder, code=2, says="is an adapter", hints="--base")
-    fails("import", path, "--base", "llama", cwd=folder, code=1, says="none of Llama", hints="peft")
+    fails(
+        "import",
+        path,
+        "--base",
+        "llama",
+        cwd=folder,
+        code=1,
+        says="not an adapter of Llama",
+        hints="peft",
+    )
     intact, described = load_file(tensors), json.loads(config.read_text())
     first = min(intact)
     for changed, says in (
         ({n: t for n, t in intact.items() if n != first}, "only"),
         ({**intact, first: intact[first][:, :5].contiguous()}, "have shapes"),
         ({**intact, first: intact[first] * float("nan")}, "NaN"),
-        ({**intact, "more": intact[first].clone()}, "none of GPT2LMHeadModel's maps"),
+        ({**intact, "more": intact[first].clone()}, "not an adapter of GPT2LMHeadModel"),
         ({}, "no adapters"),
     ):
         save_file(changed, tensors)
         fails(*arguments, cwd=folder, code=1, says=says, hints="")
     save_file(intact, tensors)
     for change, says in (
-        ({"lora_alpha": "much", "alpha_pattern": {}}, "no number"),
+        ({"lora_alpha": "much", "alpha_pattern": {}}, "not a number"),
         ({"r": 7, "rank_pattern": {}}, "does not fit"),
-        ({"rank_pattern": {".*": 3}}, "no plain name"),
+        ({"rank_pattern": {".*": 3}}, "not a name"),
         ({"peft_type": "LOHA"}, "'LOHA'"),
     ):
         config.write_text(json.dumps({**described, **change}))
@@ -193,7 +202,7 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
     tensors.write_bytes(b"nothing")
     fails(*arguments, cwd=folder, code=1, says="damaged", hints="copy")
     tensors.unlink()
-    fails(*arguments, cwd=folder, code=1, says="can't read", hints="copy")
+    fails(*arguments, cwd=folder, code=1, says="cannot read", hints="copy")
 
 
 def test_an_adapter_without_a_stock_class_stays_ours(folder: Path, tmp_path: Path) -> None:

@@ -188,4 +188,4 @@ def test_a_run_is_resumed_on_another_device(
     kept = {name: getattr(found, name) for name in ("compile", "matmul", "threads")}
     assert found == replace(recorded, device="cpu", steps=4, **kept)
     assert (found.matmul, found.threads) != ("onednn", 3) and resumed.metrics()[-1]["step"] == 4
-    assert any("`threads` are chosen anew" in text for text in told)
+    assert any("`threads` are chosen again" in text for text in told)

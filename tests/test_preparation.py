@@ -351,7 +351,7 @@ def test_wrong_arguments_are_refused_before_anything_is_read(
     for value in values:
         with pytest.raises(UsageError, match=f"`{argument}`"):
             prepare("missing.txt", data_dir=data, **{argument: value})
-    with pytest.raises(UsageError, match="is not a tokenizer"):
+    with pytest.raises(UsageError, match="unknown tokenizer"):
         prepare("missing.txt", tokenizer="bpe:9", data_dir=data)
     assert not data.exists()
 
@@ -412,14 +412,14 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(preparation, "write_json", full)
-    with pytest.raises(AttnlmError, match=rf"^can't write {data}: No space left on device\nhint"):
+    with pytest.raises(AttnlmError, match=rf"^cannot write {data}: No space left on device\nhint"):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before
     assert entries(data) == {"cats-char", "latest"}
 
 
 def test_a_data_dir_that_is_a_file_is_refused(source: Path) -> None:
-    with pytest.raises(AttnlmError, match=r"can't write .*cats\.txt"):
+    with pytest.raises(AttnlmError, match=r"cannot write .*cats\.txt"):
         prepare(source, data_dir=source)
 
 

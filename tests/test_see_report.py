@@ -142,11 +142,11 @@ def test_without_the_data_set_it_says_so(runs: Path, tmp_path: Path) -> None:
     run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "nowhere" / "foxes")})
     run.save_config()
     found = report(run, data_dir=tmp_path)
-    assert found.heads is None and "no data set is called 'foxes'" in found.heads_over
+    assert found.heads is None and "data set 'foxes' not found" in found.heads_over
     assert "as the run recorded them" in found.text_is
     assert found.attention.tokens == list(found.passage)
     words = elements(report_page(found)).text
-    assert "Not measured: no data set is called" in words
+    assert "Not measured: data set" in words
     assert f"attnlm report transformer --text TEXT --checkpoint-dir {tmp_path}" in words
     assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
     measured = report(run, text=TEXT, data_dir=tmp_path)
@@ -355,7 +355,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
         ([*tied, "-o", odd / "folder.html"], 1, "regular file", "another"),
         ([*tied, "-o", odd / "link.html"], 1, "regular file", "another"),
         ([*tied, "-o", odd / "pipe.html"], 1, "regular file", "another"),
-        (["report", "tide"], 1, "no run is called", "tied"),
+        (["report", "tide"], 1, "run 'tide' not found", "tied"),
         ([*tied, "--text", "Ω"], 1, "Ω", ""),
         ([*tied, "--text", ""], 2, "empty", "character"),
         ([*tied, "--windows", "0"], 2, "--windows", "1"),

@@ -113,7 +113,7 @@ def test_a_head_is_chosen_and_named(trained: Path) -> None:
         words = attnlm("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
         first = f"{query[head - 1, -1, 0].item():z7.3f}"
         assert f"   head {head} of {heads}, ⏎: {first}" in words
-    wrong = {"says": "--head can't be", "hints": f"heads 1 to {heads}"}
+    wrong = {"says": "invalid value for --head", "hints": f"heads 1 to {heads}"}
     for head in (0, heads + 1):
         fails("trace", TEXT, "multi-head", "--head", head, cwd=trained, code=2, **wrong)
 

@@ -268,11 +268,11 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         load_checkpoint(path, config, 5)
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(attnlm.AttnlmError, match="can't read"):
+    with pytest.raises(attnlm.AttnlmError, match="cannot read"):
         load_checkpoint(path, config, 5)
     shutil.rmtree(path)
     path.write_text("a file")
-    with pytest.raises(attnlm.AttnlmError, match="can't read"):
+    with pytest.raises(attnlm.AttnlmError, match="cannot read"):
         load_checkpoint(path, config, 5)
 
 
@@ -289,7 +289,7 @@ def test_names_of_files_do_not_lead_elsewhere(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_sharded_or_recomputed_is_refused() -> None:
-    with pytest.raises(attnlm.UsageError, match="`compile` on can't be combined with `shard`"):
+    with pytest.raises(attnlm.UsageError, match="`compile` on cannot be combined with `shard`"):
         attnlm.train(shard=True, compile="on")
     with pytest.raises(attnlm.UsageError, match="bigram has none"):
         attnlm.train(model="bigram", recompute=True)

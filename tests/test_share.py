@@ -126,8 +126,8 @@ def test_dropout_drops_in_each_window_and_step_something_else(dataset: Dataset) 
 @pytest.mark.parametrize(
     ("settings", "says", "hints"),
     [
-        ({"processes": 3}, "a `batch_size` of 8 can't be divided among 3 processes", "9 or 6"),
-        ({"processes": 9}, "divided among 9 processes", "give `batch_size` 9"),
+        ({"processes": 3}, "`batch_size` 8 is not divisible by `processes` 3", "9 or 6"),
+        ({"processes": 9}, "divisible by `processes` 9", "use `batch_size` 9"),
         ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
     ],
 )

@@ -102,7 +102,7 @@ def test_the_number_of_a_removed_parent_is_not_used_again(folder: Path) -> None:
 def test_what_would_change_the_model_is_refused_by_name(
     changed: dict[str, Any], folder: Path
 ) -> None:
-    with pytest.raises(UsageError, match=f"`{next(iter(changed))}` can't be changed"):
+    with pytest.raises(UsageError, match=f"`{next(iter(changed))}` cannot be changed"):
         child(folder, **changed)
     recipe = folder / "recipe.toml"
     recipe.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in changed.items()))
@@ -166,7 +166,13 @@ def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:
 
 def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
     arguments = "train", "--from", "parent", "--resume", "parent"
-    fails(*arguments, cwd=folder, code=2, says="takes everything from the run", hints="--from")
+    fails(*arguments, cwd=folder, code=2, says="`resume` cannot be combined with", hints="--from")
     fails(
-        "train", "--from", "nobody", cwd=folder, code=1, says="no run is called", hints="there are"
+        "train",
+        "--from",
+        "nobody",
+        cwd=folder,
+        code=1,
+        says="run 'nobody' not found",
+        hints="there are",
     )

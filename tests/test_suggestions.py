@@ -31,7 +31,7 @@ def told(command: str) -> list[str]:
         ("sample --temp 1", "did you mean --temperature?"),
         ("sample --max-length 1", "did you mean --tokens?"),
         ("sample --lr 1", "--learning-rate is an option of attnlm train"),
-        ("sample --model mine", "RUN is given without a flag: attnlm sample RUN"),
+        ("sample --model mine", "RUN is an argument, not an option: attnlm sample RUN"),
         ("sample --qqq 1", "see attnlm sample --help"),
         ("attend --model mine", "RUN is given without a flag: attnlm attend TEXT RUN"),
         ("ladder --model bigram", "did you mean --rungs?"),

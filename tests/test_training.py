@@ -253,9 +253,9 @@ def test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step(
         trained(name="full", on_event=fill)
     path = tmp_path / "checkpoints" / "full"
     # What is written next.
-    assert caught.value.message == f"can't write {path / 'metrics.jsonl'}: No space left on device"
+    assert caught.value.message == f"cannot write {path / 'metrics.jsonl'}: No space left on device"
     assert "attnlm train --resume full" in caught.value.hint
-    assert f"{path / 'last.safetensors'} keeps step 5" in caught.value.hint
+    assert f"{path / 'last.safetensors'} has step 5" in caught.value.hint
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -402,7 +402,7 @@ def test_a_finished_run_of_that_name_is_accepted_where_asked(
     told: list[str] = []
     again = trained(name="mine", exist_ok=True, on_event=lambda event: told.append(str(event)))
     assert again.path == run.path and run.last.read_bytes() == content
-    assert told == ["mine exists: it is finished and has this configuration"]
+    assert told == ["mine exists, is finished, and has this configuration: nothing to train"]
     with pytest.raises(AttnlmError, match="`learning_rate` differs"):
         trained(name="mine", exist_ok=True, learning_rate=0.5)
     trained(name="new", exist_ok=True)
@@ -420,10 +420,10 @@ def test_a_finished_run_of_that_name_is_accepted_where_asked(
 def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
     run = trained()
     for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
-        with pytest.raises(UsageError, match="can't be changed"):
+        with pytest.raises(UsageError, match="cannot be changed"):
             attnlm.train(resume=run.path, **wrong)
     for wrong_too in ({"dataset": dataset.path}, {"recipe": "r2-bigram"}, {"name": "x"}):
-        with pytest.raises(UsageError, match="takes everything from the run"):
+        with pytest.raises(UsageError, match="`resume` cannot be combined with"):
             attnlm.train(resume=run.path, **wrong_too)
     notes: list[object] = []
     longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=notes.append)
@@ -438,9 +438,7 @@ def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: A
     before = (run.path / "last.safetensors").read_bytes()
     attnlm.train(resume=run.path, on_event=events.append)
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == [
-        f"{run.name} is finished; to extend it, give `steps` 24, or any total above 12"
-    ]
+    assert notes == [f"{run.name} is finished; to extend it, use `steps` 24, or any total above 12"]
     assert (run.path / "last.safetensors").read_bytes() == before
     attnlm.train(resume=run.path, device="auto", on_event=events.append)
     reasons = [event.device.reason for event in events if isinstance(event, Started)]
@@ -678,7 +676,7 @@ def test_the_hint_for_data_that_are_too_small_works(
     settings["checkpoint_dir"] = tmp_path / "checkpoints"
     with pytest.raises(AttnlmError, match="split has") as caught:
         attnlm.train(small.path, **{**settings, "block_size": 2000})
-    hint = re.fullmatch(r"give `block_size` (\d+) or less, or prepare .*", caught.value.hint)
+    hint = re.fullmatch(r"use `block_size` (\d+) or less, or prepare .*", caught.value.hint)
     assert hint
     attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
     with pytest.raises(AttnlmError, match="split has"):

@@ -243,7 +243,7 @@ def _without_data(pair: _Pair, given: Path, generator: random.Random) -> str | N
     """The second machine has no data set, or another one of the same name."""
     data = pair.machines[1].folder / "data"
     shutil.rmtree(data)
-    expected = "no data set is called 'fruits-char' in data"
+    expected = "data set 'fruits-char' not found in data"
     if generator.random() < 0.5:
         other = data.parent / "fruits.txt"
         other.write_text(TEXT[::-1])

@@ -216,7 +216,7 @@ _SAYS = {
     "changed": "expected",
     "longer": "more than the",
     "short": "more expected",
-    "short chunks": "can't download",
+    "short chunks": "cannot download",
     "portal": "but a web page",
     "loop": "Exceeded 10 redirects",
     "out of the web": "No connection adapters",

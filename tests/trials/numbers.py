@@ -96,7 +96,7 @@ def _kept(path: Path, error: attnlm.AttnlmError, step: int) -> str | None:
     saved = facts_of(run.last)["step"]
     if saved >= step or saved < (step - 1) // 4 * 4:
         return f"step {saved} was kept"
-    if f"{run.last} keeps step {saved}" not in error.hint:
+    if f"{run.last} has step {saved}" not in error.hint:
         return f"the checkpoint of step {saved} is not in {error.hint!r}"
     for which in ("best", "last"):
         for name, tensor in load_file(str(run.checkpoint(which).path)).items():

@@ -45,8 +45,8 @@ def code_folder(name: str = "compiled") -> Path:
             if is_writable and is_ours_alone(about) and may_load_from(folder):
                 return folder.absolute()
     raise AttnlmError(
-        "compiled code needs a folder that is yours alone and that programs may be loaded from",
-        f"set {_COMPILER_CACHE} to one, or give `compile` off",
+        "no folder for compiled code: it must be private, and programs must be able to run from it",
+        f"set {_COMPILER_CACHE} to such a folder, or use `compile` off",
     )
 
 

@@ -26,7 +26,7 @@ class NotFiniteError(AttnlmError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the model's numbers are not finite: its weights are NaN, infinite or far too large",
+            "the model computes NaN or infinite values: its weights are damaged or far too large",
             "try the run's other checkpoint: `checkpoint` best or last",
         )
 
@@ -35,7 +35,7 @@ class SaidElsewhereError(AttnlmError):
     """An error that another process of the same training run reports."""
 
     def __init__(self, exit_code: int = 1) -> None:
-        super().__init__("another process has failed", "see what it reports")
+        super().__init__("another process has failed", "see its error message")
         self.exit_code = exit_code
 
 

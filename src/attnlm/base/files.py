@@ -124,7 +124,7 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or "".join(map(str, error.args))  # NumPy's OSError has no errno
         hint = f"{remedy(error)}{then}"
-        raise AttnlmError(f"can't write {error.filename or folder}: {reason}", hint) from error
+        raise AttnlmError(f"cannot write {error.filename or folder}: {reason}", hint) from error
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
@@ -180,9 +180,9 @@ def read_bytes(path: Path, at_most: int) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AttnlmError(
-            f"can't read {path}: {reason}", "check that it is there and may be read"
+            f"cannot read {path}: {reason}", "check that it exists and that you may read it"
         ) from None
-    raise _damaged(path, f"it has {size:,} bytes, more than it ever needs")
+    raise _damaged(path, f"it has {size:,} bytes, too many for such a file")
 
 
 def json_value(text: str) -> Any:
@@ -227,7 +227,7 @@ def file_hash(path: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> AttnlmError:
     return AttnlmError(
-        f"{path} is damaged: {reason}", "copy it again from where it came, or make it again"
+        f"{path} is damaged: {reason}", "copy it again from its source, or make it again"
     )
 
 

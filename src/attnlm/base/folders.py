@@ -52,8 +52,8 @@ def check_name(name: str) -> None:
     """Raise UsageError if a name that the user chose can't be a folder's name."""
     if not is_safe_name(name):
         raise UsageError(
-            f"`name` {name!r} can't be a folder's name on every system",
-            "use letters, digits, - and _; 'latest' is taken",
+            f"`name` {name!r} is not a valid folder name on every system",
+            "use letters, digits, - and _; 'latest' is reserved",
         )
 
 
@@ -77,11 +77,11 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
         return _latest(parent, kind)
     if not isinstance(name, str | os.PathLike):
         raise UsageError(
-            f"a {kind} can't be of type {type(name).__name__}",
-            f"give a name, a path or an opened {kind}",
+            f"a {kind} cannot be of type {type(name).__name__}",
+            f"pass a name, a path or an open {kind}",
         )
     if not str(name):
-        raise UsageError(f"the name of a {kind} can't be empty", f"name a {kind}, or leave it out")
+        raise UsageError(f"the name of a {kind} cannot be empty", f"name a {kind}, or leave it out")
     below = parent / name
     if is_safe_name(str(name)) and is_folder(below):
         return below
@@ -93,7 +93,7 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
         verb = "are" if len(names) > 1 else "is"
         there = f"there {verb} {', '.join(names[:_MOST_NAMED])}{more}"
         hint = suggestion(str(name), names, there)
-    raise AttnlmError(f"no {kind} is called {str(name)!r} in {parent}", hint)
+    raise AttnlmError(f"{kind} {str(name)!r} not found in {parent}", hint)
 
 
 def is_folder(path: Path) -> bool:
@@ -193,7 +193,7 @@ def newest_first(
         return [], []
     except OSError as error:
         raise AttnlmError(
-            f"can't read {parent}: {error.strerror}", "check that it is a folder and may be read"
+            f"cannot read {parent}: {error.strerror}", "check that it is a folder that you may read"
         ) from None
     entries, others = [], []
     for path in paths:
@@ -216,7 +216,7 @@ def link_target(path: Path) -> str | None:
 def problem_of(path: Path) -> str | None:
     """Return why a folder of any kind can't be read, or None when it can."""
     if not is_folder(path):
-        return f"it is a link to {link_target(path)}, which is no folder"
+        return f"it is a link to {link_target(path)}, which is not a folder"
     if not os.access(path, os.R_OK | os.X_OK):
         return "you have no permission to read it"
     return None

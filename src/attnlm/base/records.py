@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_json
 from attnlm.base.settings import check, hints, quoted, setting
 
-COPY_AGAIN = "copy it again from where it came, or make it again"
+COPY_AGAIN = "copy it again from its source, or make it again"
 
 _Record = TypeVar("_Record")
 
@@ -35,7 +35,9 @@ def read_record(
     """
     content = read_json(path)
     if content.pop("format", None) != format:
-        raise AttnlmError(f"{path} was written by another version of attnlm", "use that version")
+        raise AttnlmError(
+            f"{path} was written by another version of attnlm", "open it with that version"
+        )
     return decoded(record, content, path, hint)
 
 
@@ -90,4 +92,4 @@ def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
 
 
 def _wrong(key: str, value: object) -> ValueError:
-    return ValueError(f"its {key!r} can't be {quoted(value)}")
+    return ValueError(f"its {key!r} cannot be {quoted(value)}")

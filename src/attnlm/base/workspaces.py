@@ -156,7 +156,7 @@ def check_held(path: Path) -> None:
             return
     raise FolderGoneError(
         f"{held[0]} was moved, removed or replaced during training",
-        "nothing was written since; if it was moved, resume the run by its new path",
+        "nothing was written after that; if the folder was moved, resume the run at its new path",
     )
 
 

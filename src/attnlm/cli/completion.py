@@ -133,7 +133,7 @@ def _shell() -> str:
         name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise UsageError(
-            f"completion is for {', '.join(SHELLS)}, and this shell is {name or 'unknown'}",
-            "call it from one of these",
+            f"no completion for this shell ({name or 'unknown'})",
+            f"call it from one of {', '.join(SHELLS)}",
         )
     return name

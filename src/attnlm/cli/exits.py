@@ -151,14 +151,14 @@ def _explain(error: BaseException) -> int:
     if _is_out_of_memory(error):
         console.fail(
             "there is not enough memory",
-            "close other programs, take a shorter text or a smaller model, or in training lower "
+            "close other programs, use a shorter text or a smaller model, or in training lower "
             "--batch-size, --block-size or --embed-dim",
         )
         return 1
     if isinstance(error, OSError):
         about = f"{error.filename}: " if error.filename else ""
         if not about and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
-            about = "can't write the output: "  # an error of a file would have a name
+            about = "cannot write the output: "  # an error of a file would have a name
         console.fail(f"{about}{error.strerror or error}", remedy(error))
         return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":

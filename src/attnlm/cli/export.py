@@ -58,13 +58,13 @@ def export(
         raise UsageError("the folder or file to write is missing", usage)
     *runs, path = names
     if runs and run_option is not None:
-        raise UsageError("RUN and --run cannot be combined", "give one of them")
+        raise UsageError("RUN and --run cannot be combined", "use only one of them")
     if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run: the folder or file to write is missing", usage)
     if to == "hf" and Path(path).suffix in _SUFFIXES:
-        hint = f"give --to {_SUFFIXES[Path(path).suffix]}"
-        raise UsageError(f"{path} is a file's name, and hf a folder", hint)
+        hint = f"use --to {_SUFFIXES[Path(path).suffix]}"
+        raise UsageError(f"{path} is the name of a file, but --to hf writes a folder", hint)
     check_format(to, type)
     named: list[str | None] = [*runs] or [run_option]
     opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]

@@ -34,7 +34,7 @@ class Command(TyperCommand):
         rest = super().parse_args(ctx, args)
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
             if ctx.params["run"] is not None:
-                raise UsageError("RUN and --run cannot be combined", "give one of them")
+                raise UsageError("RUN and --run cannot be combined", "use only one of them")
             ctx.params["run"] = named
         return rest
 

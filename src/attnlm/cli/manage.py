@@ -49,7 +49,7 @@ def list_(
     """List runs and data sets, the newest first, or recipes."""
     if kind is not None and kind not in KINDS:
         hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
-        raise UsageError(f"KIND can't be {kind!r}", hint)
+        raise UsageError(f"invalid value for KIND: {kind!r}", hint)
     notes: list[object] = []
     listed: dict[str, Callable[[], Sequence[Any]]] = {
         "runs": lambda: attnlm.list_runs(checkpoint_dir, on_event=notes.append),
@@ -282,8 +282,9 @@ def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
     except AttnlmError:
         for path in (Path(run), Path("data", run)):
             if os.path.lexists(path / "meta.json"):
-                hint = f"delete its folder: {shlex.join(['rm', '-r', str(path)])}"
-                raise AttnlmError(f"{path} is a data set, and rm removes runs", hint) from None
+                delete = shlex.join(["rm", "-r", str(path)])
+                hint = f"to delete a data set, delete its folder: {delete}"
+                raise AttnlmError(f"{path} is a data set; rm removes only runs", hint) from None
         raise
 
 
@@ -304,9 +305,9 @@ def _in_words(entry: attnlm.RunEntry) -> str:
 def _agreed(count: int) -> bool:
     """Return True if the user answers yes. Raises UsageError without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("rm asks first, and there is no terminal to ask on", "give --yes")
+        raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
     what = "it" if count == 1 else f"these {count}"
-    print(f"remove {what} for good? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"delete {what} permanently? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -329,8 +330,8 @@ def doctor(
         console.result_json({"findings": [asdict(finding) for finding in found]})
     elif remedies:
         console.say(
-            f"{remedies} {'problem' if remedies == 1 else 'problems'} found, see the → lines; "
-            + ("attnlm can't train" * is_fatal or "attnlm still works")
+            f"{remedies} {'problem' if remedies == 1 else 'problems'} found (see the → lines); "
+            + ("attnlm cannot train" * is_fatal or "attnlm still works")
         )
     else:
         console.say("no problems found")

@@ -148,7 +148,9 @@ def seconds(text: str) -> float:
     parts = match.groups("0") if match else ()
     total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
     if not 0 < total < math.inf:
-        raise UsageError(f"--budget can't be {text!r}", "give a time such as 90s, 5m or 1h30m")
+        raise UsageError(
+            f"invalid value for --budget: {text!r}", "use a time such as 90s, 5m or 1h30m"
+        )
     return total
 
 

@@ -142,7 +142,7 @@ def _find(dataset: str | None, data_dir: Path) -> None:
     try:
         find_folder(dataset, data_dir, kind="data set")
     except AttnlmError as error:
-        raise AttnlmError(error.message, f"{error.hint}; or give `vocab_size`") from None
+        raise AttnlmError(error.message, f"{error.hint}; or use `vocab_size`") from None
 
 
 def _in_words(planned: Plan) -> Iterator[str]:

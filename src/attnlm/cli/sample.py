@@ -153,24 +153,25 @@ def _check(
     """Raise UsageError for options that cannot be combined."""
     if interactive and (json or num_samples != 1 or prompt == "-"):
         raise UsageError(
-            "--interactive does not go with --json, --num-samples or a prompt from stdin",
+            "--interactive cannot be combined with --json, --num-samples or a prompt from stdin",
             "leave one of them out",
         )
     if show_probs and (interactive or num_samples != 1):
         raise UsageError(
-            "--show-probs does not go with --interactive or --num-samples", "leave one of them out"
+            "--show-probs cannot be combined with --interactive or --num-samples",
+            "leave one of them out",
         )
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
     if json and tokens > most:
         raise UsageError(
-            f"--json holds the whole text in memory, and --tokens {tokens} is too long for that",
-            f"give at most {most}, or leave out --json",
+            f"--tokens {tokens} is too long for --json, which keeps the whole text in memory",
+            f"use --tokens {most} or less, or leave out --json",
         )
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
-        raise UsageError("--prompt and --prompt-file cannot be combined", "give one of them")
+        raise UsageError("--prompt and --prompt-file cannot be combined", "use only one of them")
     if prompt == "-":
         return decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
@@ -274,12 +275,12 @@ def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig
     if command == "help":
         console.say_facts(_COMMANDS)
     elif command not in kinds:
-        console.fail(f"there is no /{command}", f"there are {', '.join(_COMMANDS)}")
+        console.fail(f"unknown command /{command}", f"choose from {', '.join(_COMMANDS)}")
     else:
         try:
             config = replace(config, **{command: number(kinds[command], value)})
             console.say(f"{command} {value}")
         except (ValueError, UsageError) as error:
             hint = error.hint if isinstance(error, UsageError) else "it must be a number"
-            console.fail(f"/{command} can't be {value!r}", hint)
+            console.fail(f"invalid value for /{command}: {value!r}", hint)
     return config

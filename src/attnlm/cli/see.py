@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def _counted(windows: int) -> int:
     if windows < 1:
-        raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
+        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
     return windows
 
 
@@ -115,11 +115,12 @@ def _check_output(output: Path, *kinds: str) -> str:
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
         ends = " or ".join(f".{name}" for name in kinds)
-        raise UsageError(f"--output can't be {str(output)!r}", f"give a name that ends in {ends}")
+        message = f"invalid value for --output: {str(output)!r}"
+        raise UsageError(message, f"use a name that ends in {ends}")
     if not output.parent.is_dir():
-        raise AttnlmError(f"there is no folder {output.parent}", "create it, or give another")
+        raise AttnlmError(f"folder not found: {output.parent}", "create it, or choose another one")
     if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
-        raise AttnlmError(f"{output} is not a regular file", "give another name")
+        raise AttnlmError(f"{output} is not a regular file", "choose another name")
     return kind
 
 
@@ -136,10 +137,12 @@ def trace(
 ) -> None:
     """Follow one forward pass step by step, with shapes and numbers."""
     if as_code and json:
-        raise UsageError("--as-code and --json cannot be combined", "give one of them")
+        raise UsageError("--as-code and --json cannot be combined", "use only one of them")
     if head is not None and (as_code or json):
         other = "--as-code" if as_code else "--json"
-        raise UsageError(f"--head cannot be combined with {other}", f"{other} has every head")
+        raise UsageError(
+            f"--head cannot be combined with {other}", f"{other} always includes every head"
+        )
 
     text = typed(text, "the text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
@@ -180,8 +183,8 @@ def heads(
     """Score and name attention heads by what they attend to."""
     if text is not None and not os.path.lexists(text):
         raise AttnlmError(
-            f"there is no file {str(text)!r}, and heads --text takes a file",
-            "write the text to a file, and give its path",
+            f"file not found: {str(text)!r} (--text takes a file)",
+            "write the text to a file, and pass its path",
         )
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
@@ -235,7 +238,7 @@ def report(
         _check_output(output, "html")
     text = None if text is None else typed(text, "--text")
     if text is not None and os.path.lexists(text):
-        console.say(f"the model reads {text!r} itself, not that file: report --text takes a text")
+        console.say(f"--text takes a text, not a file: the model reads {text!r} itself")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     with contextlib.closing(Display()) as display:

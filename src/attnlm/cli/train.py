@@ -152,7 +152,7 @@ def train(
                 )
                 console.say_next(command_for("attnlm train --resume", display.run.path))
             elif is_main():
-                console.say("stopped before the first step: there is nothing to save")
+                console.say("stopped before the first step; nothing was saved")
             raise
     if is_main():
         _report(run, json, quiet, display.memory)
@@ -176,8 +176,8 @@ def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
     there = os.cpu_count() or 1
     if not changed and count > _MOST_FOR_EACH_CORE * there:
         raise UsageError(
-            f"{run.name} was trained by {count:,} processes, and this machine has {there} cores",
-            "give `processes`, or start them with torchrun",
+            f"{run.name} was trained by {count:,} processes, but this machine has {there} cores",
+            "set `processes`, or start them with torchrun",
         )
     return count
 
@@ -198,7 +198,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     if result is None:
         raise AttnlmError(
             f"{run.path / 'metrics.jsonl'} has no evaluations",
-            f"its checkpoints can be measured again: {command_for('attnlm eval', run.path)}",
+            f"measure its checkpoints again: {command_for('attnlm eval', run.path)}",
         )
     if sys.stderr.isatty() and not quiet:
         for line in plain_curve(result.records, run.references()).splitlines():

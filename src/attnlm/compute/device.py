@@ -75,8 +75,8 @@ def _check_one_each(device: str) -> None:
     count = local_count()
     if device == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
         raise AttnlmError(
-            f"{count} processes on this machine can't share {gpus} GPU{'s' * (gpus > 1)}",
-            "start one process for each GPU, or give `device` cpu",
+            f"{count} processes cannot share {gpus} GPU{'s' * (gpus > 1)}",
+            "start one process per GPU, or use `device` cpu",
         )
 
 
@@ -111,7 +111,7 @@ def _choose_dtype(device: str, dtype: str) -> str:
     ampere = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
     if dtype == "tf32" and not ampere:
         raise AttnlmError(
-            f"`dtype` tf32 is for NVIDIA's GPUs from Ampere on, and the device is {device}",
+            f"`dtype` tf32 needs an NVIDIA GPU (Ampere or later), but the device is {device}",
             "leave `dtype` out",
         )
     if dtype != "auto":

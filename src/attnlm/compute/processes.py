@@ -223,7 +223,7 @@ def _meaning(error: RuntimeError) -> Exception:
         return LostProcessError(is_silent=False)
     lines = [line for line in str(error).splitlines() if line.strip()]
     return AttnlmError(
-        f"the processes can't compute together: {lines[0] if lines else type(error).__name__}",
+        f"communication of the processes failed: {lines[0] if lines else type(error).__name__}",
         "resume the run from its last checkpoint; if it fails again, try another `device`",
     )
 
@@ -296,7 +296,7 @@ def joined() -> Iterator[Processes]:
         what = "stopped responding" if lost.is_silent else "has ended"
         hint = "resume the run from its last checkpoint"
         if local_count() < count:
-            hint = f"see what the other machines report, and the network between them; {hint}"
+            hint = f"check the messages of the other machines, and the network between them; {hint}"
         raise AttnlmError(f"another process of this training {what}", hint) from None
     except Exception as error:
         if not processes.is_first_to_say():
@@ -313,8 +313,8 @@ def _join(rank: int, count: int) -> Processes:
 
     if dist.is_initialized():
         raise AttnlmError(
-            "this program has a torch.distributed process group already",
-            "train before the group is made, or after it is destroyed",
+            "this program already has a torch.distributed process group",
+            "train before you create the group, or after you destroy it",
         )
     _checked(_PORT, 1, 2**16 - 1)
     backend = "gloo"
@@ -339,9 +339,9 @@ def _join(rank: int, count: int) -> Processes:
     except (KeyError, RuntimeError, ValueError) as error:
         why = f"{_HOST} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(
-            f"the processes can't reach each other: {why.splitlines()[0]}",
+            f"the processes cannot reach each other: {why.splitlines()[0]}",
             f"check {_HOST}, {_PORT} and the network between the machines; "
-            "GLOO_SOCKET_IFNAME, and on GPUs NCCL_SOCKET_IFNAME, name its interface",
+            "GLOO_SOCKET_IFNAME (on GPUs also NCCL_SOCKET_IFNAME) selects the network interface",
         ) from None
 
 

@@ -43,7 +43,7 @@ def resolve_new(
     if parent is not None:
         if len(sizes) > 1:
             raise UsageError(
-                f"`start_from` keeps a run's model size, but the recipe {recipe} chooses one",
+                f"`start_from` cannot be combined with the recipe {recipe}, which chooses a size",
                 "leave one of them out",
             )
         return Resolved(resolve_from(*parent, settings, sizes[0]), sizes, settings)
@@ -52,8 +52,8 @@ def resolve_new(
     config = resolve(settings, sizes[0])
     if config.training.lora is not None:
         raise UsageError(
-            "`lora` needs an existing run to adapt",
-            "name it with `start_from`, or leave `lora` out",
+            "`lora` needs a run to adapt",
+            "name the run with `start_from`, or leave `lora` out",
         )
     return Resolved(config, sizes, settings)
 
@@ -76,7 +76,8 @@ def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str
         if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
             other = "another `model`" if name == "model" else "several `processes`"
             raise UsageError(
-                f"{recipe} can't be used with {other}", f"leave `{name}` out, or the recipe"
+                f"{recipe} cannot be combined with {other}",
+                f"leave out `{name}` or the recipe",
             )
     for number, size in enumerate(sizes, 1):
         try:
@@ -105,7 +106,7 @@ def resolve_from(
             if given[name] != fixed.get(name):
                 has = quoted(fixed[name]) if name in fixed else "none"
                 raise error(
-                    f"{origin}`{name}` can't be changed, since the weights are those of {whose}",
+                    f"{origin}`{name}` cannot be changed: the weights come from {whose}",
                     f"its `{name}` is {has}: leave `{name}` out, or train from scratch",
                 )
     taken = {name: value for name, value in fixed.items() if name not in recipe.keys() & _FREE}

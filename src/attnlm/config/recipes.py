@@ -66,8 +66,8 @@ def load_recipe(name: str) -> Settings:
     settings, *larger = load_sizes(name)
     if larger:
         raise UsageError(
-            f"the recipe {name} has {1 + len(larger)} sizes, and chooses one when it trains",
-            "train with it first; the run's config.json is then a recipe of one size",
+            f"the recipe {name} has {1 + len(larger)} sizes, one of which is chosen in training",
+            "train with it first, then use the run's config.json: that recipe has one size",
         )
     return settings
 
@@ -80,7 +80,9 @@ def load_sizes(name: str) -> list[Settings]:
     recipe = _loaded(name)
     sizes = recipe.pop(_SIZES, [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
-        raise AttnlmError(f"in the recipe: {_SIZES} must be tables", f"write [[{_SIZES}]] for each")
+        raise AttnlmError(
+            f"in the recipe: {_SIZES} must be tables", f"start each of them with [[{_SIZES}]]"
+        )
     return [{**recipe, **size} for size in sizes]
 
 
@@ -102,22 +104,24 @@ def _loaded(name: str) -> dict[str, Any]:
             loaded = tomllib.loads(text)
     except FileNotFoundError:
         hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
-        raise AttnlmError(f"no recipe or file is called {name!r}", hint) from None
+        raise AttnlmError(f"recipe not found: {name!r}", hint) from None
     except OSError as error:
         raise AttnlmError(
-            f"can't read the recipe {name!r}: {error.strerror}",
-            f"give a TOML file, or one of {', '.join(recipe_names())}",
+            f"cannot read the recipe {name!r}: {error.strerror}",
+            f"use a TOML file, or one of {', '.join(recipe_names())}",
         ) from None
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise AttnlmError(
-            f"the recipe {name} can't be parsed: {reason}",
+            f"cannot parse the recipe {name}: {reason}",
             "a recipe is a TOML file of `key = value` lines, or a run's config.json",
         ) from None
     if path.suffix == ".json":
         loaded = loaded.get("config") if isinstance(loaded, dict) else None
     if not isinstance(loaded, dict):
-        raise AttnlmError(f"{name} is not a run's config.json", "give the file from a run's folder")
+        raise AttnlmError(
+            f"{name} is not a run's config.json", "use the config.json in a run's folder"
+        )
     if "steps" in loaded and path.suffix == ".json":
         loaded.pop("budget", None)  # a run with a budget recorded the steps that it made
     return _settings(loaded)

@@ -120,7 +120,9 @@ def _stated_tokenizer(stated: object) -> str | None:
     """Return the tokenizer that a recipe was made for, which is not a setting."""
     if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
         return stated
-    raise AttnlmError("in the recipe: tokenizer must be a tokenizer's name", "such as gpt2")
+    raise AttnlmError(
+        "in the recipe: tokenizer must be the name of a tokenizer", "write, for example, gpt2"
+    )
 
 
 def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
@@ -198,36 +200,36 @@ def _check_training(
         sizes = [n for n in (fewer + processes, fewer) if 0 < n <= LARGEST_BATCH]
         possible = max(n for n in range(1, min(processes, windows) + 1) if windows % n == 0)
         raise UsageError(
-            f"a `batch_size` of {windows} can't be divided among {processes} processes",
-            f"give `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
+            f"`batch_size` {windows} is not divisible by `processes` {processes}",
+            f"use `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
         )
     if training.min_learning_rate > training.learning_rate:
         raise UsageError(
             f"`min_learning_rate` {training.min_learning_rate:g} is above `learning_rate` "
             f"{training.learning_rate:g}",
-            f"give `min_learning_rate` {training.learning_rate:g} or less",
+            f"use `min_learning_rate` {training.learning_rate:g} or less",
         )
     if training.min_learning_rate and training.schedule == "constant":
         raise UsageError(
             "`min_learning_rate` does not apply to `schedule` constant", "leave one of them out"
         )
     if training.shard and training.compile == "on":
-        raise UsageError("`compile` on can't be combined with `shard`", "leave one of them out")
+        raise UsageError("`compile` on cannot be combined with `shard`", "leave one of them out")
     if training.recompute and model.embed_dim is None:
         raise UsageError(
-            f"`recompute` is for the blocks of a model, and {model.model} has none",
+            f"`recompute` needs a model with blocks, and {model.model} has none",
             "leave `recompute` out",
         )
     if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.model}",
-            "give `optimizer` adamw",
+            "use `optimizer` adamw",
         )
     steps, is_timed = training.steps, training.budget is not None
     if steps is not None and not is_timed and training.warmup > steps:
         raise UsageError(
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",
-            f"give `warmup` {steps} or less",
+            f"use `warmup` {steps} or less",
         )
 
 
@@ -241,7 +243,7 @@ def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingCon
     there = tuple(map_shapes(model))
     if not there:
         raise UsageError(
-            f"`lora` adapts the maps of a model's blocks, and {model.model} has none",
+            f"`lora` needs a model with blocks, and {model.model} has none",
             "leave `lora` out",
         )
     for name, excluded in {
@@ -250,17 +252,17 @@ def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingCon
         "`optimizer` muon": training.optimizer == "muon",
     }.items():
         if excluded:
-            raise UsageError(f"{name} can't be combined with `lora`", "leave one of them out")
+            raise UsageError(f"{name} cannot be combined with `lora`", "leave one of them out")
     on = training.lora_on or ("query,value" if "query" in there else "up,down")
     named = there if on == "all" else [name.strip() for name in on.split(",")]
     for name in named:
         if name not in MAP_NAMES:
             hint = suggestion(name, MAP_NAMES, f"choose from {', '.join(there)}, or all")
-            raise UsageError(f"`lora_on` can't be {quoted(name)}", hint)
+            raise UsageError(f"invalid value for `lora_on`: {quoted(name)}", hint)
         if name not in there:
             raise UsageError(
-                f"`lora_on` {name}: this {model.model} has no such map",
-                f"give `lora_on` {there[0]}, or several of {', '.join(there)}",
+                f"`lora_on` {name}: this {model.model} has no such projection",
+                f"use `lora_on` {there[0]}, or several of {', '.join(there)}",
             )
     ordered = ",".join(name for name in there if name in named)
     alpha = training.lora_alpha or 2.0 * training.lora

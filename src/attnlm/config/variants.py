@@ -26,7 +26,7 @@ def variant(name: str) -> Settings:
     model, *changes = str(name).split(":")
     if model not in MODELS:
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
-        raise UsageError(f"there is no model {model!r}", hint)
+        raise UsageError(f"unknown model: {model!r}", hint)
     parts = settings_of(model)
     trained = [name for name in fields_of(TrainingConfig) if name not in _SHARED]
     settings: Settings = {}
@@ -35,11 +35,11 @@ def variant(name: str) -> Settings:
         if not equals:
             raise UsageError(
                 f"{change!r} has no value",
-                f"write {model}:SETTING=VALUE; `:` joins several settings",
+                f"write {model}:SETTING=VALUE, with `:` between several settings",
             )
         key = same(key, [*parts, *trained]) or key.replace("-", "_")
         if key in _SHARED:
-            raise UsageError(f"`{key}` can't differ between models", f"give `{key}` for all")
+            raise UsageError(f"`{key}` cannot differ between models", f"set `{key}` for all")
         if key == "model" or key not in {*fields_of(Architecture), *trained}:
             otherwise = "write MODEL:SETTING=VALUE, as in transformer:positions=none"
             hint = suggestion(key, [*parts, *trained], otherwise)

@@ -101,8 +101,8 @@ def check_length(
     """Raise AttnlmError for a split too short for one window and its targets."""
     if length < block_size + 1:
         raise AttnlmError(
-            f"the {split} split has {length} tokens, and a window of block_size {block_size} "
-            f"with its targets needs {block_size + 1}",
+            f"the {split} split has {length} tokens, but `block_size` {block_size} needs at least "
+            f"{block_size + 1}",
             hint,
         )
 

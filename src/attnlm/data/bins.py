@@ -86,8 +86,8 @@ def write_bins(
     for key, title in (("train", "training"), ("val", "validation")):
         if key not in bins or bins[key].tokens < 2:
             raise AttnlmError(
-                f"the {title} split of {split.text_of(key).corpus.shown} has less than two tokens",
-                "give a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
+                f"the {title} split of {split.text_of(key).corpus.shown} has fewer than two tokens",
+                "use a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
     return bins
 

@@ -25,7 +25,7 @@ _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
 _SAMPLE = 2**20  # bytes
-_DAMAGED = "prepare it again with `force`, or copy it again from where it came"
+_DAMAGED = "prepare it again with `force`, or copy it again from its source"
 
 Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -71,7 +71,7 @@ class Meta(Facts):
 
     def __post_init__(self) -> None:
         if not is_safe_name(self.name):
-            raise ValueError("its 'name' can't be a folder's")
+            raise ValueError("its 'name' is not a folder name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def _opened(path: Path, *, verify: bool = False, trusted: bool = False) -> Datas
             _check_bin(path, split, bins[split], meta, verify)
     except OSError as error:
         unread = error.filename or path
-        raise AttnlmError(f"can't read {unread}: {error.strerror}", _DAMAGED) from None
+        raise AttnlmError(f"cannot read {unread}: {error.strerror}", _DAMAGED) from None
     return Dataset(**{**vars(meta), "path": path, "tokenizer": tokenizer, **bins})
 
 
@@ -181,7 +181,7 @@ def read_meta(folder: Path) -> Meta:
         )
     if content.get("format") != FORMAT:
         raise AttnlmError(
-            f"{path} has a format that this version of attnlm doesn't know",
+            f"{path} has a format that this version of attnlm does not know",
             "prepare the text again with `force`, or install a newer attnlm",
         )
     return decoded(Meta, content, path, _DAMAGED)
@@ -205,7 +205,7 @@ def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> 
     path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
     expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
     if (file_hash if is_whole else sampled_hash)(path) != expected:
-        raise AttnlmError(f"{path} is damaged: it doesn't match its hash", _DAMAGED)
+        raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
     if is_whole:
         ids_at(ids, slice(None), meta.vocab_size, str(path))
 
@@ -222,7 +222,7 @@ def ids_at(
     found: NDArray[Any] = ids[places]
     if found.size and int(found.max()) >= vocab_size:
         raise AttnlmError(
-            f"{origin} is damaged: it has ids that its vocabulary of {vocab_size:,} lacks", _DAMAGED
+            f"{origin} is damaged: it has ids outside of its vocabulary of {vocab_size:,}", _DAMAGED
         )
     return found
 
@@ -240,7 +240,7 @@ def check_unchanged(ids: NDArray[Any]) -> None:
         if not same and os.path.samestat(now, before):
             raise AttnlmError(
                 f"{ids.filename} was written to while it was in use",
-                "prepare or copy the data set again; a run that it was for can be resumed then",
+                "prepare or copy the data set again, then resume the run",
             )
 
 

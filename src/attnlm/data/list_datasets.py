@@ -76,5 +76,5 @@ def _entry(path: Path) -> DatasetEntry | None:
     except AttnlmError as error:
         return replace(found, problem=error.message)
     except OSError as error:
-        return replace(found, problem=f"it can't be read: {error.strerror}")
+        return replace(found, problem=f"it cannot be read: {error.strerror}")
     return replace(found, **{fact: getattr(meta, fact) for fact in _FACTS})

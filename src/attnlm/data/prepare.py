@@ -78,11 +78,12 @@ def prepare(
         taken = load(origin / "tokenizer.json")
         taken.dataset = origin.name
     if newlines not in NEWLINES:
-        raise UsageError(f"`newlines` can't be {newlines!r}", "give keep or unix")
+        raise UsageError(f"invalid value for `newlines`: {newlines!r}", "choose from keep, unix")
     if not 0 < val_fraction < 1:
-        raise UsageError(f"`val_fraction` can't be {val_fraction}", "it must be between 0 and 1")
+        message = f"invalid value for `val_fraction`: {val_fraction}"
+        raise UsageError(message, "it must be between 0 and 1")
     if val_file is not None and not os.fspath(val_file):
-        raise UsageError("`val_file` can't be empty", "name a file, or leave it out")
+        raise UsageError("`val_file` cannot be empty", "name a file, or leave it out")
     if name is not None:
         check_name(name)
     with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:

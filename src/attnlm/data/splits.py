@@ -56,7 +56,7 @@ class Text:
         """Return the error for a text that has changed since it was read."""
         return AttnlmError(
             f"{self.corpus.shown} changed while it was read",
-            "try again when nothing writes to it",
+            "try again when no other program writes to it",
         )
 
 
@@ -143,13 +143,13 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
             documents += len(piece.ends)
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
-        raise AttnlmError(f"{corpus.shown} is empty", "give a text with something in it")
+        raise AttnlmError(f"{corpus.shown} is empty", "use a text that is not empty")
     distinct = "".join(map(chr, np.flatnonzero(is_there)))
     if "\r" in distinct:
         on_event(
             Note(
                 f"{corpus.shown} has carriage returns (Windows line ends, CR LF), which are kept; "
-                "`newlines` unix converts them to LF"
+                "use `newlines` unix to convert them to LF"
             )
         )
     return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct, documents)

@@ -75,7 +75,7 @@ def _examined(name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[F
         yield Finding(name, error.message, error.hint)
     except Exception as error:  # noqa: BLE001 - a machine may be broken in any way
         told = next(iter(str(error).splitlines()), "")
-        yield Finding(name, f"can't be examined: {type(error).__name__}: {told}")
+        yield Finding(name, f"check failed: {type(error).__name__}: {told}")
 
 
 def _versions() -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def _torch() -> Iterator[Finding]:
     except Exception as error:  # noqa: BLE001 - a library that PyTorch needs may be missing
         told = next(iter(str(error).splitlines()), type(error).__name__)
         remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
-        yield Finding("PyTorch", f"can't be loaded: {told}", remedy, is_fatal=True)
+        yield Finding("PyTorch", f"cannot be loaded: {told}", remedy, is_fatal=True)
         return
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     yield Finding("PyTorch", f"{torch.__version__}, built {built}")
@@ -113,7 +113,7 @@ def _device_remedy(name: str, problem: str | None) -> str:
     if problem is None:
         return ""
     if "small trial" in problem:
-        return f"give `device` cpu, and look for a newer PyTorch or driver: {name} computes wrongly"
+        return f"use `device` cpu, and look for a newer PyTorch or driver: {name} computes wrongly"
     if name == "cuda" and (Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi")):
         import torch
 
@@ -141,7 +141,7 @@ def _threads() -> Iterator[Finding]:
 
 def _compiler() -> Iterator[Finding]:
     if sys.platform == "win32":
-        yield Finding("compiler", "not used on Windows: PyTorch's own operations do")
+        yield Finding("compiler", "not used on Windows; PyTorch's own operations are used instead")
         return
     from attnlm.compute.native import library
     from attnlm.compute.native.build import commands
@@ -190,7 +190,7 @@ def _disk() -> Iterator[Finding]:
         free = shutil.disk_usage(folder).free
         remedy = ""
         if free < _FREE:
-            remedy = "free some space: a new checkpoint is written before the old one goes"
+            remedy = "free some space: a new checkpoint is written before the old one is deleted"
         if not _is_writable(folder):
             remedy = "this folder is not writable: change to one that is, or set TMPDIR"
         yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
@@ -225,7 +225,7 @@ def _locale() -> Iterator[Finding]:
     encoding = locale.getpreferredencoding(False)
     files = sys.getfilesystemencoding()
     is_unicode = {encoding.lower().replace("-", ""), files.lower().replace("-", "")} == {"utf8"}
-    remedy = "" if is_unicode else "file names may look odd: set LC_ALL=C.UTF-8"
+    remedy = "" if is_unicode else "file names may be shown wrongly: set LC_ALL=C.UTF-8"
     yield Finding("locale", f"{encoding}, file names {files}; output is always UTF-8", remedy)
 
 

@@ -67,12 +67,12 @@ def export(
     """
     check_format(to, type)
     if not str(path):
-        raise UsageError("the name of what to write can't be empty", "name a new folder or file")
+        raise UsageError("the name of the output cannot be empty", "name a new folder or file")
     runs = [run] if run is None or isinstance(run, str | Path | Run) else run
     path, opened = Path(path), [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
     if to != "html" and (len(opened) > 1 or force):
         what = "several runs" if len(opened) > 1 else "`force`"
-        raise UsageError(f"`to` {to} can't take {what}", "give one run, or `to` html")
+        raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
     for one in opened:
         if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(one.path)):
             raise AttnlmError(
@@ -252,8 +252,8 @@ def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnE
     if form.name == "gpt2" and (context := run.config.model.block_size) % _CONTEXT_STEP:
         on_event(
             Note(
-                f"llama.cpp aborts beyond the {context:,} tokens of this model's context: it stops "
-                f"at multiples of {_CONTEXT_STEP} only"
+                f"llama.cpp aborts after the {context:,} tokens of this model's context: its own "
+                f"limit is a multiple of {_CONTEXT_STEP}"
             )
         )
     return Exported(path, form.name, chosen.which)
@@ -261,7 +261,7 @@ def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnE
 
 def _check_file_free(path: Path) -> None:
     if path.is_symlink() or path.exists():
-        raise AttnlmError(f"{path} exists already", "name a new file, or delete that one first")
+        raise AttnlmError(f"{path} already exists", "choose a new name, or delete that file first")
 
 
 def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
 
     if to in _LARGEST and (largest := float(np.abs(numbers).max())) > _LARGEST[to]:
         raise AttnlmError(
-            f"the tensor {name} has {largest:g}, more than {to} can hold", "give `type` f32"
+            f"the tensor {name} has {largest:g}, which is too large for {to}", "use `type` f32"
         )
     result: NDArray[Any] = quantize(numbers, GGMLQuantizationType[to])
     return result

@@ -108,11 +108,11 @@ def climb(
         for key in given:
             if given[key] != getattr(made, key):
                 raise UsageError(
-                    f"`{key}` can't be changed in a ladder that is resumed",
-                    "leave it out, or start another ladder with another `name`",
+                    f"`{key}` cannot be changed in a ladder that is resumed",
+                    "leave it out, or start a new ladder with another `name`",
                 )
         opened = _same_dataset(made, dataset, data_dir)
-    hint = "wait until that ends, or stop it; or start another ladder"
+    hint = "wait until that process ends, or stop it, or start another ladder"
     with trained_alone(path, hint):
         on_event(LadderStarted(path, made))
         runs, trained = made.runs(path), dict[tuple[str, int], Run]()
@@ -145,7 +145,7 @@ def _existing(name: str | None, resume: str | Path | None, folder: Path) -> Path
     """Return the folder of the ladder to resume, or None for a new ladder."""
     if resume is not None:
         if name is not None:
-            raise UsageError("`resume` and `name` cannot be combined", "give one of them")
+            raise UsageError("`resume` and `name` cannot be combined", "use only one of them")
         return find_folder(resume, folder, kind="ladder")
     if name is None:
         return None
@@ -161,7 +161,7 @@ def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path
     if (dataset.train_sha256, dataset.val_sha256) != (made.train_sha256, made.val_sha256):
         raise AttnlmError(
             f"{dataset.path} is not the data set that the ladder was started with",
-            f"prepare that one again, or move it to {recorded}",
+            f"prepare the original data set again, or move it to {recorded}",
         )
     return dataset
 
@@ -172,7 +172,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     if "steps" in given and "budget" in given:
-        raise UsageError("`steps` and `budget` cannot be combined", "give one of them")
+        raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
     length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
     about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
     made = Plan(
@@ -217,7 +217,8 @@ def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
         path = folder / name if name else next(path for path in numbered if taken(path) is None)
         if found := taken(path):
             raise AttnlmError(
-                f"{found} exists, and runs are never overwritten", "give the ladder another `name`"
+                f"{found} exists, and runs are never overwritten",
+                "choose another `name` for the ladder",
             )
         new.rename(path)
     return path

@@ -253,17 +253,17 @@ def plan(
     Raises AttnlmError as `train` does, and if the measured steps do not fit into memory.
     """
     if dataset is not None and vocab_size is not None:
-        raise UsageError("a data set and `vocab_size` cannot be combined", "give one of them")
+        raise UsageError("a data set and `vocab_size` cannot be combined", "use only one of them")
     if tokens is not None and "steps" in settings:
-        raise UsageError("`tokens` and `steps` cannot be combined", "give one of them")
+        raise UsageError("`tokens` and `steps` cannot be combined", "use only one of them")
     if share is not None and peak is None:
         raise UsageError("`share` needs a `peak`", "such as 989e12, in FLOP/s")
     given = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}
     for limited, (least, most) in _LIMITS.items():
         if (value := given[limited]) is not None and not least <= value <= most:
             raise UsageError(
-                f"`{limited}` {quoted(value)} is out of range",
-                f"it must be at least {least:g}, at most {most:g}",
+                f"invalid value for `{limited}`: {quoted(value)}",
+                f"it must be between {least:g} and {most:g}",
             )
     with joined() as processes:
         if processes.count > 1:
@@ -279,8 +279,8 @@ def plan(
         if tokens is None and config.training.adapters is not None:
             if vocab_size is not None:
                 raise UsageError(
-                    "adapters have no usual number of tokens, and there is no data set to go by",
-                    "give `tokens` or `steps`",
+                    "the number of tokens to train adapters on is unknown without a data set",
+                    "use `tokens` or `steps`",
                 )
             tokens = len(opened.train)
         about = opened.vocab_size, opened.val_tokens
@@ -294,8 +294,8 @@ def plan(
     stated = Plan(config, *about, name, tokens, peak * share, peak, share)
     if not stated.step_flops:
         raise UsageError(
-            f"{config.model.model} has no matrix products: a `peak` says nothing about its time",
-            "leave `peak` out: its steps are then measured",
+            f"{config.model.model} has no matmuls, so `peak` does not determine its time",
+            "leave `peak` out, to measure steps instead",
         )
     return stated
 
@@ -310,9 +310,9 @@ def _data(
     if vocab_size is not None:
         if parent is not None and vocab_size != parent.vocab_size:
             raise UsageError(
-                f"`vocab_size` can't be {vocab_size:,}, since {parent.name} has "
+                f"`vocab_size` {vocab_size:,} differs from the vocabulary of {parent.name}, "
                 f"{parent.vocab_size:,} ids",
-                "leave it out, or give the same",
+                "leave `vocab_size` out",
             )
         length = _MADE_UP_WINDOWS * config.model.block_size + 1
         ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
@@ -338,7 +338,7 @@ def _measured(
     try:
         device = choose_device(config.training.device, config.training.dtype)
     except AttnlmError as error:
-        elsewhere = "; for one that is elsewhere, give its `peak`"
+        elsewhere = "; for another device, use its `peak`"
         hint = error.hint if isinstance(error, UsageError) else f"{error.hint}{elsewhere}"
         raise type(error)(error.message, hint) from None
     training = replace(config.training, seed=config.training.seed or 0)
@@ -354,7 +354,7 @@ def _measured(
     except torch.OutOfMemoryError:
         raise AttnlmError(
             f"the memory of {device.name} is too small for a step",
-            "lower `micro_batch_size`, or give the `peak` of a larger device",
+            "lower `micro_batch_size`, or use the `peak` of a larger device",
         ) from None
 
 

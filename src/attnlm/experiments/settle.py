@@ -121,7 +121,7 @@ def settle(
 def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
     """Raise AttnlmError if the data are too short for the context, or the memory is too small."""
     longest = min(len(dataset.train), dataset.val_tokens) - 1
-    hint = f"give `block_size` {longest} or less, or prepare a longer text"
+    hint = f"use `block_size` {longest} or less, or prepare a longer text"
     check_length(len(dataset.train), config.model.block_size, "training", hint)
     check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
     parameters = parameters_of(config.model, dataset.vocab_size)
@@ -137,8 +137,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
         raise AttnlmError(
-            "`compile` on needs a C++ compiler, and none was found",
-            "install g++ or clang++, or give `compile` off",
+            "`compile` on needs a C++ compiler, but none was found",
+            "install g++ or clang++, or use `compile` off",
         )
     on_gpu, shard = device.name == "cuda", config.training.shard
     whole = not shard and config.training.lora is None
@@ -155,15 +155,15 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
         return "parts" if possible and parts_compile(*about) else "off"
     if not possible:
         raise UsageError(
-            "`compile` parts is for float32 on a CPU, and for models that have such parts: "
+            "`compile` parts needs float32 on a CPU, and a model with compiled parts: "
             "small heads in one layer, an MLP, RMS norm or rotary positions",
-            "give `compile` off",
+            "use `compile` off",
         )
     if not parts_compile(*about):
         raise AttnlmError(
-            "`compile` parts needs a C compiler that works, and none was found",
-            "install gcc or clang, set TMPDIR to a folder that programs may be loaded from, "
-            "or give `compile` off",
+            "`compile` parts needs a working C compiler, but none was found",
+            "install gcc or clang, set TMPDIR to a folder from which programs can run, "
+            "or use `compile` off",
         )
     return "parts"
 

@@ -49,7 +49,7 @@ def check_speed() -> tuple[str, str]:
         left = f"left {given:.0%} to this one"
         return text, f"other programs use the processor, which {left}: stop them"
     if reached < _LEAST_OF_USUAL * _USUAL_SHARE * peak:
-        return text, "give `threads` 1 or another number, and see the compiler above"
+        return text, "try `threads` 1 or another number, and check the compiler above"
     return text, ""
 
 

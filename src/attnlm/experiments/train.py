@@ -100,7 +100,8 @@ def train(
     check_tools(log or ())
     if checkpoint != "auto" and start_from is None:
         raise UsageError(
-            "`checkpoint` says which weights of `start_from` are taken", "give both, or neither"
+            "`checkpoint` needs `start_from`: it selects the weights of that run",
+            "use both or neither",
         )
     with joined() as processes, contextlib.ExitStack() as meanwhile:
         if processes.count > 1:
@@ -158,7 +159,7 @@ def train(
         )
         if budget is not None and state.step < _FEW_STEPS:
             made = f"only {state.step} steps were made in {duration(budget)}"
-            better = "a smaller model or `batch_size`, or more time, gives a better one"
+            better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
             listener(Note(f"{made}: {better}"))
         measure_on_whole(run, opened, listener)
         return run
@@ -209,7 +210,7 @@ def _begin(
         on_event(
             Note(
                 f"the recipe was made for `tokenizer` {config.recipe_tokenizer}, "
-                f"and {dataset.name} was prepared with {dataset.tokenizer.name}"
+                f"but {dataset.name} was prepared with {dataset.tokenizer.name}"
             )
         )
     device = chosen_device(config, dataset)
@@ -253,31 +254,31 @@ def _existing(
         differing.append("start_from")
     if differing:
         raise AttnlmError(
-            f"a run called {run.name} exists, and its `{differing[0]}` differs",
-            "give another `name`",
+            f"a run called {run.name} exists, but its `{differing[0]}` differs",
+            "choose another `name`",
         )
     facts, training = saved_facts(run), run.config.training
     patient = training.patience is None or facts["stale"] < training.patience
     if facts["step"] != facts["evaluated_step"] or (patient and facts["step"] != training.steps):
         raise AttnlmError(
-            f"a run called {run.name} exists, and it is not finished",
+            f"a run called {run.name} exists, but it is not finished",
             f"resume it: {resume_command(run.path)}",
         )
-    on_event(Note(f"{run.name} exists: it is finished and has this configuration"))
+    on_event(Note(f"{run.name} exists, is finished, and has this configuration: nothing to train"))
     return run
 
 
 def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> None:
     if any(other is not None for other in others):
         raise UsageError(
-            "`resume` takes everything from the run",
-            "leave out the data set, `recipe`, `name` and `start_from`",
+            "`resume` cannot be combined with a data set, `recipe`, `name` or `start_from`",
+            "leave them out: the run has recorded its settings",
         )
     for key in settings:
         if key not in _TAKEN_BESIDE_RESUME:
             taken = ", ".join(f"`{k}`" for k in _TAKEN_BESIDE_RESUME)
             raise UsageError(
-                f"`{key}` can't be changed in a run that is resumed", f"{taken} can be changed"
+                f"`{key}` cannot be changed in a run that is resumed", f"{taken} can be changed"
             )
 
 
@@ -292,7 +293,8 @@ def _resume(
     """Return a run as last saved, ready to train, and record its changed settings."""
     if run.imported_from:
         raise AttnlmError(
-            f"{run.name} was imported: there is no training to resume", "train a new run"
+            f"{run.name} was imported: there is no training to resume",
+            f"fine-tune it: `start_from` {run.name}",
         )
     recorded = run.config.settings()
     if "device" in settings:
@@ -302,7 +304,7 @@ def _resume(
         recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
         chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
         other = "device" if computing["device"] != recorded["device"] else "precision"
-        on_event(Note(f"{chosen} are chosen anew, since the run was trained on another {other}"))
+        on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
@@ -318,11 +320,11 @@ def _resume(
     fresh = not run.last.exists() and restarts() > 0  # the run ended before its first checkpoint
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
     step, evaluated_step = saved["step"], saved["evaluated_step"]
-    more = f"give `steps` {2 * step}, or any total above {step}"
+    more = f"use `steps` {2 * step}, or any total above {step}"
     if total is not None and step > total:
-        raise AttnlmError(f"{run.name} has made {step} steps already", more)
+        raise AttnlmError(f"{run.name} has already made {step} steps", more)
     if planned is not None and total is not None and total < planned:
-        on_event(Note(f"{run.name} was planned for {planned:,} steps; it ends after {total:,} now"))
+        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {total:,}"))
     if step == evaluated_step == total:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     again = resume_command(run.path)

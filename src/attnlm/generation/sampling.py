@@ -301,7 +301,7 @@ def sample(
     """
     if num_samples != 1:
         raise UsageError(
-            f"sample gives one text, piece by piece, and num_samples is {num_samples}",
+            f"sample yields one text, but num_samples is {num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
     sampler, ids, config = _ready(**locals())

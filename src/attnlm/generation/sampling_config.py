@@ -35,7 +35,7 @@ class SamplingConfig:
         finite = math.isfinite(self.temperature) and self.temperature >= 0
         self._require(finite, "temperature", "0 (greedy) or more")
         self._require(self.top_k is None or self.top_k >= 1, "top_k", "1 or more")
-        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0, and at most 1")
         self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
         if self.num_samples > 1:
             most = MOST_HELD // max(1, self.tokens)
@@ -55,7 +55,9 @@ class SamplingConfig:
 
     def _require(self, holds: bool, name: str, words: str) -> None:
         if not holds:
-            raise UsageError(f"`{name}` can't be {getattr(self, name)}", f"it must be {words}")
+            raise UsageError(
+                f"invalid value for `{name}`: {getattr(self, name)}", f"it must be {words}"
+            )
 
 
 def drawn_seed() -> int:

@@ -108,7 +108,7 @@ class Architecture:
         if self.attention == "none" and self.mlp == "none":
             raise UsageError(
                 "a block with `attention` none and `mlp` none does nothing",
-                "give `attention` softmax, or an `mlp`",
+                "use `attention` softmax, or an `mlp`",
             )
         _check_heads(self, self.embed_dim)
         _check_rotary(self)
@@ -174,19 +174,19 @@ def _check_heads(a: Architecture, width: int) -> None:
         step = narrowest * a.heads
         heads = _nearest(a.heads, [n for n in range(1, width + 1) if width % (n * narrowest) == 0])
         raise UsageError(
-            f"`embed_dim` {width} can't be divided into `heads` {a.heads}",
-            (f"give `heads` {heads}, or `embed_dim` " if heads else "give `embed_dim` ")
+            f"`embed_dim` {width} is not divisible by `heads` {a.heads}",
+            (f"use `heads` {heads}, or `embed_dim` " if heads else "use `embed_dim` ")
             + _nearest(width, range(step, width + step + 1, step)),
         )
     if a.heads * a.head_dim > _WIDEST_HEADS:
         raise UsageError(
-            f"`heads` {a.heads} of {a.head_dim} are too wide together",
-            f"give `heads` {max(1, _WIDEST_HEADS // a.head_dim)} or fewer",
+            f"{a.heads} `heads` of width {a.head_dim} are too wide together",
+            f"use `heads` {max(1, _WIDEST_HEADS // a.head_dim)} or fewer",
         )
     if a.heads % a.num_kv_heads:
         raise UsageError(
-            f"`heads` {a.heads} can't share `kv_heads` {a.kv_heads} evenly",
-            "give `kv_heads` "
+            f"`heads` {a.heads} is not divisible by `kv_heads` {a.kv_heads}",
+            "use `kv_heads` "
             + _nearest(a.num_kv_heads, [n for n in range(1, a.heads + 1) if a.heads % n == 0]),
         )
     if a.body_dim == width:
@@ -200,8 +200,8 @@ def _check_heads(a: Architecture, width: int) -> None:
     }.items():
         if is_there:
             raise UsageError(
-                f"{part} needs `heads` × `head_size` = `embed_dim` without a `projection`",
-                "give a `projection`",
+                f"without a `projection`, {part} needs `heads` × `head_size` = `embed_dim`",
+                "add a `projection`",
             )
 
 
@@ -216,19 +216,19 @@ def _check_rotary(a: Architecture) -> None:
         return
     if a.attention != "softmax":
         raise UsageError(
-            f"rotary positions turn queries and keys, and `attention` {a.attention} has none",
-            "give `positions` learned or none",
+            f"`positions` rotary needs queries and keys, and `attention` {a.attention} has none",
+            "use `positions` learned or none",
         )
     if a.head_dim % 2:
         raise UsageError(
-            f"rotary positions turn pairs of numbers, and `head_size` {a.head_dim} is odd",
-            f"give `head_size` {a.head_dim + 1}",
+            f"`positions` rotary needs an even `head_size`, not {a.head_dim}",
+            f"use `head_size` {a.head_dim + 1}",
         )
     if a.block_size * a.head_dim > _LARGEST_ROTARY_TABLE:
         raise UsageError(
-            f"a table of rotary positions for `block_size` {a.block_size} and heads of "
+            f"the table of rotary positions for `block_size` {a.block_size} and heads of width "
             f"{a.head_dim} is too large",
-            f"give `block_size` {max(1, _LARGEST_ROTARY_TABLE // a.head_dim)} or less",
+            f"use `block_size` {max(1, _LARGEST_ROTARY_TABLE // a.head_dim)} or less",
         )
 
 

@@ -159,14 +159,14 @@ def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
     """
     if tokens_BT.dim() != 2:
         raise AttnlmError(
-            f"the model takes tokens of shape (B, T), and these have {tuple(tokens_BT.shape)}",
-            "for a single text, give tokens[None]",
+            f"the tokens must have the shape (B, T), not {tuple(tokens_BT.shape)}",
+            "for a single text, pass tokens[None]",
         )
     end = start + tokens_BT.size(1)
     if end > block_size:
         raise AttnlmError(
-            f"the text has {end} tokens, and the model sees {block_size} at a time (block_size)",
-            f"give at most {block_size}, or train with a larger block_size",
+            f"the text has {end} tokens, more than the context of the model, {block_size}",
+            f"pass at most {block_size} tokens, or train with a larger `block_size`",
         )
     return end
 

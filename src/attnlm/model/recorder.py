@@ -104,8 +104,8 @@ class Recorder:
 def no_attention() -> AttnlmError:
     """Return the error for a model without attention."""
     return AttnlmError(
-        "this model has no attention: there are no maps to look at",
-        "look at another model, such as single-head",
+        "this model has no attention, so there are no maps",
+        "use another model, such as single-head",
     )
 
 

@@ -158,13 +158,13 @@ def _read(
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
     if not path.exists():
         raise AttnlmError(
-            f"there is no checkpoint {path}",
-            "the run stopped before it was written; train it again",
+            f"checkpoint not found: {path}",
+            "the run stopped before its first checkpoint; train it again",
         )
 
     # A folder has several files, and a trainer may replace it between two reads.
     def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
-        hint = "the run's other checkpoint may be intact: try `checkpoint` last or best"
+        hint = "try the run's other checkpoint: `checkpoint` last or best"
         with explaining_reads(path, ": it does not match its own digest", hint):
             if path.suffix:
                 try:
@@ -179,8 +179,8 @@ def _read(
                 found = None
         if found is None:
             raise AttnlmError(
-                f"{path} does not hold the model that its run describes",
-                "copy the run's folder again from where it came",
+                f"{path} does not contain the model that config.json describes",
+                "copy the run's folder again from its source",
             )
         return found
 

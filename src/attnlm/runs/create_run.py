@@ -111,5 +111,5 @@ def _taken(path: Path, is_trained: bool) -> AttnlmError:
         resume = f", or resume it: {resume_command(path)}; `exist_ok` accepts it if it is finished"
     return AttnlmError(
         f"a run called {path.name} exists, and runs are never overwritten",
-        f"give another `name`{resume}",
+        f"choose another `name`{resume}",
     )

@@ -132,11 +132,11 @@ def check_format(to: str, type: str | None) -> None:
     """Raise UsageError for an unknown format, or a number type that the format lacks."""
     for name, value, words in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
         if value is not None and name == "type" and not words:
-            hint = f"leave `type` out: {to} has float32"
-            raise UsageError("`type` is for `to` gguf and html", hint)
+            hint = f"leave `type` out: {to} always has float32"
+            raise UsageError("`type` applies only to `to` gguf and html", hint)
         if value is not None and value not in words:
             hint = suggestion(value, words, f"choose from {', '.join(words)}")
-            raise UsageError(f"`{name}` can't be {value!r}", hint)
+            raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
 
 
 AnyForm = TypeVar("AnyForm", bound=Form)

@@ -29,7 +29,7 @@ _SPLITTERS = {
     SMOLLM_PATTERN: "smollm",
 }
 _TAKE_WORDS_WHOLE = ("llama-bpe",)  # pre-tokenizers that skip merges if the whole word is a token
-_OTHER = "give `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
+_OTHER = "use `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
 # Texts that llama.cpp reads as special tokens, whatever their type; some mean end of text.
 _MARKS = (
     "<|endoftext|> <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_text|> <EOT> _<EOT> [EOT] "
@@ -54,8 +54,8 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         # It hangs on an unknown character that begins with the same bytes as a known one.
         known = next(c for c in tokenizer.characters if not c.isascii())
         raise AttnlmError(
-            f"llama.cpp can't read characters beyond ASCII one by one, such as {known!r}: it hangs "
-            "at a similar one that the vocabulary lacks",
+            f"llama.cpp cannot tokenize single characters outside of ASCII, such as {known!r}: it "
+            "hangs at a similar character that is not in the vocabulary",
             _OTHER,
         )
     plain = bytes(set(range(32, 127)) - {ord("\\")})  # it reads other bytes in hexadecimal
@@ -70,19 +70,18 @@ def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
     splitter = _SPLITTERS.get(tokenizer.pattern)
     if splitter is None:
         raise AttnlmError(
-            f"llama.cpp has no splitter that gives the ids of {tokenizer.name} for every text",
+            f"llama.cpp has no pre-tokenizer that is equal to that of {tokenizer.name}",
             _OTHER,
         )
     if tokenizer.nfc:
         raise AttnlmError(
-            f"llama.cpp does not normalise a text to NFC, as {tokenizer.name} does", _OTHER
+            f"{tokenizer.name} normalises texts to NFC, which llama.cpp does not do", _OTHER
         )
     tokens = [byte_characters.written(token) for token in tokenizer.tokens]
     types = [_NORMAL] * len(tokens)
     if marks := set(_MARKS.split()).intersection(map(byte_characters.written, tokenizer.ranks)):
         raise AttnlmError(
-            f"the vocabulary has {min(marks)!r} as a word like any other, and llama.cpp takes it "
-            "for a mark",
+            f"{min(marks)!r} is an ordinary word of the vocabulary, but special in llama.cpp",
             _OTHER,
         )
     for i, token in enumerate(tokenizer.tokens):

@@ -67,12 +67,18 @@ class Plan:
         meant = {tuple(sorted(variant(rung).items())) for rung in self.rungs}
         if not self.rungs or len(meant) < len(self.rungs):
             raise UsageError(
-                "`rungs` is empty or names a rung twice", "name each once, as in bigram,average"
+                "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
         if not 0 <= self.tokens <= _MOST_TOKENS:
-            raise UsageError(f"`tokens` can't be {self.tokens:,}", f"give 0 to {_MOST_TOKENS:,}")
+            raise UsageError(
+                f"invalid value for `tokens`: {self.tokens:,}",
+                f"it must be between 0 and {_MOST_TOKENS:,}",
+            )
         if not 1 <= self.seeds <= _MOST_SEEDS:
-            raise UsageError(f"`seeds` can't be {self.seeds:,}", f"give 1 to {_MOST_SEEDS:,}")
+            raise UsageError(
+                f"invalid value for `seeds`: {self.seeds:,}",
+                f"it must be between 1 and {_MOST_SEEDS:,}",
+            )
         for rung in self.rungs:
             resolve(self.settings(rung, self.seed + self.seeds - 1))
 
@@ -89,7 +95,7 @@ class _Stored:
 
 def read_plan(path: Path) -> Plan:
     """Return the plan in a ladder's folder. Raises AttnlmError if it is missing or damaged."""
-    hint = "start another ladder, with another `name`"
+    hint = "start a new ladder with another `name`"
     made = read_record(_Stored, path / RECORD, format=_FORMAT, hint=hint).plan
     try:
         "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no lone surrogates

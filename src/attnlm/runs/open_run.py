@@ -28,14 +28,15 @@ def open_run(
         return name
     path = find_folder(name, Path(checkpoint_dir), kind="run")
     if problem := problem_of(path):
-        raise AttnlmError(f"can't open {path}: {problem}", "check its permissions")
+        raise AttnlmError(f"cannot open {path}: {problem}", "check its permissions")
     if (path / "ladder.json").exists():
         raise AttnlmError(
-            f"{path.name} is a ladder, not a run", f"name a rung of it, as in {path.name}-bigram"
+            f"{path.name} is a ladder, not a run",
+            f"use the name of a rung, as in {path.name}-bigram",
         )
     if (path / "generation_config.json").exists() and not (path / "metrics.jsonl").exists():
         raise AttnlmError(
-            f"{path} is a folder of Hugging Face's format, not a run",
+            f"{path} is a folder in Hugging Face's format, not a run",
             f"make a run of it: attnlm import {path}",
         )
     if not (path / "config.json").exists():
@@ -61,8 +62,8 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
     """
     if run.imported_from:
         raise AttnlmError(
-            f"{run.name} was imported, and has no data set of its own",
-            "prepare one with its tokenizer, and give it as `data`",
+            f"{run.name} was imported and has no data set",
+            f"prepare one with `tokenizer` {run.path}, then name it as `data`",
         )
     recorded = Path(run.dataset["path"])
     dataset = open_dataset(
@@ -75,6 +76,6 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
         if getattr(dataset, key) != recorded_facts[key]:
             raise AttnlmError(
                 f"{dataset.path} is not the data set that {run.name} was trained on",
-                f"prepare that one again, or move it to {recorded}",
+                f"prepare the original data set again, or move it to {recorded}",
             )
     return dataset

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
-COPY_THE_RUN = "copy the run's folder again from where it came"
+COPY_THE_RUN = "copy the run's folder again from its source"
 _WHOLE = "whole.json"
 _COUNT: Any = {"at_least": 0, "below": 2**48}
 
@@ -255,7 +255,9 @@ class Run:
         if isinstance(which, Checkpoint):
             return which
         if which not in ("auto", "best", "last"):
-            raise UsageError(f"`checkpoint` can't be {which!r}", "it is auto, best or last")
+            raise UsageError(
+                f"invalid value for `checkpoint`: {which!r}", "choose from auto, best, last"
+            )
         is_auto = which == "auto" and self.last.exists()
         if which == "last" or (is_auto and not self.best.exists()):
             return self._checkpoint("last")
@@ -412,7 +414,9 @@ class Run:
 
         Raises AttnlmError if another process is training the run.
         """
-        with trained_alone(self.path, "wait until that ends, or stop it; or train another run"):
+        with trained_alone(
+            self.path, "wait until that process ends, or stop it, or train another run"
+        ):
             files.remove_leftovers(self.path)
             remove_leftovers(self.path)
             remove_leftovers(self.path.parent)

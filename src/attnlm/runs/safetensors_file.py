@@ -99,7 +99,7 @@ def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise AttnlmError(f"can't read {path}: {error.strerror or error}", hint) from None
+        raise AttnlmError(f"cannot read {path}: {error.strerror or error}", hint) from None
     except (ValueError, RecursionError):
         raise AttnlmError(f"{path} is damaged{damaged}", hint) from None
 

@@ -144,7 +144,7 @@ def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
     """Return the snapshot of a record. Raises ValueError if it does not fit the model."""
     maps = record["maps"]
     if (maps is None) != (architecture.maps_per_layer == 0):
-        raise ValueError("maps where there are no heads, or none where there are")
+        raise ValueError("it has maps of a model without heads, or no maps of a model with heads")
     if maps is not None:
         maps = _unpacked(maps, architecture.layers, architecture.maps_per_layer)
     return Snapshot(record["step"], record["text"], maps)
@@ -161,7 +161,7 @@ def _unpacked(packed: str, layers: int, heads: int) -> NDArray[np.float32]:
     count = len(weights) // (layers * heads)
     length = (math.isqrt(8 * count + 1) - 1) // 2
     if not 0 < length <= PASSAGE or len(weights) != layers * heads * length * (length + 1) // 2:
-        raise ValueError("no maps of such a model")
+        raise ValueError("its maps do not fit the model")
     maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
     rows, columns = np.tril_indices(length)
     maps_LHTT[..., rows, columns] = weights.reshape(layers, heads, -1) / np.float32(255)

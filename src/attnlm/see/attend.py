@@ -101,7 +101,7 @@ def check_fits_json(numbers: int) -> None:
     if numbers > _MOST_IN_JSON:
         raise AttnlmError(
             f"{numbers:,} numbers are too many for JSON (at most {_MOST_IN_JSON:,})",
-            "give a shorter text",
+            "use a shorter text",
         )
 
 
@@ -138,7 +138,8 @@ def attend(
         raise no_attention()
     ids, most = ids_of(run, text), run.config.model.block_size
     if len(ids) > most:
-        words = f"the text has {len(ids):,} tokens; {run.name} reads the last {most:,}, its context"
+        count, last = f"{len(ids):,}", f"the last {most:,} tokens"
+        words = f"the text has {count} tokens; {run.name} reads only {last}, its context"
         (on_event or ignore)(Note(words))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     return attention_of(run, model, ids[-most:])[0]

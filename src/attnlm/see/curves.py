@@ -100,7 +100,7 @@ class CurveDrawer:
             gc.collect(1)
         except Exception as error:  # noqa: BLE001 - a run must not fail for a picture
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            self._on_event(Note(f"curve.png can't be drawn: {reason}"))
+            self._on_event(Note(f"curve.png cannot be drawn: {reason}"))
             self._run = None
         self._due = time.perf_counter() + _SECONDS_BETWEEN_DRAWINGS
 
@@ -318,7 +318,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
             )
         return f"{why}; the best checkpoint is kept"
     if floor is not None and losses[best] < floor + _NEAR_FLOOR:
-        return f"within {max(0.0, losses[best] - floor):.3f} of the floor: nothing is left to learn"
+        return f"within {max(0.0, losses[best] - floor):.3f} of the floor: little is left to learn"
     tail = max(1, len(losses) // 5)
     fallen = min(losses[:-tail]) - losses[best]
     if fallen > _NOTICEABLE:

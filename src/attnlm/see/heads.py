@@ -136,13 +136,13 @@ def study_heads(
     context is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
-        raise UsageError(f"`windows` can't be {windows}", "it must be 1 or more")
+        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
     if not run.config.model.maps_per_layer:
         raise no_attention()
     has_text = text is not None or not run.imported_from
     if ablate and not has_text:
         raise AttnlmError(
-            f"{run.name} was imported, and has no text to measure a loss on", "give a `text`"
+            f"{run.name} was imported and has no text to measure a loss on", "use `text`"
         )
     block_size = run.config.model.block_size
     inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
@@ -151,8 +151,8 @@ def study_heads(
         block_size = min(block_size, len(tokens) - 1)
     if block_size < 2:
         raise TooShortError(
-            f"windows of {max(0, block_size)} tokens are too short to measure heads by",
-            "take a longer text, or a run with a larger context",
+            f"windows of {max(0, block_size)} tokens are too short to measure heads",
+            "use a longer text, or a run with a larger context",
         )
     if has_text:
         places_NT = _windows(len(tokens), block_size, windows)
@@ -201,7 +201,7 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
         try:
             return open_dataset_of(run, data_dir).val, "val.bin"
         except AttnlmError as error:
-            raise AttnlmError(error.message, f"{error.hint}; or give a `text`") from None
+            raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
     try:
         content = text.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

@@ -192,7 +192,7 @@ def check_tools(names: Iterable[str]) -> None:
     for name in names:
         if str(name) not in TOOLS:
             hint = suggestion(str(name), TOOLS, f"choose from {', '.join(TOOLS)}")
-            raise UsageError(f"`log` can't be {quoted(name)}", hint)
+            raise UsageError(f"invalid value for `log`: {quoted(name)}", hint)
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder with this name is not a package
             raise AttnlmError(
@@ -281,7 +281,7 @@ class LogListener:
         except Exception as error:  # noqa: BLE001 - a run must not fail for a log
             self._tools.pop(name, None)
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            self._on_event(Note(f"{name} failed, and no longer logs this run: {reason}"))
+            self._on_event(Note(f"{name} failed and no longer logs this run: {reason}"))
 
 
 def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str], str]:

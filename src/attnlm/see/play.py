@@ -57,14 +57,16 @@ def export_to_html(
             f"the name of a page must end with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
         )
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise AttnlmError(f"{path} is not a regular file", "give another name")
+        raise AttnlmError(f"{path} is not a regular file", "choose another name")
     if path.exists() and not force:
-        raise AttnlmError(f"{path} exists already", "name a new file, or replace a page: `force`")
+        raise AttnlmError(
+            f"{path} already exists", "choose a new name, or replace the page with `force`"
+        )
     parameters = sum(run.parameters for run in runs)
     if parameters > LARGEST and not force:
         raise AttnlmError(
             f"{parameters:,} parameters are too many for a page (at most {LARGEST:,})",
-            "export a smaller model, or try it all the same: `force`",
+            "export a smaller model, or use `force`",
         )
     chosen = [run.checkpoint(checkpoint) for run in runs]
     models = [play_model(run, which) for run, which in zip(runs, chosen, strict=True)]
@@ -129,9 +131,7 @@ def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
     with np.errstate(over="ignore"):
         numbers = numbers.astype({"f32": "<f4", "f16": "<f2"}[number_type])
     if not np.isfinite(numbers).all():
-        raise AttnlmError(
-            f"{model.name} has weights that {number_type} can't hold", "give `type` f32"
-        )
+        raise AttnlmError(f"{model.name} has weights too large for {number_type}", "use `type` f32")
     return {
         "name": model.name,
         "told": model.told,

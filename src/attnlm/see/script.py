@@ -62,8 +62,8 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     load_model(run, checkpoint=chosen, device="cpu")  # raises if it is damaged
     if run.config.training.adapters is not None:
         raise AttnlmError(
-            f"{run.name} is a run of adapters: no one file has its weights",
-            f"fold them in first: attnlm export {run.name} DIR, then attnlm import DIR",
+            f"{run.name} has adapters, so its weights are not in one file",
+            f"merge them first: attnlm export {run.name} DIR, then attnlm import DIR",
         )
     weights = _SHARDED_WEIGHTS if run.config.training.shard else _WEIGHTS
     is_small = run.vocab_size <= 256

@@ -16,7 +16,7 @@ def ids_of(run: Run, text: str) -> list[int]:
     Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
     """
     if not text:
-        raise UsageError("the text is empty", "give at least one character")
+        raise UsageError("the text is empty", "use at least one character")
     return run.tokenizer.encode_from_start(text)
 
 
@@ -30,8 +30,8 @@ def ids_within_context(run: Run, text: str) -> list[int]:
     most = run.config.model.block_size
     if len(ids) > most:
         raise AttnlmError(
-            f"the text has {len(ids)} tokens, and {run.name} sees {most} at a time (block_size)",
-            f"give a text of at most {most} tokens, or train with a larger `block_size`",
+            f"the text has {len(ids)} tokens, more than the context of {run.name}, {most}",
+            f"use a text of at most {most} tokens, or train with a larger `block_size`",
         )
     return ids
 

@@ -168,7 +168,7 @@ def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
     """
     heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
     if not 1 <= head <= heads:
-        raise UsageError(f"`head` can't be {head}", f"{trace.run} has heads 1 to {heads}")
+        raise UsageError(f"invalid value for `head`: {head}", f"{trace.run} has heads 1 to {heads}")
     of = f"head {head} of {heads}, " if heads > 1 else ""
     shown = [visible(token) for token in trace.tokens]
     for number, step in enumerate(trace.steps, 1):

@@ -161,11 +161,11 @@ def get_corpus(
     parts = tuple(map(one, source))
     if len(parts) < 2:
         if not parts:
-            raise UsageError("no source was given", f"give {SOURCES}")
+            raise UsageError("no source", f"name {SOURCES}")
         return parts[0]
     sources = tuple(part.source for part in parts)
     if sum(map(len, sources)) > _MOST_IN_SOURCES:
-        raise UsageError(f"{len(parts):,} sources are too many", "give the folder that they are in")
+        raise UsageError(f"{len(parts):,} sources are too many", "name the folder that they are in")
     for part in parts:
         if not any(part.pieces()):
             on_event(Note(f"{part.shown} is empty"))
@@ -228,8 +228,8 @@ def _tales(spool: Path) -> Corpus:
 def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     if offline:
         raise AttnlmError(
-            f"{without_password(url)} needs the network, which `offline` forbids",
-            "pass a file, or use `attnlm prepare tales`",
+            f"{without_password(url)} needs the network, but `offline` is set",
+            "use a file, or `attnlm prepare tales`",
         )
     parts = urlsplit(url)
     file = Path(unquote(parts.path))
@@ -250,7 +250,7 @@ def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
     # A process that was started without stdin has sys.stdin None.
     stream = stream or getattr(sys.stdin, "buffer", None)
     if stream is None:
-        raise AttnlmError("stdin is closed", "pipe a text into the command, or pass a file")
+        raise AttnlmError("stdin is closed", "pipe a text into the command, or use a file")
     return _spooled(stream, spool)
 
 
@@ -298,7 +298,7 @@ def _shown(source: str) -> str:
 def _unreadable(shown: object, error: OSError) -> AttnlmError:
     """Return the error for a file that can't be read."""
     return AttnlmError(
-        f"can't read {shown}: {error.strerror}", "check the path and its permissions"
+        f"cannot read {shown}: {error.strerror}", "check the path and its permissions"
     )
 
 
@@ -309,5 +309,5 @@ def _not_found(source: str) -> AttnlmError:
         for path in itertools.islice(Path(source).parent.iterdir(), 1000):
             near.setdefault(path.name.lower(), str(path))
     matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)
-    hint = f"did you mean {near[matches[0]]!r}?" if matches else f"give {SOURCES}"
+    hint = f"did you mean {near[matches[0]]!r}?" if matches else f"use {SOURCES}"
     return AttnlmError(f"no such file or corpus: {source!r}", hint)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 RETRIES = 3
 BACKOFF = 0.5  # seconds before the second retry, doubled for each later one; none before the first
 _TIMEOUT = 10.0  # seconds: the longest silence of a server
-HINT = "check the address and the network, or pass a file; `attnlm prepare tales` needs no network"
+HINT = "check the address and the network, or use a file; `attnlm prepare tales` needs no network"
 _CERTIFICATES = (
-    "behind a company's proxy, set REQUESTS_CA_BUNDLE to its certificates; or pass a file"
+    "behind a company's proxy, set REQUESTS_CA_BUNDLE to its certificates, or use a file"
 )
 _LOGIN = "a login page of the network may be in the way: open any site in a browser first"
 _MAX_REDIRECTS = 10
@@ -72,8 +72,8 @@ def fetch(
                 raise _failure(url, _cause(error, timeout), hint) from error
     except OSError as error:
         raise AttnlmError(
-            f"can't write {destination}: {error.strerror}",
-            "free some space, or name another folder",
+            f"cannot write {destination}: {error.strerror}",
+            "free some space, or choose another folder",
         ) from error
 
 
@@ -101,18 +101,18 @@ def cached(
             return folder / name
     if offline:
         raise AttnlmError(
-            f"{name} is not in the cache ({folder}), and `offline` forbids a download",
-            "pass a file, or use `attnlm prepare tales`, which needs no network",
+            f"{name} is not in the cache ({folder}), and `offline` is set",
+            "use a file, or `attnlm prepare tales`, which needs no network",
         )
     try:
         if folder is None:
-            raise FileNotFoundError(errno.ENOENT, "the system names no home folder")
+            raise FileNotFoundError(errno.ENOENT, "this system has no home folder")
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         place = folder
     except OSError as error:
-        on_event(Note(f"can't keep {name} in the cache ({folder}): {error.strerror}"))
+        on_event(Note(f"cannot keep {name} in the cache ({folder}): {error.strerror}"))
     path = place / name
     fetch(url, path, sha256=sha256, max_bytes=max_bytes, deadline=deadline, on_event=on_event)
     return path
@@ -180,7 +180,7 @@ def _receive(
         is_page = is_page or (received == 0 and b"<html" in chunk[:1024].lower())
         received += len(chunk)
         if max_bytes is not None and received > max_bytes:
-            wrong = f"more than the {max_bytes:,} bytes expected"
+            wrong = f"it has more than {max_bytes:,} bytes"
             break
         if time.monotonic() > ends:
             raise _failure(url, f"it is too slow: {received:,} bytes until the deadline")
@@ -189,10 +189,10 @@ def _receive(
         on_event(Progress(task, received, total, "B"))
     else:
         if sha256 not in (None, digest.hexdigest()):
-            wrong = f"not the file expected (SHA-256 {str(sha256)[:12]}…)"
+            wrong = f"its SHA-256 is not {str(sha256)[:12]}…"
     if wrong:
         raise AttnlmError(
-            f"{without_password(url)} answers with {wrong}{', but a web page' if is_page else ''}",
+            f"{without_password(url)} sent {'a web page' if is_page else 'another file'}: {wrong}",
             _LOGIN if is_page else HINT,
         )
 
@@ -201,10 +201,10 @@ def _accept_page(url: str, on_event: OnEvent) -> None:
     """Report that the text is a web page; raise AttnlmError if the address names a text file."""
     if urlsplit(url).path.lower().endswith((".txt", ".md")):
         raise AttnlmError(
-            f"{without_password(url)} answers with a web page (text/html), not a text file",
-            "give the address of the file itself (its raw link), or pass a file",
+            f"{without_password(url)} sent a web page (text/html) instead of a text file",
+            "use the address of the file itself (its raw link), or download the file",
         )
-    on_event(Note(f"{without_password(url)} is a web page: its markup will be part of the text"))
+    on_event(Note(f"{without_password(url)} is a web page: its HTML tags become part of the text"))
 
 
 def _cause(error: BaseException, timeout: float) -> str:
@@ -221,4 +221,4 @@ def _cause(error: BaseException, timeout: float) -> str:
 
 def _failure(url: str, reason: str, hint: str = HINT) -> AttnlmError:
     shown = reason if len(reason) <= 300 else f"{reason[:299]}…"  # a server's answer may be long
-    return AttnlmError(f"can't download {without_password(url)}: {shown}", hint)
+    return AttnlmError(f"cannot download {without_password(url)}: {shown}", hint)

@@ -37,7 +37,7 @@ def parsed(source: str) -> HubName:
     """Return the parts of a Hub name. Raises UsageError for any other text."""
     name, colon, split = source.removeprefix(PREFIX).partition(":")
     if not name or bool(colon) != bool(split):
-        raise UsageError(f"{source!r} names no data set", f"give {SYNTAX}")
+        raise UsageError(f"{source!r} is not the name of a data set", f"use {SYNTAX}")
     whole, parts = HubName(name, None, split or "train"), name.split("/")
     if whole.is_local or len(parts) <= 2:
         return whole
@@ -55,10 +55,10 @@ def copy_texts(
     name = parsed(source)
     if offline and not name.is_local:
         raise AttnlmError(
-            f"{source} needs the network, which `offline` forbids",
-            f"for the folder, give {PREFIX}./{name.path}"
+            f"{source} needs the network, but `offline` is set",
+            f"for the folder, use {PREFIX}./{name.path}"
             if Path(name.path).is_dir()
-            else "pass a folder or a file, or use `attnlm prepare tales`",
+            else "use a folder, a file, or `attnlm prepare tales`",
         )
     datasets = optional("datasets", f"reading {source}")
     with gzip.open(destination, "wt", compresslevel=_FAST, encoding="utf-8") as file:
@@ -78,13 +78,13 @@ def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[s
         hint = f"check the name ({SYNTAX})"
     elif Path(path).is_dir():  # the library would read this folder instead
         path = f"hf://datasets/{name.path}"
-        hint = f"for the folder, give {PREFIX}./{name.path}"
+        hint = f"for the folder, use {PREFIX}./{name.path}"
     try:
         builder = datasets.load_dataset_builder(path, name.config)
         if builder.name not in _READERS:
             raise AttnlmError(
-                f"{source} is of a kind that is not read here: {builder.name}",
-                f"there are readers for {', '.join(_READERS)}",
+                f"{source} has an unsupported format: {builder.name}",
+                f"supported formats: {', '.join(_READERS)}",
             )
         stream = builder.as_streaming_dataset(split=name.split)
         if stream.features is not None and column in stream.features:
@@ -99,6 +99,6 @@ def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[s
     except Exception as error:  # any error of the library or the Hub
         after = f" after row {row:,}" if row else ""
         raise AttnlmError(
-            f"can't read {source}{after}: {first_line(error)}",
+            f"cannot read {source}{after}: {first_line(error)}",
             hint,
         ) from error

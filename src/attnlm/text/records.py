@@ -52,13 +52,13 @@ def checked(value: object, column: str, where: str) -> str:
         what = "null" if value is None else f"not text: {_type_name(value)}"
         raise AttnlmError(
             f"{where}: column {column!r} is {what}",
-            "leave such records out, or choose another `column`",
+            "leave out such records, or choose another `column`",
         )
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise AttnlmError(
-            f"{where}: column {column!r} has half a surrogate pair, which is no character",
+            f"{where}: column {column!r} has half a surrogate pair, which is not a character",
             "repair or leave out this record",
         ) from None
     if size > LONGEST:
@@ -72,9 +72,7 @@ def _type_name(value: object) -> str:
 
 
 def _too_long(where: str) -> AttnlmError:
-    return AttnlmError(
-        f"{where} is longer than {LONGEST / 2**20:g} MiB", "cut this record into several"
-    )
+    return AttnlmError(f"{where} is longer than {LONGEST / 2**20:g} MiB", "split this record")
 
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
@@ -104,7 +102,7 @@ def _value(line: bytes, column: str, where: str) -> object:
             "JSON is in UTF-8: convert the file, for example with iconv",
         ) from None
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "It can't be read"
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
         problem = f"valid JSON: {reason[:1].lower()}{reason[1:]}"
     else:
         if isinstance(record, dict):
@@ -131,15 +129,15 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
                     yield checked(scalar.as_py(), column, f"row {row:,} of {shown}")
     except UnicodeDecodeError:
         raise AttnlmError(
-            f"row {row:,} of {shown}: column {column!r} is not UTF-8", "leave such rows out"
+            f"row {row:,} of {shown}: column {column!r} is not UTF-8", "leave out such rows"
         ) from None
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the system, not of pyarrow
         after = f" after row {row:,}" if row else ""
         raise AttnlmError(
-            f"{shown} is not a whole parquet file{after}: {first_line(error)}",
-            "copy or download it again; it must not be compressed once more",
+            f"{shown} is not a complete parquet file{after}: {first_line(error)}",
+            "copy or download it again; the file itself must not be compressed",
         ) from None
 
 
@@ -154,7 +152,8 @@ def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise AttnlmError(
-            f"column {column!r} of {shown} is not text: {kind}", "choose a `column` of text"
+            f"column {column!r} of {shown} is not text: {kind}",
+            "choose a `column` that contains text",
         )
 
 

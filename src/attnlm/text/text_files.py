@@ -70,7 +70,7 @@ def files_matching(pattern: str) -> list[Path]:
     files = list(dict.fromkeys(file for path in matching for file in files_in(Path(path))))
     if not files:
         raise AttnlmError(
-            f"no file matches {pattern!r}", "check the pattern, and the current folder"
+            f"no file matches {pattern!r}", "check the pattern and the current folder"
         )
     return files
 
@@ -85,9 +85,9 @@ def texts_among(
     others = [path for path, start in starts.items() if start is None]
     if not texts:
         raise AttnlmError(
-            f"no {encoding} text in {where} ({len(paths)} files looked at, {len(empty)} of them "
+            f"no {encoding} text in {where} ({len(paths)} files were checked, {len(empty)} of them "
             "empty)",
-            "give a folder with text files in it, or name their `encoding`",
+            "use a folder with text files, or set their `encoding`",
         )
     for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
         if left:
@@ -162,8 +162,8 @@ def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
                 raise
             reason = "it ends too early" if isinstance(error, EOFError) else str(error)
             raise AttnlmError(
-                f"can't decompress {shown}: {reason or 'it is not valid'}",
-                "copy or download it again; `gzip -t` and `zstd -t` test such files",
+                f"cannot decompress {shown}: {reason or 'it is not valid'}",
+                "copy or download it again; `gzip -t` and `zstd -t` check such files",
             ) from None
 
 
@@ -186,7 +186,7 @@ def text_encoding(name: str) -> str:
     except (LookupError, ValueError):
         raise UsageError(
             f"unknown text encoding: {name!r}",
-            "give one that Python knows, such as utf-8, utf-16, latin-1 or shift_jis",
+            "use one that Python knows, such as utf-8, utf-16, latin-1 or shift_jis",
         ) from None
 
 
@@ -219,7 +219,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                     offset = read - len(error.object) + error.start
                 raise AttnlmError(
                     f"{shown} is not valid {encoding} at byte {offset}",
-                    f"name its encoding, perhaps `encoding` {_likely_encoding(start, encoding)}",
+                    f"set its encoding; try `encoding` {_likely_encoding(start, encoding)}",
                 ) from error
             if text and is_first:
                 text, is_first = text.removeprefix("\ufeff"), False

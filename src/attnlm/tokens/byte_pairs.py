@@ -116,6 +116,6 @@ def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent)
     except AttnlmError as error:
         raise AttnlmError(
             error.message,
-            "`tokenizer` bpe:1024 needs no network; or set TIKTOKEN_CACHE_DIR to a copy of "
-            "tiktoken's cache",
+            "use `tokenizer` bpe:1024, which needs no network, or set TIKTOKEN_CACHE_DIR to a copy "
+            "of tiktoken's cache",
         ) from error

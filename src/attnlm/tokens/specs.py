@@ -29,8 +29,8 @@ def bpe_size(spec: str) -> int | None:
     pairs = re.fullmatch(r"bpe:(0|[1-9][0-9]{0,8})", spec)
     if pairs and 257 <= int(pairs[1]) <= 65536:
         return int(pairs[1])
-    problem = ": N is too small or too large" if pairs else ""
-    raise UsageError(f"{spec!r} is not a tokenizer{problem}", f"choose {SPECS}")
+    problem = " (N is out of range)" if pairs else ""
+    raise UsageError(f"unknown tokenizer: {spec!r}{problem}", f"choose from {SPECS}")
 
 
 # --- The regular expressions that split a text to words, within which bytes are merged ------------

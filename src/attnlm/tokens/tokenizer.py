@@ -25,7 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 PIECE = 2**18
 
 _FORMAT = 1
-_COPY_AGAIN = "copy it again from where it came, or prepare the text again"
+_COPY_AGAIN = "copy it again from its source, or prepare the text again"
 _MAX_FILE = 2**24  # bytes: all characters of Unicode, or several times the largest vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
 _NO_BYTE = 255  # in a table of bytes: the id is missing, or takes more than a byte
@@ -187,7 +187,7 @@ class BpeTokenizer(Tokenizer):
         if len(tokens) > vocab_size:
             raise ValueError("its ids are not below its vocab_size")
         if not are_apart(self.special) or beginning not in (None, *self.special.values()):
-            raise ValueError("its special texts can't be told apart")
+            raise ValueError("its special texts are ambiguous")
         super().__init__(name, tokens, end_of_text)
         self.pattern = pattern_of(name)
         self.ranks = ranks
@@ -293,8 +293,8 @@ def encoded(text: str, codec: str) -> bytes:
     except UnicodeEncodeError as error:
         half = f"U+{ord(text[error.start]):04X}"
         raise AttnlmError(
-            f"the text has half a surrogate pair ({half}), which is no character",
-            "it was decoded wrongly: name its real `encoding`",
+            f"the text has half a surrogate pair ({half}), which is not a character",
+            "it was decoded wrongly: set the right `encoding`",
         ) from None
 
 
@@ -326,7 +326,7 @@ def load(path: Path) -> Tokenizer:
     content = read_json(path, _MAX_FILE)
     if content.get("format") != _FORMAT:
         raise AttnlmError(
-            f"{path} has a format that this version of attnlm doesn't know",
+            f"{path} has a format that this version of attnlm does not know",
             "install a newer attnlm",
         )
     found = decoded(_Description, content, path, _COPY_AGAIN)

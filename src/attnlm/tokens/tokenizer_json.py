@@ -74,8 +74,8 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
         found = theirs.encode(text, add_special_tokens=False).ids
         if found != ids or theirs.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
             raise AttnlmError(
-                f"this {tokenizer.name} and that of the installed tokenizers differ: "
-                f"{text[:20]!r} is encoded differently",
+                f"{tokenizer.name} and the installed version of tokenizers encode {text[:20]!r} "
+                "differently",
                 "install the version of tokenizers that attnlm's constraints.txt lists, or use "
                 "`tokenizer` byte",
             )
@@ -210,7 +210,7 @@ def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size
 def _expect(what: str, value: object, holds: bool) -> None:
     if not holds:
         raise AttnlmError(
-            f"the model's tokenizer has {what} {quoted(value)}, which attnlm can't express exactly",
+            f"attnlm cannot reproduce {what} {quoted(value)} of the model's tokenizer exactly",
             _HINT,
         )
 

@@ -200,7 +200,7 @@ def check_memory(
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(
-        f"this run needs about {byte_size(estimate.total)} of memory, and {device.name} has only "
+        f"this run needs about {byte_size(estimate.total)} of memory, but {device.name} has only "
         f"{byte_size(there)}",
         hint,
     )

@@ -195,8 +195,8 @@ def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:
 
 def _not_of(run: Run) -> AttnlmError:
     return AttnlmError(
-        f"{run.last} does not hold the state that its run describes",
-        "copy the run's folder again from where it came",
+        f"{run.last} does not contain the state that config.json describes",
+        "copy the run's folder again from its source",
     )
 
 

@@ -198,4 +198,4 @@ def _when(wrong: list[str], first: int, last: int) -> str:
     when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
     names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
     are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
-    return f"{names} {are}: it happened {when}"
+    return f"{names} {are} ({when})"

@@ -41,7 +41,7 @@ from attnlm.runs.safetensors_file import TensorFile, write_tensors
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
-_COPY = "copy the folder again from where it came"
+_COPY = "copy the folder again from its source"
 _MOST_RANK, _LARGEST_NUMBER = 2**12, 1e9
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
@@ -198,7 +198,7 @@ def _read_adapter(
         found = [(m, pair) for m in modules if (pair := _pair(file, m, a)) is not None]
         read = {name for module, _ in found for name in module.tensors}
         for name in sorted(file.header.tensors.keys() - read):
-            raise AttnlmError(f"the tensor {quoted(name)} is none of {stock.name}'s maps", _HINT)
+            raise AttnlmError(f"the tensor {quoted(name)} is not an adapter of {stock.name}", _HINT)
     if not found:
         raise AttnlmError(f"{folder / _TENSORS} has no adapters of {stock.name}", _COPY)
     scales = {module: _scale(config, module, len(down), path) for module, (down, _) in found}
@@ -227,7 +227,9 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
     if not there:
         return None
     if len(there) < 2:
-        raise AttnlmError(f"of {module.name} only {there[0]} is there", _COPY)
+        raise AttnlmError(
+            f"{module.name} has {there[0]} only; an adapter needs both matrices", _COPY
+        )
     for name in there:
         check_type(name, file.header.tensors[name].dtype, _HINT)
     down, up = (read_tensor(file, name).to(torch.float32) for name in there)
@@ -237,11 +239,11 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
     if not 0 < rank <= _MOST_RANK or (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):
         raise AttnlmError(
             f"the adapters of {module.name} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
-            f"and the map is ({outputs}, {inputs})",
-            "give the run that the adapter was trained for as `base`",
+            f"but the projection has ({outputs}, {inputs})",
+            "use the run that the adapter was trained for as `base`",
         )
     if not (down.isfinite().all() and up.isfinite().all()):
-        raise AttnlmError(f"the adapters of {module.name} have NaN or infinite numbers", _COPY)
+        raise AttnlmError(f"the adapters of {module.name} has NaN or infinite values", _COPY)
     return down, up
 
 
@@ -263,10 +265,12 @@ def _of_module(
     if isinstance(patterns, dict):
         for end, given in patterns.items():
             if not re.fullmatch(r"[\w.]+", end):
-                raise AttnlmError(f"{path} has {quoted(key)} {quoted(end)}, no plain name", _HINT)
+                raise AttnlmError(
+                    f"{path} has {quoted(key)} {quoted(end)}, which is not a name", _HINT
+                )
             if f".{module.name}".endswith(f".{end}"):
                 value = given
                 break
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
-        raise AttnlmError(f"{path} has {quoted(key)} {quoted(value)}, which is no number", _COPY)
+        raise AttnlmError(f"{path} has {quoted(key)} {quoted(value)}, which is not a number", _COPY)
     return float(value)

@@ -31,7 +31,7 @@ def check_source(source: str | Path) -> None:
     """Raise AttnlmError if `source` is not a folder, a safetensors file or a model's name."""
     if not str(source):
         raise UsageError(
-            "the name of a model can't be empty", "name a folder, a file, or a model on the Hub"
+            "the name of a model cannot be empty", "name a folder, a file, or a model on the Hub"
         )
     path = Path(source)
     if path.exists() or is_folder(path):
@@ -40,8 +40,8 @@ def check_source(source: str | Path) -> None:
         fits = is_name(str(source))
     if not fits:
         raise AttnlmError(
-            f"{source} is neither a folder nor a safetensors file, nor a model's name",
-            "give a folder in Hugging Face's format, or a name on the Hub, such as Qwen/Qwen3-0.6B",
+            f"{source} is not a folder, a safetensors file or the name of a model",
+            "use a folder in Hugging Face's format, or a name on the Hub, such as Qwen/Qwen3-0.6B",
         )
 
 
@@ -91,23 +91,23 @@ def _explaining(name: str, revision: str | None) -> Iterator[None]:
     except Exception as error:  # from the client, its HTTP library or the Hub
         message, hint = {
             "GatedRepoError": (
-                f"{name} is gated: its owner asks for your consent first",
-                "accept its terms on its page of the Hub, then log in: hf auth login",
+                f"{name} is gated: you have to accept its terms first",
+                "accept them on its page of the Hub, then log in: hf auth login",
             ),
             "RepositoryNotFoundError": (
-                f"the Hub has no model {name}, or it is private",
+                f"model {name} not found on the Hub, or it is private",
                 "check the name (OWNER/NAME); for a private model log in: hf auth login",
             ),
             "RevisionNotFoundError": (
-                f"{name} has no `revision` {revision}",
-                "give a branch, a tag or a commit of it",
+                f"`revision` {revision} of {name} not found",
+                "use a branch, a tag or a commit",
             ),
         }.get(
             type(error).__name__,
             (
-                f"there is no folder {name}, and it can't be downloaded from the Hub: "
+                f"folder {name} not found, and the download from the Hub failed: "
                 f"{first_line(error)}",
-                "check the network; or copy the model's folder to this machine, and import that",
+                "check the network, or copy the model's folder to this machine and import it",
             ),
         )
         raise AttnlmError(message, hint) from error

@@ -61,11 +61,13 @@ def import_run(
     with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
         if is_adapter(Path(source)) or base is not None:
             if base is None:
-                raise UsageError(f"{source} is an adapter", "name the run that it is for as `base`")
+                raise UsageError(
+                    f"{source} is an adapter", "name the run that it was trained for: `base` RUN"
+                )
             if (revision, block_size) != (None, None):
                 raise UsageError(
-                    "an adapter has the context of the run that it is for",
-                    "leave out `revision` and `block_size`",
+                    "`revision` and `block_size` cannot be combined with an adapter",
+                    "leave them out: the run has a context",
                 )
             return import_adapter(Path(source), base, name=name, checkpoint_dir=checkpoint_dir)
         origin, folder, file = _found(source, revision, block_size, on_event or ignore)
@@ -93,7 +95,8 @@ def _found(
     if path.exists() or is_folder(path):
         if revision is not None:
             raise UsageError(
-                "`revision` is for models of the Hub", f"{source} is on this machine: leave it out"
+                "`revision` applies only to models of the Hub",
+                f"leave it out: {source} is on this machine",
             )
         is_file = not is_folder(path)
         return str(path.absolute()), path.parent if is_file else path, path if is_file else None
@@ -121,8 +124,8 @@ def _tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
         return read_tokenizer(content, vocab_size)
     if not (folder / "vocab.json").exists():
         raise AttnlmError(
-            f"{folder} has no tokenizer.json, nor vocab.json and merges.txt",
-            "copy the folder again from where it came",
+            f"{folder} has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
+            "copy the folder again from its source",
         )
     merges = files.read_bytes(folder / "merges.txt", _MOST_TOKENIZER).decode(errors="replace")
     vocabulary = read_object(folder / "vocab.json", _MOST_TOKENIZER)

@@ -143,10 +143,12 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
     kind = content.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if "attnlm" in content:
-        raise AttnlmError(f"{path.parent} is a run of attnlm", "give its path instead of a name")
+        raise AttnlmError(
+            f"{path.parent} is already a run of attnlm", "use its path instead of a name"
+        )
     if family is None:
         raise AttnlmError(
-            f"{path} is of model_type {quoted(kind)}, which attnlm does not have",
+            f"{path} has model_type {quoted(kind)}, which attnlm does not support",
             f"import one of {', '.join(_FAMILIES)}",
         )
     stock = next(stock for stock in STOCK_CLASSES if stock.model_type == family.stock)
@@ -177,7 +179,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         if block_size > positions:
             raise UsageError(
                 f"`block_size` {block_size:,} is longer than the model's context",
-                f"give {positions:,} or less",
+                f"use `block_size` {positions} or less",
             )
         settings["block_size"] = block_size
     if "sliding_window" in family.allowed:
@@ -236,7 +238,7 @@ def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
     value = content.get(key)
     if type(value) is not int or not 0 < value <= at_most:
         raise AttnlmError(
-            f"{path} lacks {key}"
+            f"{path} has no {key}"
             if value is None
             else f"{path} has {key} {quoted(value)}, which is no size",
             _COPY,
@@ -263,8 +265,8 @@ def _rotary(path: Path, content: Content) -> dict[str, Any]:
         if known is None or parts.keys() != known.keys() or turns not in ({}, LLAMA3_TURNS):
             others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
             raise AttnlmError(
-                f"{path} has rotary positions that are scaled ({key} {quoted(kinds[-1])}"
-                f"{others}), which attnlm can't compute",
+                f"{path} has scaled rotary positions ({key} {quoted(kinds[-1])}{others}), which "
+                "attnlm does not support",
                 _HINT,
             )
         settings |= {known[k]: value for k, value in parts.items()}
@@ -282,13 +284,13 @@ def _check_window(path: Path, content: Content, settings: Mapping[str, Any]) -> 
         isinstance(types, list) and len(types) == layers and all(kind in kinds for kind in types)
     ):
         raise AttnlmError(
-            f"{path} has 'layer_types' {quoted(types)}, which attnlm can't compute", _HINT
+            f"{path} has 'layer_types' {quoted(types)}, which attnlm does not support", _HINT
         )
     if slides and (window := _whole(path, content, "sliding_window")) < settings["block_size"]:
         raise AttnlmError(
             f"{path} has a sliding window of {window:,} tokens, shorter than the context of "
-            f"{settings['block_size']:,}, and attnlm has no sliding windows",
-            f"import it with a context that the window covers: `block_size` {window}",
+            f"{settings['block_size']:,}; attnlm has no sliding windows",
+            f"import it with a shorter context: `block_size` {window}",
         )
 
 
