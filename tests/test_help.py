@@ -67,8 +67,9 @@ def test_a_default_is_told_in_one_line() -> None:
     assert not any("with adamw" in help_with_default(name) for name in ("optimizer", "beta2"))
     assert "default: 2 (transformer, " in help_with_default("layers")
     assert help_with_default("head_size").count("default") == 1
-    assert "default" not in help_with_default("patience")
+    assert help_with_default("patience").endswith("default: do not stop early")
     assert fields_of(TrainingConfig)["patience"].default is None
+    assert "default: --embed-dim / --heads" in help_with_default("head_size")
 
 
 def test_the_ladders_own_defaults_are_told() -> None:

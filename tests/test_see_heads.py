@@ -157,7 +157,7 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
     fails("heads", "run", "--text", "the fox", *flags, cwd=tmp_path, code=1, says=says, hints="")
     (tmp_path / "mine.txt").write_text("the fox jumps")
     told = attnlm("report", "run", "--text", "mine.txt", *flags, cwd=tmp_path).stderr
-    assert "reads 'mine.txt' itself, not that file" in told
+    assert "--text takes a text, not a file: the model reads 'mine.txt' itself" in told
     report = study_heads(run, text=tmp_path / "mine.txt")
     assert (report.windows, report.window, report.loss) == (1, 12, None)
     (tmp_path / "mine.txt").write_text("th")

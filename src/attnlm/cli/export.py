@@ -22,8 +22,8 @@ def export(
         list[str] | None,
         typer.Argument(
             metavar="[RUN …] DIR|FILE",
-            help="the run (html: one or more; default: the one trained last), then the folder (hf) "
-            "or file (gguf, html) to create",
+            help="name or path of the run (html: one or more; default: the run trained last), then "
+            "the folder (hf) or file (gguf, html) to create",
             autocompletion=completion.runs,
             show_default=False,
         ),

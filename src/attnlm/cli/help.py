@@ -61,7 +61,7 @@ class Command(TyperCommand):
 
 def help_with_default(name: str) -> str:
     """Return a setting's line of help, with its default if the line does not state it."""
-    text, default = help_of(name), _default(name)
+    text, default = with_flags(help_of(name)), _default(name)
     return text if "default:" in text or not default else f"{text}; default: {default}"
 
 

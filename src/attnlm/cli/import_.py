@@ -20,8 +20,8 @@ def import_(
         str,
         typer.Argument(
             metavar="DIR|FILE|NAME",
-            help="folder in the format of Hugging Face or peft, a safetensors file in one, or the "
-            "name of a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
+            help="folder in the format of Hugging Face or peft, a safetensors file in such a "
+            "folder, or the name of a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
         ),
     ],
     base: Annotated[

@@ -178,10 +178,13 @@ def _time(seconds: tuple[float, float]) -> str:
 def diff(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="run, by name or path", autocompletion=completion.runs),
+        typer.Argument(metavar="A", help="name or path of a run", autocompletion=completion.runs),
     ],
     b: Annotated[
-        str, typer.Argument(metavar="B", help="another run", autocompletion=completion.runs)
+        str,
+        typer.Argument(
+            metavar="B", help="name or path of another run", autocompletion=completion.runs
+        ),
     ],
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,

@@ -54,7 +54,7 @@ RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="name or path; default: the one trained last",
+        help="name or path of a run; default: the run trained last",
         autocompletion=completion.runs,
     ),
 ]
@@ -62,11 +62,11 @@ DatasetArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="DATASET",
-        help="name or path; default: the one prepared last",
+        help="name or path of a data set; default: the data set prepared last",
         autocompletion=completion.datasets,
     ),
 ]
-TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="what the model reads")]
+TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="text that the model reads")]
 Recipe = Annotated[
     str | None,
     option(
@@ -79,7 +79,7 @@ StartFrom = Annotated[
     str | None,
     typer.Option(
         "--from",
-        help="name or path of a run whose model and weights the new run starts from",
+        help="name or path of a run: the new run starts from its model and weights",
         autocompletion=completion.runs,
     ),
 ]
@@ -119,7 +119,9 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
     def option_of(name: str) -> inspect.Parameter:
         option = setting_option(name)
         if name == "budget":
-            option = budget_option("time to train for, in place of steps: 90s|5min|1h30m")
+            option = budget_option(
+                "time for the whole command, instead of --steps: 90s|5min|1h30m; default: no limit"
+            )
         kind = annotated[type_of(_record_of(name), name) | None, option]
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind

@@ -29,7 +29,7 @@ def prepare(
         typer.Argument(
             metavar="SOURCE...",
             help="tinyshakespeare | tales | a file | a directory | a pattern such as 'a/*.gz' | "
-            "a URL | hf:OWNER/NAME | - (stdin), or several, joined in their order; "
+            "a URL | hf:OWNER/NAME | - (stdin); several sources are joined in this order; "
             "default: tinyshakespeare, or tales if that is not available",
             autocompletion=completion.choices("tinyshakespeare", "tales"),
         ),
@@ -68,7 +68,7 @@ def prepare(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Get a text, choose a tokenizer, encode the text."""
+    """Read a text, encode it with a tokenizer, and split off validation data."""
     from attnlm.data.prepare import prepare as run_prepare
 
     with contextlib.closing(Display(quiet)) as display:

@@ -53,7 +53,7 @@ def attend(
     run: RunArgument = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="write FILE.html, FILE.png or FILE.svg, or replace it"),
+        typer.Option("--output", "-o", help="file to write or replace: .html, .png or .svg"),
     ] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
@@ -214,7 +214,7 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            help="where to write or replace the page; default: report.html in the run's folder",
+            help="page to write or replace; default: report.html in the run's folder",
         ),
     ] = None,
     text: Annotated[

@@ -95,7 +95,13 @@ def train(
     quiet: QuietOption = False,
     **settings: Any,
 ) -> None:
-    """Train a model on prepared data."""
+    """Train a model on prepared data.
+
+    Losses are in nats per token: with a loss of x nats, the perplexity is e^x. A window is a
+    sequence of --block-size tokens. Each step updates the weights once, from --batch-size windows.
+    An epoch is one pass over the training split. Some defaults depend on the model: "64; 128
+    (gpt2)" means 64, and 128 for gpt2.
+    """
     given = {name: value for name, value in settings.items() if value is not None}
     parent: Any = start_from
     if start_from is not None and not is_launched():

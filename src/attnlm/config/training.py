@@ -17,73 +17,85 @@ class TrainingConfig:
     """Settings of a training run. For None, the run chooses a value at its start and records it."""
 
     sampling: str = setting(
-        "windows: a shuffled pass each epoch, or drawn at random",
+        "order of the windows: shuffled, each window once per epoch, or drawn at random",
         default="epoch",
         choices=("epoch", "random"),
     )
     stride: int | None = setting(
-        "tokens from one window's start to the next (epoch); default: block_size",
+        "tokens between the starts of two windows with `sampling` epoch; default: `block_size`",
         at_least=1,
         at_most=_MOST_STEPS,
     )
-    steps: int | None = setting("number of updates", at_least=1, at_most=_MOST_STEPS)
+    steps: int | None = setting("number of updates of the weights", at_least=1, at_most=_MOST_STEPS)
     budget: float | None = setting(
-        "seconds to train for, in place of steps: learning rate and evaluations follow the clock",
+        "seconds for the whole command or call, instead of `steps`: learning rate and evaluations "
+        "follow the clock; default: no limit",
         above=0,
         at_most=10**8,
     )
-    batch_size: int = setting("windows per step", default=32, at_least=1, at_most=LARGEST_BATCH)
+    batch_size: int = setting(
+        "windows of `block_size` tokens per step", default=32, at_least=1, at_most=LARGEST_BATCH
+    )
     micro_batch_size: int | None = setting(
-        "most windows to compute at once; their gradients are accumulated; default: as many as fit "
-        "into memory",
+        "maximum number of windows to compute at once; gradients are accumulated over the batch; "
+        "default: as many as fit into memory",
         at_least=1,
         at_most=LARGEST_BATCH,
     )
     learning_rate: float = setting(
-        "highest learning rate, whose default depends on the model and the optimizer",
+        "highest learning rate",
         default=0.01,
         above=0,
         at_most=100,
     )
     optimizer: str = setting(
-        "adamw, or muon for matrices inside the model and adamw for the rest",
+        "adamw for all parameters, or muon for matrices inside the model and adamw for all others",
         default="adamw",
         choices=("adamw", "muon"),
     )
     beta1: float = setting(
-        "decay of the mean gradient: AdamW's β1, Muon's momentum", default=0.9, at_least=0, below=1
+        "AdamW's β1 and Muon's momentum: decay of the mean gradient",
+        default=0.9,
+        at_least=0,
+        below=1,
     )
     beta2: float = setting(
         "AdamW's β2: decay of the mean squared gradient", default=0.999, at_least=0, below=1
     )
     schedule: str = setting(
-        "learning rate after the warm-up: constant, or falling linearly or along a cosine",
+        "learning rate after the warm-up: constant, or falling in a line or a cosine",
         default="linear",
         choices=("constant", "linear", "cosine"),
     )
     min_learning_rate: float = setting(
-        "lowest learning rate, at the end of a linear or cosine schedule",
+        "learning rate at the end of a linear or cosine schedule",
         default=0.0,
         at_least=0,
         at_most=100,
     )
     cooldown: float = setting(
-        "final fraction of the steps, in which the learning rate decays",
+        "fraction of the steps, at the end, in which the learning rate falls",
         default=1.0,
         above=0,
         at_most=1,
     )
     warmup: int = setting(
-        "steps of learning rate warm-up", default=0, at_least=0, at_most=_MOST_STEPS
+        "steps at the start in which the learning rate rises",
+        default=0,
+        at_least=0,
+        at_most=_MOST_STEPS,
     )
     weight_decay: float = setting(
-        "decoupled weight decay, per unit of learning rate", default=0.0, at_least=0, at_most=1000
+        "decoupled weight decay; each step multiplies it by the learning rate",
+        default=0.0,
+        at_least=0,
+        at_most=1000,
     )
     weight_decay_on: str = setting(
-        "which parameters decay", default="matrices", choices=("matrices", "all")
+        "parameters with weight decay", default="matrices", choices=("matrices", "all")
     )
     gradient_clip: float | None = setting(
-        "maximum norm of the whole gradient; default: no clipping", above=0, at_most=1e38
+        "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )
     eval_every: int | None = setting(
         "steps from one evaluation to the next; default: a tenth of the steps",
@@ -91,28 +103,32 @@ class TrainingConfig:
         at_most=_MOST_STEPS,
     )
     eval_tokens: int | None = setting(
-        "tokens of the validation split that evaluations take while training, spread evenly over "
-        "it; default: all, or where these cost too much, as many as are affordable",
+        "validation tokens of each evaluation in training, spread evenly over the split; default: "
+        "all, or fewer if all would take too long",
         at_least=1,
         at_most=_MOST_STEPS,
     )
     patience: int | None = setting(
-        "stop after this many evaluations without improvement", at_least=1, at_most=_MOST_STEPS
+        "stop after this many evaluations without improvement; default: do not stop early",
+        at_least=1,
+        at_most=_MOST_STEPS,
     )
     seed: int | None = setting(
-        "random seed of weights, batches and dropout; default: drawn", at_least=0, at_most=2**63 - 1
+        "random seed of weights, batches and dropout; default: a random one",
+        at_least=0,
+        at_most=2**63 - 1,
     )
     device: str = setting(
         "where to compute", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
     dtype: str = setting(
-        "precision of the products",
+        "precision of matrix products",
         default="auto",
         choices=("auto", "float32", "tf32", "bfloat16"),
     )
     compile: str = setting(
-        "on: torch.compile; parts: operations in C, on a CPU; auto: parts where possible, "
-        "on for long training runs on a GPU",
+        "compile the model: on uses torch.compile; parts uses operations in C, on a CPU; auto uses "
+        "parts if possible, and on for long training runs on a GPU",
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
@@ -122,34 +138,41 @@ class TrainingConfig:
         choices=("auto", "blas", "onednn"),
     )
     attention_kernel: str = setting(
-        "causal attention on a CPU, by PyTorch or, with compile parts, in C (native); auto "
-        "measures which is faster",
+        "causal attention on a CPU: torch, or native (in C, needs `compile` parts); auto measures "
+        "which is faster",
         default="auto",
         choices=("auto", "torch", "native"),
     )
     threads: int | None = setting(
-        "CPU threads; default: what a short trial finds fastest", at_least=1, at_most=1024
+        "CPU threads; default: the number that is fastest in a short trial",
+        at_least=1,
+        at_most=1024,
     )
     processes: int = setting(
-        "processes that divide each batch among them", default=1, at_least=1, at_most=2**16
+        "processes, each of which computes an equal part of each batch",
+        default=1,
+        at_least=1,
+        at_most=2**16,
     )
     shard: bool = setting(
-        "divide weights and the optimizer's state among the processes too", default=False
+        "divide weights, gradients and optimizer state among the processes", default=False
     )
     recompute: bool = setting(
         "recompute activations in the backward pass: less memory, more time", default=False
     )
     lora: int | None = setting(
-        "train low-rank adapters of this rank, and nothing else", at_least=1, at_most=2**12
+        "train low-rank adapters of this rank instead of all weights; default: all weights",
+        at_least=1,
+        at_most=2**12,
     )
     lora_alpha: float | None = setting(
-        "adapters are scaled by alpha / rank; default: twice the rank",
+        "scale of the adapters is alpha / rank; default: twice the rank",
         above=0,
         at_most=2**20,
     )
     lora_on: str | None = setting(
-        "maps that have adapters, separated by commas: query, key, value, projection, gate, up, "
-        "down, or all; default: query,value, or without attention up,down"
+        "projections with adapters, separated by commas: query, key, value, projection, gate, up, "
+        "down, or all; default: query,value (without attention: up,down)"
     )
 
     @property

@@ -29,32 +29,37 @@ class Architecture:
     """
 
     model: str = setting(
-        "a rung of the ladder, or a published shape", default="multi-head", choices=MODELS
+        "a rung of the ladder, or a small version of a published model",
+        default="multi-head",
+        choices=MODELS,
     )
     embed_dim: int | None = setting("width of the embeddings", at_least=1, at_most=_LARGEST)
-    layers: int = setting("blocks, one after another", default=1, at_least=1, at_most=4096)
+    layers: int = setting("number of blocks", default=1, at_least=1, at_most=4096)
     block_size: int = setting(
-        "context: how many tokens the model sees", default=64, at_least=1, at_most=_LARGEST
+        "context: the number of tokens that the model sees",
+        default=64,
+        at_least=1,
+        at_most=_LARGEST,
     )
     attention: str = setting(
-        "how tokens are mixed: softmax of queries and keys, the mean of the past, "
-        "softmax of the embeddings themselves, or not at all",
+        "attention weights: softmax of queries and keys, uniform over the past, softmax of the "
+        "embeddings (parameter-free), or no attention",
         default="softmax",
         choices=("softmax", "uniform", "parameter-free", "none"),
     )
     heads: int = setting("attention heads per layer", default=1, at_least=1, at_most=_LARGEST)
     kv_heads: int | None = setting(
-        "key and value heads, shared by equal groups of query heads; default: heads",
+        "key/value heads, each shared by a group of query heads; default: as many as `heads`",
         at_least=1,
         at_most=_LARGEST,
     )
     head_size: int | None = setting(
-        "width of one head; default: embed_dim / heads", at_least=1, at_most=_LARGEST
+        "width of one head; default: `embed_dim` / `heads`", at_least=1, at_most=_LARGEST
     )
     wide_heads: bool = setting("heads as wide as the embeddings", default=False)
     query_key_norm: bool = setting("RMS norm of each head's queries and keys", default=False)
-    qkv_bias: bool = setting("biases in the query, key and value maps", default=False)
-    projection: bool = setting("a linear map after the heads are concatenated", default=False)
+    qkv_bias: bool = setting("biases in the query, key and value projections", default=False)
+    projection: bool = setting("a projection of the concatenated heads", default=False)
     positions: str = setting(
         "how the model encodes positions: learned embeddings, rotary, or not at all",
         default="learned",
@@ -64,39 +69,44 @@ class Architecture:
         "base of the rotary frequencies", default=10_000.0, above=1, at_most=1e12
     )
     rotary_factor: float | None = setting(
-        "stretches rotary positions to a longer context: frequencies are divided by it",
+        "stretch rotary positions to a longer context: divide their frequencies by this number; "
+        "default: 1",
         at_least=1,
         at_most=1e6,
     )
     rotary_context: int | None = setting(
-        "context before it was stretched: frequencies that turn 4 times in it stay as they are, "
-        "as in Llama 3.1; default: all are divided",
+        "context before stretching, as in Llama 3.1: frequencies with 4 rotations or more in it "
+        "are not divided; default: divide all",
         at_least=1,
         at_most=_LARGEST,
     )
     norm: str = setting(
-        "before each part of a block: RMS norm, layer norm, or none",
+        "norm before each part of a block: RMS norm, layer norm, or none",
         default="none",
         choices=("rms", "layer", "none"),
     )
-    norm_epsilon: float = setting("added inside a norm's root", default=1e-6, above=0, at_most=1)
+    norm_epsilon: float = setting("ε of the norms", default=1e-6, above=0, at_most=1)
     mlp: str = setting(
-        "the MLP after the attention of each block",
+        "MLP after the attention of each block",
         default="none",
         choices=("swiglu", "gelu", "relu2", "none"),
     )
     mlp_width: int | None = setting(
-        "hidden units of the MLP; default: 8/3 embed_dim for swiglu, else 4 embed_dim",
+        "hidden units of the MLP; default: 8/3 `embed_dim` for swiglu, else 4 `embed_dim`",
         at_least=1,
         at_most=_LARGEST,
     )
-    residual: bool = setting("each part adds its output to its input", default=False)
+    residual: bool = setting(
+        "residual connections: each part adds its output to its input", default=False
+    )
     bias: bool = setting("biases in projection, MLP and layer norm", default=False)
     head_bias: bool = setting("a bias in the LM head", default=False)
-    tie_embeddings: bool = setting("one matrix as token embedding and as LM head", default=False)
+    tie_embeddings: bool = setting(
+        "use one matrix as token embedding and as LM head", default=False
+    )
     dropout: float = setting(
-        "dropout probability, of what each block adds to the residual stream; "
-        "in models without one, of attention weights",
+        "dropout probability, applied to the outputs of attention and MLP, or in models without "
+        "residual connections to the attention weights",
         default=0.0,
         at_least=0,
         below=1,
