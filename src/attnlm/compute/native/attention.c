@@ -1,12 +1,11 @@
-/* Causal attention, softmax(scale · q kᵀ) v, forward and backward: a block of queries against one of
-   keys after the other, so that scores stay in the cache and all of them are never in memory; on the
-   way back they are computed again (Dao et al., 2022). Within a block keys are rows, and queries lie
-   side by side. A head of keys and values, with the queries that it serves, is a piece of work, which
-   one thread does. */
+/* Causal attention, softmax(scale · q kᵀ) v, forward and backward, for one block of queries and one
+   block of keys at a time: scores stay in the cache, and are never in memory all at once. The backward
+   pass computes them again (Dao et al., 2022). In a block of scores, keys are rows and queries are
+   columns. One thread computes one key/value head with all of its query heads. */
 
 #include "vectors.h"
 
-#define BLOCK 64 /* queries, and keys */
+#define BLOCK 64 /* number of queries, and of keys */
 #define ACROSS (BLOCK / LANES)
 #define SIDE 2 /* vectors of a tile */
 #if LANES == 16
@@ -15,7 +14,7 @@
 #define DOWN 4
 #endif
 
-/* (B, H, T, D) where it lies: numbers from one window, head and token to the next. */
+/* A tensor (B, H, T, D) with its strides, in numbers, between windows, heads and tokens. */
 struct heads {
     float *at;
     int64_t window, head, token;
@@ -25,8 +24,8 @@ struct attention {
     int64_t windows, heads, kv_heads, length, size;
     float scale;
     const struct heads *query, *key, *value, *out;
-    float *log_sums; /* of the exponentials of each query's scores, (B, H, T) */
-    const struct heads *d_query, *d_key, *d_value, *d_out; /* of the way back */
+    float *log_sums; /* log Σ exp(score) of each query, (B, H, T) */
+    const struct heads *d_query, *d_key, *d_value, *d_out; /* gradients, for the backward pass */
     float *scratch;
 };
 
@@ -34,15 +33,16 @@ int64_t attention_lanes(void) { return LANES; }
 
 INLINE int64_t filled(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-/* Numbers for each thread: all keys and values, and their gradients; of a block of queries these and
-   the gradients of its outputs, in both orders, and what is summed up for it; two blocks of scores. */
+/* Return the scratch numbers that each thread needs: for all keys and values and their gradients; for
+   a block of queries and the gradients of its outputs, both by rows and by columns, and its sums; and
+   for two blocks of scores. */
 int64_t attention_scratch(int64_t length, int64_t size)
 {
     return filled(size) * (4 * length + 5 * BLOCK) + 2 * BLOCK * BLOCK;
 }
 
-/* out (rows, parts · LANES) = a (rows, steps) · b (steps, parts · LANES), or it is added. `rows` and
-   `parts` are constant where this is expanded, so that sums stay in registers. */
+/* out (rows, parts · LANES) = a (rows, steps) · b (steps, parts · LANES), or += with `add`. `rows` and
+   `parts` are constants at each call, so that sums stay in registers. */
 INLINE void multiply_tile(const int rows, const int parts, int64_t steps, const float *a,
                           int64_t a_row, int64_t a_step, const float *b, int64_t b_step, float *out,
                           int64_t out_row, int add)
@@ -63,7 +63,7 @@ INLINE void multiply_tile(const int rows, const int parts, int64_t steps, const 
         }
 }
 
-/* As `multiply_tile`, of any number of rows, and of whole vectors of columns. */
+/* `multiply_tile` for any number of rows, and any number of whole vectors of columns. */
 static void multiply(int64_t rows, int64_t columns, int64_t steps, const float *a, int64_t a_row,
                      int64_t a_step, const float *b, int64_t b_step, float *out, int64_t out_row,
                      int add)
@@ -90,7 +90,7 @@ INLINE float *place_of(const struct heads *x, int64_t window, int64_t head, int6
     return x->at + window * x->window + head * x->head + token * x->token;
 }
 
-/* Rows of a head times a factor, filled up with zeros to whole vectors. */
+/* Copy rows of a head, times a factor, padded with zeros to whole vectors. */
 static void gather(float *to, const float *from, int64_t stride, int64_t count, int64_t size,
                    float factor)
 {
@@ -102,7 +102,7 @@ static void gather(float *to, const float *from, int64_t stride, int64_t count, 
     }
 }
 
-/* The other way. */
+/* Copy the rows back, times a factor, without the padding. */
 static void scatter(const float *from, float *to, int64_t stride, int64_t count, int64_t size,
                     float factor)
 {
@@ -111,7 +111,7 @@ static void scatter(const float *from, float *to, int64_t stride, int64_t count,
             to[i] = from[i] * factor;
 }
 
-/* Rows of a block as columns, (D, BLOCK), with zeros beside them. */
+/* Transpose the rows of a block to (D, BLOCK), padded with zeros. */
 static void turn_over(float *columns, const float *rows, int64_t count, int64_t size)
 {
     for (int64_t i = 0; i < size; i++)
@@ -119,7 +119,7 @@ static void turn_over(float *columns, const float *rows, int64_t count, int64_t 
             columns[i * BLOCK + t] = t < count ? rows[t * filled(size) + i] : 0;
 }
 
-/* Which of LANES queries of a block, from `first` on, come before a key: they don't see it. */
+/* Mark the queries among LANES, from `first` on, that come before a key: the mask hides it. */
 INLINE integers before(int64_t first, int64_t key)
 {
     integers lanes;
@@ -128,8 +128,8 @@ INLINE integers before(int64_t first, int64_t key)
     return lanes < (integers){0} + (int32_t)(key - first);
 }
 
-/* Scores (keys, BLOCK) become their exponentials over the largest of each query so far, and are
-   summed. What was summed before is to be multiplied by `factors`. */
+/* Replace scores (keys, BLOCK) by exp(score − the largest score of the query so far), and add them to
+   `sums`. Sums of earlier blocks must be multiplied by `factors`. */
 INLINE void exponentials(const int masked, int64_t keys, float *scores, vector *largest,
                          vector *sums, vector *factors)
 {
@@ -200,8 +200,8 @@ static void attend_piece(const struct attention *about, int64_t window, int64_t 
         }
 }
 
-/* Scores (keys, BLOCK) become weights, and the weights' gradients the scores': weight · (its gradient
-   − what all weights of the query share). */
+/* Replace scores (keys, BLOCK) by attention weights, and gradients of weights by gradients of scores:
+   weight · (its gradient − the sum of weight · gradient over the keys, `shared`). */
 INLINE void weights_backward(const int masked, int64_t keys, float *scores, float *d_weights,
                              const float *log_sums, const float *shared)
 {
@@ -270,8 +270,8 @@ static void attend_piece_backward(const struct attention *about, int64_t window,
     scatter(d_values, place_of(d_v, window, kv_head, 0), d_v->token, length, size, 1);
 }
 
-/* Threads are PyTorch's own, where it and the compiler have the same OpenMP: others would have to wait
-   until those have ceased to wait for work. */
+/* The threads are those of PyTorch if it and the compiler share one OpenMP. Other threads would compete
+   with PyTorch's threads, which spin while they wait for work. */
 static void attend_all(const struct attention *about, int64_t threads)
 {
     const int64_t pieces = about->windows * about->kv_heads, heads = about->kv_heads;
@@ -285,7 +285,7 @@ static void attend_all(const struct attention *about, int64_t threads)
                                                                   about->scratch + n * scratch);
 }
 
-/* `scratch` is for as many threads. */
+/* `scratch` has room for `threads` threads. */
 void attend(int64_t threads, int64_t windows, int64_t heads, int64_t kv_heads, int64_t length,
             int64_t size, float scale, const struct heads *query, const struct heads *key,
             const struct heads *value, const struct heads *out, float *log_sums, float *scratch)

@@ -1,8 +1,8 @@
-/* Logits of the next token, for every architecture that embeds its tokens: which parts a model has
-   is data. generation/native_decoder.py lays weights and memory out for this; tests hold it to the
+/* Logits of the next token, for every architecture that embeds its tokens; the parts of a model are
+   data. generation/native_decoder.py prepares weights and memory; tests compare the logits with the
    textbook pass.
 
-   Axes: B windows, S tokens of a window, T new ones among them, C embed_dim, H heads, K key and value
+   Axes: B windows, S tokens of a window, T new tokens of it, C embed_dim, H heads, K key and value
    heads, D head size, F hidden units, V vocabulary, L layers. */
 
 #include "vectors.h"
@@ -10,24 +10,24 @@
 #include "team.h"
 #include "products.h"
 
-#define MANY 32 /* new tokens of a window, from which rows of matrices become panels */
+#define MANY 32 /* with this many new tokens in a window, rows of matrices are copied to panels */
 
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
 enum { NO_MLP, SWIGLU, GELU, RELU2 };
 
 struct block {
     const float *attention_norm, *mlp_norm; /* (2, C): gains and biases */
-    const float *query_gains, *key_gains;   /* (D), the scale in the former; NULL: keys as they are */
+    const float *query_gains, *key_gains;   /* (D), the former times the scale; or NULL */
     struct map qkv, projection, up, down;   /* `up` of SwiGLU: gate and up, each in whole panels */
 };
 
 struct model {
     int64_t layers, width, vocab_size, heads, kv_heads, size;
-    int64_t key_at, value_at; /* in a row that holds queries, keys and values */
+    int64_t key_at, value_at; /* offsets in a row of queries, keys and values */
     int64_t norm, normed_heads, residual, mlp;
     float epsilon;
     const float *tokens, *positions;           /* (V, C), (S, C) or NULL */
-    const float *token_maps, *position_maps;   /* the first layer's `qkv` of either, or NULL */
+    const float *token_maps, *position_maps;   /* the first layer's `qkv` applied to both, or NULL */
     const float *cosines, *sines;              /* (S, D/2), or NULL */
     const struct block *blocks;
     const float *last_norm;
@@ -38,26 +38,26 @@ struct model {
    go through the layers together. All rows are whole panels. Each member of the team has a query and
    scores of its own, and a panel. */
 struct memory {
-    int64_t rows, capacity, stride, mixed_stride; /* tokens of a window, numbers of a row */
+    int64_t rows, capacity, stride, mixed_stride; /* capacity in tokens of a window; strides in elements of a row */
     float *keys, *values;                         /* (L, B, K, S/LANES, D, LANES), (L, B, K, S, D) */
-    float *x, *read, *packed, *mixed, *hidden;    /* the stream, and what its parts make of it */
+    float *x, *read, *packed, *mixed, *hidden;    /* the residual stream, and the results of its parts */
     float *query, *scores;                        /* (members, D + a panel), (members, S) */
     float *panel;                                 /* (members, panel_size) */
-    int64_t panel_size;                           /* 0: no map needs it */
+    int64_t panel_size;                           /* 0 if no projection needs a panel */
 };
 
-/* The new tokens that go through the layers together: some of those of all windows in a row. */
+/* New tokens that go through the layers together: `rows` of the `count` new tokens of all windows. */
 struct tokens {
     const int64_t *ids;
     int64_t samples, count, known, begin, rows;
 };
 
-/* Where a token stands: its window, and its place among the new ones there. */
+/* A token's window, and its index among the new tokens of this window. */
 struct place {
     int64_t sample, at;
 };
 
-/* Whether what a layer makes of a token is read by anything. */
+/* Return nonzero if anything reads the layer's output for a token. */
 INLINE int is_wanted(const struct model *m, int64_t layer, const struct tokens *t, struct place p)
 {
     return layer < m->layers - 1 || p.at == t->count - 1;
@@ -74,7 +74,7 @@ static void move_on(struct place *p, const struct tokens *t)
         p->at = 0, p->sample++;
 }
 
-/* Of numbers, or of their squares. */
+/* Return the mean of numbers, or of their squares. */
 INLINE float mean(int64_t size, const float *x, const int squared)
 {
     vector sums = {0};
@@ -91,7 +91,7 @@ INLINE float mean(int64_t size, const float *x, const int squared)
     return (sum + total(sums)) / size;
 }
 
-/* Rows as the next part reads them: normalised into `read`, or as they are. */
+/* Return the input rows of the next part: normalised rows in `read`, or the stream itself. */
 static const float *normed(struct member who, const struct model *m, const struct memory *to,
                            int64_t rows, int64_t size, const float *gains)
 {
@@ -111,8 +111,8 @@ static const float *normed(struct member who, const struct model *m, const struc
     return to->read;
 }
 
-/* A head's query or key as it is compared: normalised and turned to its position, where the model
-   does that. The halves of a head hold the pairs that are turned. */
+/* Return a head's query or key, normalised and rotated to its position if the model does so. Element i of
+   the first half and element i of the second half form a pair that is rotated. */
 static const float *turned(const struct model *m, const float *restrict x,
                            const float *restrict gains, int64_t position, float *restrict y)
 {
@@ -133,9 +133,9 @@ static const float *turned(const struct model *m, const float *restrict x,
     return y;
 }
 
-/* Attention of one query to the cache. Keys lie as (S/LANES, D, LANES), values as (S, D).
+/* Attention of one query to the cache. Keys are (S/LANES, D, LANES), values (S, D).
 
-   What lies at `x`; what lies `ahead` of it, if anything, is fetched for later. */
+   Return the vector at `x`, and prefetch the vector `ahead` of it unless `ahead` is 0. */
 INLINE vector load_ahead(const float *x, int64_t ahead)
 {
     if (ahead)
@@ -143,7 +143,7 @@ INLINE vector load_ahead(const float *x, int64_t ahead)
     return load(x);
 }
 
-/* The scores of `parts` vectors of tokens. */
+/* Compute the scores of `parts` vectors of tokens. */
 INLINE void score(const int parts, int64_t size, const float *query, const float *keys,
                   int64_t ahead, float *scores)
 {
@@ -155,11 +155,11 @@ INLINE void score(const int parts, int64_t size, const float *query, const float
         *(vector *)(scores + p * LANES) = sums[p];
 }
 
-/* `parts` vectors of what the values of all visible tokens make, by their scores; `room` numbers. */
+/* Compute `parts` vectors of the sum of all visible values, weighted by scores; write `room` numbers. */
 INLINE void mix(const int parts, int64_t size, int64_t visible, const float *scores,
                 const float *values, int64_t ahead, float share, float *mixed, int64_t room)
 {
-    vector sums[4][4] = {{{0}}}; /* of every fourth token */
+    vector sums[4][4] = {{{0}}}; /* one sum for every fourth token */
     int64_t s = 0;
     for (; s + 4 <= visible; s += 4)
         for (int j = 0; j < 4; j++)
@@ -178,8 +178,8 @@ INLINE void mix(const int parts, int64_t size, int64_t visible, const float *sco
     }
 }
 
-/* What a query gathers from the first `visible` tokens: softmax(keysᵀ query) · values. The next keys
-   and values that are asked for lie `ahead` of these. */
+/* Compute softmax(keysᵀ query) · values over the first `visible` tokens. The keys and values that are
+   needed next lie `ahead` of these. */
 static void gather(int64_t size, int64_t visible, const float *query, const float *keys,
                    const float *values, int64_t ahead, float *scores, float *mixed)
 {
@@ -211,7 +211,7 @@ static void gather(int64_t size, int64_t visible, const float *query, const floa
         mix(1, size, visible, scores, values + i, ahead, share, mixed + i, size - i);
 }
 
-/* The first layer's queries, keys and values from the tables of tokens and positions. */
+/* Read the first layer's queries, keys and values from the tables of tokens and positions. */
 static void look_up(struct member who, const struct model *m, const struct memory *to,
                     const struct tokens *t)
 {
@@ -227,8 +227,8 @@ static void look_up(struct member who, const struct model *m, const struct memor
     barrier(who);
 }
 
-/* One key and value head's part of `attend`, with the heads that ask it: rows of `packed` hold queries,
-   keys and values. */
+/* Compute `attend` for one key/value head and its query heads. Rows of `packed` have queries, keys and
+   values. */
 static void attend_head(struct member who, const struct model *m, const struct memory *to,
                         int64_t layer, const struct tokens *t, const float *packed, int64_t stride,
                         int64_t k)
@@ -237,7 +237,7 @@ static void attend_head(struct member who, const struct model *m, const struct m
     const int64_t size = m->size, group = m->heads / m->kv_heads;
     float *turning = to->query + who.number * (size + PANEL);
     float *scores = to->scores + who.number * to->capacity, *mixed = to->mixed;
-    /* With a token of each window, the next is of another window, whose memory no cache may hold. */
+    /* With one token per window, the next token's keys may not be in the processor's cache yet. */
     const int one_each = t->count == 1 && t->samples > 1;
     const int64_t ahead = one_each ? m->kv_heads * to->capacity * size : 0;
     struct place p = first_of(t);
@@ -259,8 +259,8 @@ static void attend_head(struct member who, const struct model *m, const struct m
     }
 }
 
-/* Remembers the keys and values of tokens, and writes to `mixed` what each gathers; in the last layer
-   each window's last, since no other is wanted. */
+/* Append the keys and values of tokens to the cache, and write the outputs of the heads to `mixed`; in
+   the last layer only those of each window's last token. */
 static void attend(struct member who, const struct model *m, const struct memory *to, int64_t layer,
                    const struct tokens *t, float *panel)
 {
@@ -284,7 +284,7 @@ static void attend(struct member who, const struct model *m, const struct memory
     barrier(who);
 }
 
-/* Moves the stream of the windows' last tokens to the front; returns how many they are. */
+/* Move the stream of the windows' last tokens to the front. Return the number of these tokens. */
 static int64_t keep_last(struct member who, const struct memory *to, const struct tokens *t)
 {
     int64_t kept = 0;
@@ -300,7 +300,7 @@ static int64_t keep_last(struct member who, const struct memory *to, const struc
     return kept;
 }
 
-/* What the heads gathered, mapped or as it is, joins the stream or becomes it. */
+/* Add the outputs of the heads, projected if the model does so, to the stream, or replace the stream. */
 static void pass_on(struct member who, const struct model *m, const struct memory *to,
                     const struct map *projection, float *panel, int64_t rows)
 {
@@ -439,12 +439,12 @@ int next_logits(const struct model *m, const struct memory *to, int64_t members,
     return 1;
 }
 
-/* Tokens that are generated one after another: the texts so far, and where their window is. */
+/* The texts so far, and the position of their window. */
 struct generation {
-    int64_t block_size, kept;   /* tokens of a window, and those that stay of a full one */
-    int64_t columns;            /* of `ids`: room for two windows */
-    int64_t start, known, length; /* of the window, and of the texts */
-    int64_t *ids, *fresh;       /* (B, columns), and the new ones of all windows, (B, block_size) */
+    int64_t block_size, kept;   /* tokens of a window, and tokens kept of a full one */
+    int64_t columns;            /* columns of `ids`: room for two windows */
+    int64_t start, known, length; /* start and cached tokens of the window; length of the texts */
+    int64_t *ids, *fresh;       /* (B, columns); new tokens of all windows, (B, block_size) */
     float *logits;              /* (B, V in whole panels) */
     double *sums;               /* (V) */
     double temperature;

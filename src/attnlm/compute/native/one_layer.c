@@ -1,11 +1,11 @@
-/* The parts of one_layer.py that are more passes over memory than products. Axes as there.
+/* Attention of all heads of a batch, for one_layer.py, with the same axes: the operations whose time
+   is memory traffic rather than matmuls.
 
-   Attention of all heads of a batch: packed (B, T, 3·H·D) holds queries, keys and values, mixed
-   (B, T, H·D) the heads' outputs; kept (B, H, 2, T) says how the softmax of each query was scaled,
-   for the way back, where the weights are computed again: that is sooner done than reading them (Dao
-   et al., 2022). Scores are made for LANES queries side by side, so that nothing is summed within a
-   vector, and sums of rows for D features side by side. SIZE, which is D, is given to the compiler,
-   so that sums stay in registers. */
+   packed (B, T, 3·H·D) has queries, keys and values; mixed (B, T, H·D) has the heads' outputs; kept
+   (B, H, 2, T) has the largest score and the inverse sum of each query's softmax, for the backward
+   pass. It computes the weights again, which is faster than reading them (Dao et al., 2022). A vector
+   holds scores of LANES queries, or D features of a sum of rows, so nothing is summed within a vector.
+   SIZE, which is D, is a constant of the compilation, so that sums stay in registers. */
 
 #include "vectors.h"
 
@@ -19,7 +19,7 @@
 #error "a row has no room for so large a head"
 #endif
 #define PARTS (ROW > LANES ? ROW / LANES : 1)      /* vectors of a row */
-#define ACROSS (ROW / PARTS)                       /* numbers of a part */
+#define ACROSS (ROW / PARTS)                       /* elements of a part */
 #define SOME (PARTS <= 2 ? 4 : PARTS <= 4 ? 2 : 1) /* outputs at once; LANES is a multiple */
 
 typedef float part __attribute__((vector_size(4 * ACROSS), aligned(4), may_alias));
@@ -30,7 +30,7 @@ int64_t attention_kept(int64_t length) { return 2 * filled(length); }
 
 int64_t attention_scratch(int64_t length) { return 2 * length * filled(length); }
 
-/* Up to LANES rows (T, D), `stride` apart, times a factor: features first. */
+/* Transpose up to LANES rows (T, D), `stride` apart, times a factor, to (D, LANES). */
 INLINE void turn_over(vector *columns, const float *rows, int64_t stride, int64_t count,
                       float factor)
 {
@@ -41,7 +41,7 @@ INLINE void turn_over(vector *columns, const float *rows, int64_t stride, int64_
     }
 }
 
-/* Which of LANES positions from `first` on come before `other`. */
+/* Mark the positions among LANES, from `first` on, that come before `other`. */
 INLINE integers before(int64_t first, int64_t other)
 {
     integers lanes;
@@ -50,7 +50,7 @@ INLINE integers before(int64_t first, int64_t other)
     return lanes < (integers){0} + (int32_t)(other - first);
 }
 
-/* A row's product with LANES columns, (D) · (D, LANES). */
+/* Return the product of a row and LANES columns, (D) · (D, LANES). */
 INLINE vector along(const float *one, const vector *columns)
 {
     vector even = {0}, odd = {0};
@@ -61,8 +61,8 @@ INLINE vector along(const float *one, const vector *columns)
     return even + odd;
 }
 
-/* Part p of a row, with zeros after its SIZE numbers. A whole part is read by one instruction: compilers
-   may copy it in two halves, and the processor then waits for both to be stored. */
+/* Return part p of a row, padded with zeros after SIZE elements. A whole part is read by one
+   instruction: compilers may copy it in two halves, and the processor then waits for both stores. */
 INLINE part read_part(const float *row, const int p)
 {
     part read = {0};
@@ -81,7 +81,7 @@ INLINE void write_part(float *row, const int p, part values)
         memcpy(row + p * ACROSS, &values, (SIZE - p * ACROSS) * sizeof(float));
 }
 
-/* Output j, of `some`: Σ weights[j · across + r · down] · row r, over `count` rows. */
+/* For `some` outputs j: Σ weights[j · across + r · down] · row r, over `count` rows. */
 INLINE void sum_some(const int some, int64_t count, const float *weights, int64_t across,
                      int64_t down, const float *rows, int64_t stride, float *out,
                      int64_t out_stride)
@@ -98,7 +98,7 @@ INLINE void sum_some(const int some, int64_t count, const float *weights, int64_
             write_part(out + j * out_stride, p, sums[j * PARTS + p]);
 }
 
-/* For each query t: Σ over the keys s up to it of weights (s, t) · row s. */
+/* For each query t: Σ weights (s, t) · row s, over the keys s ≤ t. */
 static void sum_keys(int64_t length, const float *weights, const float *rows, int64_t stride,
                      float *out, int64_t out_stride)
 {
@@ -111,7 +111,7 @@ static void sum_keys(int64_t length, const float *weights, const float *rows, in
         sum_some(1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride, out_stride);
 }
 
-/* For each key s: Σ over the queries t from it on of weights (s, t) · row t. */
+/* For each key s: Σ weights (s, t) · row t, over the queries t ≥ s. */
 static void sum_queries(int64_t length, const float *weights, const float *rows, int64_t stride,
                         float *out, int64_t out_stride)
 {
@@ -168,7 +168,7 @@ static void attend_head_backward(int64_t length, int64_t stride, float scale, co
         turn_over(queries, q + t * stride, stride, end - t, scale);
         turn_over(outputs, mixed + t * mixed_stride, mixed_stride, end - t, 1);
         turn_over(grads, d_mixed + t * mixed_stride, mixed_stride, end - t, scale);
-        for (int64_t i = 0; i < SIZE; i++) /* Σ weight · its gradient: the softmax takes it away */
+        for (int64_t i = 0; i < SIZE; i++) /* Σ weight · its gradient, which softmax subtracts */
             shared += outputs[i] * grads[i];
         for (int64_t s = 0; s < end; s++) {
             vector score = along(k + s * stride, queries);

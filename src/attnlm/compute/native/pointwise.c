@@ -1,5 +1,5 @@
-/* Operations that take one pass over memory, forward and backward, for one thread. Plain forms are
-   in model/ops. Rows are contiguous; `grad` and `d_` name gradients as there. */
+/* Operations in one pass over memory, forward and backward, for one thread. Their reference
+   implementations are in model/ops. Rows are contiguous; `grad` and `d_` name gradients as there. */
 
 #include "vectors.h"
 
@@ -34,7 +34,7 @@ INLINE vector sigmoid_of(vector x)
     return either(x > 0, share, e * share);
 }
 
-/* As tanh gives it: x · σ(2 √(2/π) (x + 0.044715 x³)), where σ is 0 or 1 beyond ±16. */
+/* GELU with tanh: x · σ(2 √(2/π) (x + 0.044715 x³)). Beyond ±16, σ is 0 or 1. */
 #define LINEAR 1.5957691216f
 #define CUBIC 0.0713548162726f
 
@@ -64,7 +64,7 @@ void gelu_backward(int64_t rows, int64_t width, const float *x, const float *gra
     }
 }
 
-/* x / √(mean x² + ε) · gain of each row; `inverse` keeps 1 / √(mean x² + ε). */
+/* x / √(mean x² + ε) · gain for each row; `inverse` gets 1 / √(mean x² + ε). */
 INLINE float inverse_rms(int64_t width, const float *x, float epsilon)
 {
     vector squares = {0};
@@ -86,7 +86,7 @@ void rms_norm(int64_t rows, int64_t width, float epsilon, const float *x, const 
     }
 }
 
-/* Adds to d_gain. */
+/* Write d_x, and add to d_gain. */
 INLINE void rms_norm_row_backward(int64_t width, float inverse, const float *x, const float *gain,
                                   const float *grad, float *d_x, float *d_gain)
 {
@@ -109,8 +109,8 @@ void rms_norm_backward(int64_t rows, int64_t width, const float *inverse, const 
         rms_norm_row_backward(width, inverse[r], x, gain, grad, d_x, d_gain);
 }
 
-/* Heads (B, T, H, D) out of rows that are `stride` apart: normalised where there is a gain, and
-   turned by the angles of their positions, (T, D), where there are cosines. */
+/* Heads (B, T, H, D) from rows that are `stride` apart: normalised if `gain` is not NULL, and rotated
+   by the angles of their positions, (T, D), if `cosines` is not NULL. */
 INLINE void turn(int64_t size, const float *cosines, const float *sines, float way,
                  const float *x, float *out)
 {
@@ -162,7 +162,7 @@ void place_heads_backward(int64_t windows, int64_t length, int64_t heads, int64_
     }
 }
 
-/* Rows of gate and up, side by side → silu(gate) · up. */
+/* Rows (gate, up) → silu(gate) · up. */
 void swiglu(int64_t rows, int64_t width, const float *gate_up, float *out)
 {
     for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, out += width)
@@ -187,9 +187,9 @@ void swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const fl
         }
 }
 
-/* Of logits (V, M), whose rows are `stride` apart, plus a bias (V) where there is one: adds their
-   losses in nats to `loss`. Unless `scale` is 0, they become their gradient times it, which is
-   added up in `d_bias` where there is one. Tokens lie side by side: BLOCK of them at a time. */
+/* Add the cross-entropy of logits (V, M), whose rows are `stride` apart, plus a bias (V) or NULL, to
+   `loss`, in nats. If `scale` is not 0, replace the logits by their gradient times `scale`, and add it
+   to `d_bias` unless that is NULL. Columns are tokens, BLOCK of them at a time. */
 #define BLOCK 64
 
 INLINE void of_some_tokens(int64_t vocab_size, int64_t tokens, int64_t stride, float scale,

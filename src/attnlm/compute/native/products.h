@@ -1,11 +1,11 @@
-/* Linear maps of a few rows, or many. */
+/* Matmuls of few or many rows by a weight matrix. */
 
 #define PANEL 32
 #define PARTS (PANEL / LANES)
 #if LANES == 16
 #define TILE 8 /* rows */
 #define WIDE 4 /* panels */
-#define ROWS 6 /* rows of x times OUTPUTS rows of a matrix */
+#define ROWS 6 /* rows of x per tile with OUTPUTS rows of a matrix */
 #elif LANES == 8
 #define TILE 3
 #define WIDE 2
@@ -16,17 +16,17 @@
 #define ROWS 2
 #endif
 #define OUTPUTS 4
-#define MOST_SUMS 16 /* of TILE rows and a panel, or of a row and WIDE panels */
-#define NEAR 65536   /* numbers of a matrix that stay in the cache while all rows of x pass */
+#define MOST_SUMS 16 /* vectors: TILE rows and one panel, or one row and WIDE panels */
+#define NEAR 65536   /* elements of a matrix that stay in the cache for all rows of x */
 
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* A linear map. Its matrix comes in one of two forms. As panels: 32 outputs side by side for the first
-   input, then for the second, and so on. Or as the rows that it has in the model, one for each output:
-   where they lie. `outputs` are filled up with zeros to whole panels. */
+/* A projection. Its matrix has one of two layouts. Panels: the weights of 32 outputs for the first
+   input, then for the second input, and so on. Rows: pointers to the rows of the model's own matrix,
+   one row for each output. `outputs` is padded with zeros to whole panels. */
 struct map {
     int64_t inputs, outputs;
-    const float *panels, *const *rows; /* one of them; neither: there is no map */
+    const float *panels, *const *rows; /* one is NULL; both are NULL if the model lacks this projection */
     const float *bias;
 };
 
@@ -35,8 +35,8 @@ INLINE int there_is(const struct map *map)
     return map->panels || map->rows;
 }
 
-/* A few rows of x times a few panels: both numbers are constant where this is expanded, so that the
-   sums stay in registers. Each sum adds the same numbers in the same order however many there are. */
+/* A few rows of x times a few panels. Both numbers are constants at each call, so that the sums stay
+   in registers. Each sum adds in the same order for any number of rows and panels. */
 INLINE void tile(const int rows, const int panels, int64_t inputs, const float *x, int64_t x_stride,
                  const float *matrix, const float *bias, float *y, int64_t y_stride, int add)
 {
@@ -59,7 +59,7 @@ INLINE void tile(const int rows, const int panels, int64_t inputs, const float *
             *(vector *)(y + r * y_stride + p * LANES) = sums[r * parts + p];
 }
 
-/* Outputs of which `panels` holds the weights. */
+/* Compute the outputs whose weights are in `panels`. */
 static void by_panels(const struct map *map, const float *panels, struct range outputs, int64_t rows,
                       const float *x, int64_t x_stride, float *y, int64_t y_stride, int add)
 {
@@ -68,7 +68,7 @@ static void by_panels(const struct map *map, const float *panels, struct range o
          map->bias + o, y + r * y_stride + o, y_stride, add)
     for (int64_t o = outputs.begin, r = 0; o < outputs.end; o += PANEL, r = 0) {
         if (rows == 1 && o + WIDE * PANEL <= outputs.end) {
-            PRODUCT(1, WIDE); /* one row alone has too few sums to keep the processor busy */
+            PRODUCT(1, WIDE); /* a single row has too few sums to keep the processor busy */
             o += (WIDE - 1) * PANEL;
             continue;
         }
@@ -92,7 +92,7 @@ INLINE float total(vector x)
     return sum;
 }
 
-/* The sum of a vector's numbers, by quarters. */
+/* Return the sum of a vector's elements, added by quarters. */
 INLINE float folded(vector x)
 {
     four sums = *(four *)&x;
@@ -101,7 +101,7 @@ INLINE float folded(vector x)
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
-/* A few rows of x times OUTPUTS rows of a matrix, as `tile` does it with panels. */
+/* A few rows of x times OUTPUTS rows of a matrix: `tile` for the other layout. */
 INLINE void rows_tile(const int rows, int64_t inputs, const float *x, int64_t x_stride,
                       const float *const *matrix, const float *bias, float *y, int64_t y_stride,
                       int add)
@@ -147,7 +147,7 @@ static void by_rows(const struct map *map, struct range outputs, int64_t rows, c
 #undef PRODUCT
 }
 
-/* As a panel, 32 rows of a matrix: four by four. */
+/* Copy 32 rows of a matrix to a panel, in blocks of 4 × 4. */
 static void pack(const struct map *map, int64_t output, float *panel)
 {
     const float *const *rows = map->rows + output;
@@ -160,9 +160,10 @@ static void pack(const struct map *map, int64_t output, float *panel)
         }
 }
 
-/* Of a member's share of the outputs, in whole panels: y = map(x), or y += it. `panel` is scratch of 32 ·
-   `inputs` numbers: with it, rows of a matrix become panels first, which pays where x has many rows.
-   Either way has its own order of sums, so that which is taken must not depend on other samples. */
+/* Compute y = map(x), or y += map(x), for a member's part of the outputs, in whole panels. `panel` is
+   scratch of 32 · `inputs` numbers. With it, rows of a matrix are first copied to panels, which is
+   faster if x has many rows. The two ways add in different orders, so the choice between them must not
+   depend on other samples. */
 static void product(struct member who, const struct map *map, float *panel, int64_t rows,
                     const float *x, int64_t x_stride, float *y, int64_t y_stride, int add)
 {

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #define MOST_MEMBERS 64
-#define SPINS 4000 /* some microseconds; whoever waits longer leaves its core to others */
+#define SPINS 4000 /* some microseconds; a thread that waits longer yields its core */
 
 struct team {
     _Atomic int64_t members; /* 0 until all are there */
@@ -30,7 +30,7 @@ struct range {
     int64_t begin, end;
 };
 
-/* What a member does of `count` pieces. */
+/* Return the range of `count` items that a member computes. */
 INLINE struct range share(struct member who, int64_t count)
 {
     int64_t members = who.team->members;
@@ -67,7 +67,7 @@ static void *take_part(void *given)
     return NULL;
 }
 
-/* Calls `work` in so many threads, this one among them, or in fewer where no more can be had. */
+/* Call `work` in `wanted` threads, this one included, or in fewer if no more can be created. */
 static void together(int64_t wanted, work *work, const void *about)
 {
     struct team team = {0};

@@ -1,4 +1,4 @@
-/* As many numbers side by side as the processor computes at once. */
+/* Vectors of LANES numbers: as many as the processor computes with one instruction. */
 
 #include <math.h>
 #include <stdint.h>
@@ -24,8 +24,8 @@ INLINE vector either(integers condition, vector yes, vector no)
     return (vector)(((integers)yes & condition) | ((integers)no & ~condition));
 }
 
-/* e^x for x ≤ 0, to within two units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2. Other lanes,
-   which nobody reads, may hold anything: hence bits, which wrap around. */
+/* Return e^x for x ≤ 0, to within two units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2. Unused
+   lanes may hold any number, so the shift is on unsigned integers, which wrap around. */
 INLINE vector exp_of(vector x)
 {
     x = either(x < -87.0f, (vector){0} - 87.0f, x);

@@ -1,5 +1,5 @@
-/* The words of a text, each told apart once, so that only new ones need be encoded. words.py says
-   where a word begins and ends, and why. */
+/* A table of the words of a text, so that each different word is encoded only once. tokens/word_table.py
+   defines where a word begins and ends, and why. */
 
 #include <stdint.h>
 #include <string.h>
@@ -7,12 +7,12 @@
 typedef struct {
     int64_t most_words, most_bytes, slots; /* slots are a power of two, above twice most_words */
     uint64_t seed;
-    int64_t *words;      /* how many there are */
-    int64_t *word_at;    /* where each begins in `bytes`, and the end of the last */
-    int64_t *ids_at;     /* where each begins in `ids`, and the end of the last */
+    int64_t *words;      /* their number */
+    int64_t *word_at;    /* offset of each in `bytes`, and the end of the last */
+    int64_t *ids_at;     /* offset of each in `ids`, and the end of the last */
     int32_t *slot;       /* a word's number plus one, or 0 */
     uint64_t *hashes;
-    const uint8_t *ends; /* of each byte: what may follow it for a word to end there */
+    const uint8_t *ends; /* for each byte: which next bytes end a word after it */
     uint8_t *bytes;
     uint32_t *ids;
 } Words;
@@ -21,7 +21,7 @@ enum { BEFORE_SPACE = 1, BEFORE_ANY_WHITESPACE = 2 };
 
 static int is_whitespace(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
-/* Whether a word ends between these two bytes. */
+/* Return nonzero if a word ends between these two bytes. */
 static int is_cut(const Words *w, uint8_t before, uint8_t after)
 {
     int ends = w->ends[before];
@@ -35,7 +35,7 @@ static int64_t next_cut(const Words *w, const uint8_t *text, int64_t at, int64_t
     return at;
 }
 
-/* The seed is drawn anew each time, so that no text is made to have all its words in one slot. */
+/* The seed is random, so that nobody can write a text whose words all share one slot. */
 static uint64_t hash(const uint8_t *word, int64_t size, uint64_t seed)
 {
     uint64_t mixed = seed ^ (uint64_t)size, eight = 0;
@@ -59,8 +59,8 @@ static int append(Words *w, const uint8_t *word, int64_t size, uint64_t mixed)
     return 1;
 }
 
-/* A word's number; -1 where there is no room for a new one. New words stand one behind another, and
-   are encoded like that: where two would not end as they did in the text, a filler goes between. */
+/* Return a word's number, or -1 if there is no room for a new word. New words are stored and encoded one
+   after another, with a filler between two that would otherwise merge. */
 static int64_t number_of(Words *w, int64_t known, const uint8_t *word, int64_t size)
 {
     uint64_t mixed = hash(word, size, w->seed), mask = (uint64_t)w->slots - 1;
@@ -81,9 +81,9 @@ static int64_t number_of(Words *w, int64_t known, const uint8_t *word, int64_t s
     return *w->words - 1;
 }
 
-/* Finds the words of a text between its first cut and its last, and writes the number of each to
-   `numbers`. `span` gets where the first begins and the last ends. Returns how many they are; -1
-   where there is no room for the new ones among them. */
+/* Find the words of a text between its first and its last cut, and write their numbers to `numbers` and
+   the offsets of the first start and the last end to `span`. Return the number of words, or -1 if there
+   is no room for the new ones. */
 int64_t find_words(Words *w, const uint8_t *text, int64_t size, int32_t *numbers, int64_t *span)
 {
     int64_t known = *w->words, found = 0, at = next_cut(w, text, 0, size);
@@ -98,7 +98,7 @@ int64_t find_words(Words *w, const uint8_t *text, int64_t size, int32_t *numbers
     return found;
 }
 
-/* The ids of these words in a row; returns how many they are. */
+/* Write the ids of these words, in order. Return the number of ids. */
 int64_t gather_ids(const Words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
 {
     uint32_t *next = ids;
