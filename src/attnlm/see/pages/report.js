@@ -1,10 +1,10 @@
 "use strict";
-/* The replay: one slider moves the mark on the curve, the line that was said, and the head's map. */
+/* The replay: one slider moves the mark on the curve, and selects the sampled line and the head's map. */
 const {snapshots, films} = data, slider = page.snapshot, plot = page.curve?.querySelector("svg");
 const rows = [...page.lines.querySelectorAll("tbody tr")];
 let playing = null; // a timer
 
-/* Where a snapshot's step lies across the picture of the curve, whose x axis begins at step 0. */
+/* Return the horizontal position of a snapshot's step in the picture of the curve, whose x axis begins at step 0. */
 function across(snapshot) {
   const [left, right] = ["left", "right"].map((side) => Number(plot.dataset[side]));
   return left + ((right - left) * snapshot.step) / plot.dataset.end;
@@ -22,7 +22,7 @@ function goTo(at) {
   if (films.length) showMap(at, step);
 }
 
-/* The weights (t + 1) of token t in the chosen film at a snapshot. */
+/* Return the attention weights (t + 1) of token t at a snapshot, for the chosen head. */
 function rowIn(maps, at, t) {
   const T = data.passage.length, start = (at * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
   return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
@@ -48,7 +48,7 @@ function showFilm() {
   goTo(slider.valueAsNumber);
 }
 
-/* From the first evaluation to the last, or stop. */
+/* Play from the first evaluation to the last, or stop. */
 function play() {
   const isPlaying = playing !== null;
   clearInterval(playing);
