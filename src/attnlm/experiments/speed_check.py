@@ -56,7 +56,7 @@ def check_speed() -> tuple[str, str]:
 def peak_of_products(threads: int) -> float:
     """Return the FLOP/s of float32 matmuls on a CPU with the faster one of PyTorch's libraries.
 
-    The fastest of several matmuls counts: another program hardly slows down all.
+    The fastest of several matmuls counts, because other programs may slow down some of them.
     """
     one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
     best = float("inf")

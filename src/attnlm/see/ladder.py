@@ -224,7 +224,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
 def explained(ladder: Ladder) -> list[tuple[str, str]]:
     """Return each rung's name and sentences: what it adds, its gain over the best so far, and why.
 
-    For a variant of a model, the sentences say what was changed, and give the gain without a why.
+    For a variant of a model, the sentences state the change and the gain, without a reason.
     """
     sentences = []
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):

@@ -44,7 +44,7 @@ Grammar = Mapping[str, Rule]
 
 
 def parse_grammar(rules: Mapping[str, str]) -> Grammar:
-    """Return the rules in the notation of `RULES`, each under the first of its forms."""
+    """Return the rules of `rules`, in the notation of `RULES`. A rule's key is its first form."""
     grammar = {}
     for heading, source in rules.items():
         lines = "\n".join(map(str.strip, source.split("\n")))
