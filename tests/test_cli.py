@@ -84,7 +84,7 @@ def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
     for word in (
         f"{len(TEXT):,} characters",
         f"{len(set(TEXT))} ids",
-        f"{TRAIN:,} to train on",
+        f"{TRAIN:,} for training",
         "bigram",
         "attnlm train",
     ):
@@ -243,7 +243,7 @@ def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
     flags = [*QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3"]
     done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
     assert json.loads(done.stdout)["steps"] < 4000
-    assert "--patience ran out" in done.stderr
+    assert "no improvement in --patience evaluations" in done.stderr
 
 
 def test_a_signal_saves_and_says_how_to_go_on(project: Path) -> None:

@@ -195,7 +195,7 @@ def test_events_are_printed_as_lines(tmp_path: Path, capsys: pytest.CaptureFixtu
     stepped = str(attnlm.Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
     assert re.fullmatch(r"step     20  batch 2\.5000 +5,000 tokens/s +14 min left", stepped)
     assert stepped.index("tokens/s") == last.index("tokens/s")
-    assert str(attnlm.Finished(run, 4, True)).endswith("at step 4, as patience ran out")
+    assert str(attnlm.Finished(run, 4, True)).endswith("at step 4, because of `patience`")
 
 
 # --- The notebook of the ladder -------------------------------------------------------------------

@@ -109,7 +109,7 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def same(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that `name` means, perhaps misspelled or in another tool's words."""
+    """Return the one of `names` that `name` spells differently, or calls as other tools do."""
     by_plain = {_plain(one): one for one in names}
     wanted = _plain(name)
     ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())

@@ -98,9 +98,10 @@ def _say(dataset: Dataset) -> None:
             "data": f"{dataset.name}, from {dataset.source}",
             "text": f"{dataset.characters:,} characters"
             + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
-            "tokens": f"{dataset.train_tokens + dataset.val_tokens:,} of {dataset.vocab_size:,} "
-            f"ids ({dataset.tokenizer.name})",
-            "split": f"{dataset.train_tokens:,} to train on, {dataset.val_tokens:,} to validate",
+            "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
+            f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
+            "split": f"{dataset.train_tokens:,} for training, "
+            f"{dataset.val_tokens:,} for validation",
             "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
         }
     )

@@ -39,8 +39,8 @@ def run_facts(run: Run) -> dict[str, str]:
         vocabulary = f"{run.vocab_size:,} ids ({run.tokenizer.name})"
         return {**facts, "vocabulary": vocabulary, "imported from": run.imported_from}
     facts["data"] = (
-        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens to train on, "
-        f"{about['val_tokens']:,} to validate"
+        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens for training, "
+        f"{about['val_tokens']:,} for validation"
     )
     if run.started_from:
         facts["started from"] = run.started_from

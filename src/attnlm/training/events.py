@@ -101,5 +101,5 @@ class Finished:
     out_of_patience: bool
 
     def __str__(self) -> str:
-        why = ", as patience ran out" if self.out_of_patience else ""
+        why = ", because of `patience`" if self.out_of_patience else ""
         return f"{self.run.name}: finished at step {self.step:,}{why}"
