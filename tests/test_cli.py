@@ -83,7 +83,7 @@ def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
     assert Path(done.stdout.strip()) == Path("data/text-char")
     for word in (
         f"{len(TEXT):,} characters",
-        f"{len(set(TEXT))} ids",
+        f"vocabulary of {len(set(TEXT))} ",
         f"{TRAIN:,} for training",
         "bigram",
         "attnlm train",

@@ -143,7 +143,7 @@ FEW = "{} validation tokens are too few"
         (
             [4.0, 2.0, 1.9, 1.899, 1.898],
             {"learning_rate": [1.0, 1.0, 0.8, 0.6, 0.0]},
-            "a longer run may reach a lower one",
+            "a longer run may reach a lower loss",
             "larger model",
         ),
         (RISING, {}, "does not fall", "overfitting"),

@@ -326,5 +326,5 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
         return f"loss still falling ({fallen:.3f} {over}): more steps would help"
     rates = [float(record.get("learning_rate", 0)) for record in records]
     if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
-        return "loss levelled off as the learning rate fell: a longer run may reach a lower one"
+        return "loss levelled off as the learning rate fell: a longer run may reach a lower loss"
     return "loss levelled off: a larger model or another learning rate may help, not more steps"

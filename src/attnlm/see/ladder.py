@@ -51,12 +51,12 @@ _IDEAS = {
         "it looks for one thing at a time",
     ),
     "multi-head": (
-        "Several narrow heads side by side",
+        "Several narrow heads in parallel",
         "they look for several things at once",
         "each head is narrow",
     ),
     "wide-head": (
-        "Heads as wide as the embedding, mapped back to it",
+        "Heads as wide as the embedding, projected back to its width",
         "each head can carry more",
         "it has more parameters to learn, and narrow heads are often wide enough",
     ),
