@@ -1,4 +1,4 @@
-"""Where the command begins: `attnlm` and `python -m attnlm`."""
+"""The entry point of `attnlm` and `python -m attnlm`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnlm.base.signals import leave, signals
 def main() -> NoReturn:
     """Runs the command line; ends the process with the exit code that the design promises."""
     clock.command_began = time.perf_counter()
-    # While the rest is imported there is nothing to save, and a signal ends us at once.
+    # During imports there is nothing to save, so a signal ends the process immediately.
     for signum in signals():
         signal.signal(signum, leave)
     # OpenMP's threads spin while they wait, for billions of rounds, and take the processor from

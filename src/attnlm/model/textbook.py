@@ -47,7 +47,7 @@ def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
-    """x Wᵀ, plus a bias where there is one."""
+    """x Wᵀ, plus a bias if there is one."""
     y = x @ weights[f"{name}.weight"].T
     return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
 
@@ -89,7 +89,7 @@ def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
 
 
 def rotate(a: Architecture, x: Tensor) -> Tensor:
-    """Rotary positions: each pair of a head's numbers is turned by its angle."""
+    """Rotary positions: each pair of a head's elements is rotated by its angle."""
     T, D = x.shape[-2:]
     frequencies = a.rotary_base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     if a.rotary_factor is not None:
