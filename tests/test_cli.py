@@ -184,7 +184,7 @@ def test_a_recipes_unused_keys_are_named(project: Path) -> None:
 
 def test_a_recipe_for_another_tokenizer_is_noted_in_one_line(project: Path) -> None:
     done = attnlm("train", "--recipe", "r4-gpt2-windows", *QUICK, cwd=project)
-    note = "the recipe was made for --tokenizer gpt2, and text-char was prepared with char"
+    note = "the recipe was made for --tokenizer gpt2, but text-char was prepared with char"
     assert done.stderr.splitlines().count(note) == 1
 
 
@@ -316,7 +316,7 @@ def test_commands_while_talking_are_obeyed_and_are_no_text(project: Path) -> Non
         "error: invalid value for /seed: 'x'\nhint: it must be a number\n",
         "seed 1\n",
         "error: invalid value for /temperature: '-1'\nhint: it must be 0 (greedy) or more\n",
-        "error: there is no /nothing\nhint: there are /seed N, /temperature X, ",
+        "error: unknown command /nothing\nhint: choose from /seed N, /temperature X, ",
     ):
         assert words in done.stderr
     last = attnlm(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
@@ -398,7 +398,7 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "text.txt", "--name", "../x"], 2, "--name", ""),
         (["prepare", "text.txt", "--encoding", "utf-99"], 2, "utf-99", ""),
         (["train", "--hed", "4"], 2, "no such option: --hed", "--heads"),
-        (["train", "--dataset=text-char"], 2, "--dataset", "a flag: attnlm train DATASET"),
+        (["train", "--dataset=text-char"], 2, "--dataset", "an option: attnlm train DATASET"),
         (["heads", "small", "x"], 2, "(x)", "see attnlm heads --help"),
         (["heads", "smal"], 1, "smal", "small"),
         (["eval", ""], 2, "the name of a run cannot be empty", "leave it out"),
@@ -580,4 +580,4 @@ def test_training_and_sampling_load_no_compiler_and_leave_the_environment(projec
 
 def test_more_text_than_json_may_hold_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     arguments = "sample", "--json", "--tokens", 10**12
-    fails(*arguments, cwd=tmp_path, code=2, says="too long for --json", hints="at most")
+    fails(*arguments, cwd=tmp_path, code=2, says="too long for --json", hints="or less")

@@ -240,7 +240,7 @@ def test_commands_read_it_merged(folder: Path) -> None:
         ({"lora_on": "query,gate"}, "`lora_on` gate: this gpt2 has no such projection"),
         ({"lora_on": "q_proj"}, "invalid value for `lora_on`: 'q_proj'"),
         ({"lora": None, "lora_alpha": 3.0}, "no effect without `lora`"),
-        ({"lora": 0}, "out of range"),
+        ({"lora": 0}, "invalid value for `lora`: 0"),
         ({"shard": True}, "`shard` cannot be combined with `lora`"),
         ({"optimizer": "muon"}, "`optimizer` muon cannot be combined with `lora`"),
         ({"compile": "on"}, "`compile` on cannot be combined with `lora`"),

@@ -69,10 +69,10 @@ def picture(attention: Attention, format: str) -> bytes:
             axes.set_title(f"layer {layer + 1} head {head + 1}", fontsize=8)
             _label(axes, attention.tokens)
         bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30)
-        bar.set_label("share of attention", fontsize=8)
+        bar.set_label("attention weight", fontsize=8)
         bar.ax.tick_params(labelsize=7)
-        figure.supxlabel("looked at", fontsize=8)
-        figure.supylabel("looks", fontsize=8)
+        figure.supxlabel("key: the token that is attended to", fontsize=8)
+        figure.supylabel("query: the token that attends", fontsize=8)
         file = io.BytesIO()
         unchanging = {"Date": None} if format == "svg" else None
         figure.savefig(file, format=format, metadata=unchanging, facecolor="white")
