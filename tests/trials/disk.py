@@ -60,7 +60,7 @@ def _act(scenario: Scenario, place: Path, number: int, error: int, stays: bool) 
 def _unexplained(outcome: Outcome) -> str | None:
     """Return how a child ended that neither did its work nor explained why not in one line."""
     said = outcome.error or ""
-    if said.startswith("AttnlmError: can't write") and "\n" not in said:
+    if said.startswith("AttnlmError: cannot write") and "\n" not in said:
         return None
     return outcome.failure
 

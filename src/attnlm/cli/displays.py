@@ -79,7 +79,7 @@ class Display:
         if isinstance(event, Finished):
             self.close()
             if event.out_of_patience:
-                say(f"stopped at step {event.step}: --patience ran out")
+                say(f"stopped at step {event.step}: no improvement in --patience evaluations")
             return
         if isinstance(event, Started):
             self.run, self.memory = event.run, event.memory
@@ -133,12 +133,12 @@ def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
 
 
 def adapters_in_words(config: Config) -> str:
-    """Return `rank 8 on query, value: 294,912 parameters are trained`; "" without adapters."""
+    """Return `rank 8 on query, value: 294,912 trainable parameters`; "" without adapters."""
     lora = config.training.adapters
     if lora is None:
         return ""
     numbers = adapter_numbers(config.model, lora)
-    return f"rank {lora.rank} on {', '.join(lora.on)}: {numbers:,} parameters are trained"
+    return f"rank {lora.rank} on {', '.join(lora.on)}: {numbers:,} trainable parameters"
 
 
 def division_in_words(training: TrainingConfig) -> str:

@@ -24,7 +24,8 @@ def evaluate(
     run: RunArgument = None,
     checkpoint: Checkpoint = "auto",
     data: Annotated[
-        str | None, option("another data set with the same tokenizer", completion.datasets)
+        str | None,
+        option("name or path of another data set with the same tokenizer", completion.datasets),
     ] = None,
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),

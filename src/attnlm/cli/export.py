@@ -31,21 +31,25 @@ def export(
     to: Annotated[
         str,
         option(
-            "format: hf, a folder for transformers; gguf, a file for llama.cpp; html, a page "
-            "in which the model itself runs",
+            "format: hf (a folder for transformers), gguf (a file for llama.cpp) or html (a "
+            "page in which the model runs)",
             completion.choices(*FORMATS),
         ),
     ] = "hf",
     type: Annotated[
         str | None,
         option(
-            "number format of a gguf file (f32, f16 or q8_0, 8 bits; default: f32) or a page "
-            "(f32 or f16; default: f32 up to 2 million parameters)",
+            "number type of a gguf file (f32, f16, or q8_0 with 8 bits; default: f32) or of a "
+            "page (f32 or f16; default: f32 up to 2 million parameters)",
             completion.choices(*FORMATS["gguf"]),
         ),
     ] = None,
     force: Annotated[
-        bool, switch("html: replace a page, and allow more than 60 million parameters", "--force")
+        bool,
+        switch(
+            "with html: replace an existing page, and allow more than 60 million parameters",
+            "--force",
+        ),
     ] = False,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),

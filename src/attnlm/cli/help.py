@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperOption
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of
+from attnlm.cli.console import with_flags
 from attnlm.config.settings import help_of, resolve
 from attnlm.model.architecture import MODELS, Architecture
 

@@ -25,9 +25,12 @@ def import_(
         ),
     ],
     base: Annotated[
-        str | None, option("name or path of the run that a peft adapter is for", completion.runs)
+        str | None,
+        option("name or path of the run that a peft adapter was trained for", completion.runs),
     ] = None,
-    name: Annotated[str | None, option("name of the run; default: <model>-001 and so on")] = None,
+    name: Annotated[
+        str | None, option("name of the run; default: <model>-001, <model>-002, …")
+    ] = None,
     revision: Annotated[
         str | None, option("branch, tag or commit of a model on the Hub; default: main")
     ] = None,

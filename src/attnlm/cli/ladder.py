@@ -34,7 +34,7 @@ def ladder(
     rungs: Annotated[
         str | None,
         option(
-            "models to compare, in this order, or variants such as "
+            "models or variants to compare, in this order, such as bigram, "
             "transformer:positions=none or transformer:learning_rate=0.005; default: "
             "bigram,average,single-head,multi-head,transformer",
             completion.several(*MODELS),
@@ -43,14 +43,17 @@ def ladder(
     budget: Annotated[
         float | None, budget_option("time for all models together: 90s|5min|1h30m; default: 2m")
     ] = None,
-    steps: Annotated[int | None, option("updates of each model, in place of a budget")] = None,
+    steps: Annotated[int | None, option("updates of each model, instead of --budget")] = None,
     eval_every: Annotated[int | None, setting_option("eval_every")] = None,
     eval_tokens: Annotated[int | None, setting_option("eval_tokens")] = None,
     threads: Annotated[int | None, setting_option("threads")] = None,
     seed: Annotated[int | None, setting_option("seed")] = None,
     seeds: Annotated[
         int | None,
-        option("runs of each model, with as many seeds: the median is shown; default: 1"),
+        option(
+            "number of seeds: each model is trained with all of them, and the median is "
+            "shown; default: 1"
+        ),
     ] = None,
     prompt: Annotated[str | None, option("text that each model continues")] = None,
     tokens: Annotated[int | None, option("tokens that each model generates; default: 200")] = None,

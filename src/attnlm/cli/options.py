@@ -70,8 +70,8 @@ TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="text that the
 Recipe = Annotated[
     str | None,
     option(
-        "take settings from a recipe by name, a TOML file or a run's config.json; "
-        "options override them",
+        "settings from a recipe: its name, a TOML file, or a run's config.json; "
+        "options override the recipe",
         completion.recipes,
     ),
 ]
@@ -95,7 +95,7 @@ Checkpoint = Annotated[
     ),
 ]
 Verify = Annotated[
-    bool, switch("check all of the data, not samples of what is over 1 GiB", "--verify")
+    bool, switch("hash the whole data set, also splits larger than 1 GiB", "--verify")
 ]
 _DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
 DeviceOption = Annotated[

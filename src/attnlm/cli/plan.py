@@ -71,25 +71,22 @@ def plan(
     dataset: DatasetArgument = None,
     *,
     vocab_size: Annotated[
-        int | None, option("size of the vocabulary, in place of a data set")
+        int | None, option("size of the vocabulary, instead of a data set")
     ] = None,
     tokens: Annotated[
         int | None,
-        option(
-            "tokens to train on; default: 20 per parameter, or of adapters one pass over the "
-            "data set"
-        ),
+        option("tokens to train on; default: 20 per parameter, or one epoch for adapters"),
     ] = None,
-    steps: Annotated[int | None, option("steps to train for, in place of tokens")] = None,
+    steps: Annotated[int | None, option("steps to train for, instead of --tokens")] = None,
     peak: Annotated[
         float | None,
         option(
-            "peak FLOP/s of each process' device, such as 989e12; "
+            "peak FLOP/s of the device of each process, such as 989e12; "
             "default: measure ten steps on this machine"
         ),
     ] = None,
     share: Annotated[
-        float | None, option("share of the peak that training uses; default: 0.4")
+        float | None, option("fraction of the peak that training reaches; default: 0.4")
     ] = None,
     recipe: Recipe = None,
     start_from: StartFrom = None,

@@ -37,16 +37,20 @@ def prepare(
     tokenizer: Annotated[
         str,
         option(
-            "tokenizer: char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path "
-            "of a run or data set that has it",
+            "char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path of a run or "
+            "data set, to use its tokenizer",
             completion.tokenizers,
         ),
     ] = "char",
     val_fraction: Annotated[
-        float, option("fraction of the text, at its end, to validate on")
+        float, option("fraction of the text, at its end, for the validation split")
     ] = 0.1,
     val_file: Annotated[
-        str | None, option("validate on this file, train on all of SOURCE", metavar="<path>")
+        str | None,
+        option(
+            "use this file as the validation split, and all of SOURCE for training",
+            metavar="<path>",
+        ),
     ] = None,
     name: Annotated[
         str | None, option("name of the data set; default: <source>-<tokenizer>")
@@ -56,15 +60,17 @@ def prepare(
     newlines: Annotated[
         str,
         option(
-            "keep line ends as they are, or make CR LF and CR into LF: keep|unix",
+            "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
             completion.choices("keep", "unix"),
         ),
     ] = "keep",
     column: Annotated[
-        str, option("column with the text, of .jsonl and .parquet files and hf: data")
+        str, option("name of the column with the text, in .jsonl and .parquet files and hf: data")
     ] = "text",
     offline: Annotated[bool, switch("never use the network", "--offline")] = False,
-    force: Annotated[bool, switch("replace another data set of the same name", "--force")] = False,
+    force: Annotated[
+        bool, switch("replace an existing data set of the same name", "--force")
+    ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:

@@ -45,29 +45,37 @@ _TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution
 
 def sample(
     run: RunArgument = None,
-    tokens: Annotated[int, option("tokens to generate, excluding the prompt")] = 500,
+    tokens: Annotated[int, option("number of tokens to generate, without the prompt")] = 500,
     prompt: Annotated[
-        str | None, option("text to continue; - reads stdin, less one newline at its end")
+        str | None, option("text to continue; - reads stdin, without its final newline")
     ] = None,
     prompt_file: Annotated[Path | None, option("file with the text to continue")] = None,
     temperature: Annotated[float, option(_TEMPERATURE)] = 1.0,
-    top_k: Annotated[int | None, option("sample from the K likeliest tokens")] = None,
-    top_p: Annotated[
-        float | None, option("sample from the likeliest tokens whose probabilities sum to P")
+    top_k: Annotated[
+        int | None, option("sample only from the K likeliest tokens; default: all")
     ] = None,
-    seed: Annotated[int | None, option("random seed; default: drawn")] = None,
+    top_p: Annotated[
+        float | None,
+        option(
+            "sample only from the likeliest tokens, with probabilities that sum to P; default: all"
+        ),
+    ] = None,
+    seed: Annotated[int | None, option("random seed; default: a random one")] = None,
     num_samples: Annotated[int, option("number of texts to generate")] = 1,
     stop: Annotated[
-        list[str] | None, option("end before this text, which is not printed; may be repeated")
+        list[str] | None, option("stop before this text, which is not printed; may be repeated")
     ] = None,
     ignore_eos: Annotated[
-        bool, switch("go on after the end-of-text token", "--ignore-eos")
+        bool, switch("continue after the end-of-text token", "--ignore-eos")
     ] = False,
     checkpoint: Checkpoint = "auto",
     device: DeviceOption = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     show_probs: Annotated[
-        bool, switch("show each token's probability and the likeliest others", "--show-probs")
+        bool,
+        switch(
+            "show the probability of each token, and the likeliest alternatives", "--show-probs"
+        ),
     ] = False,
     interactive: Annotated[
         bool,

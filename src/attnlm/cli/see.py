@@ -43,7 +43,7 @@ def _counted(windows: int) -> int:
 Windows = Annotated[
     int,
     option(
-        "how many windows to score heads on, spread over the validation split", callback=_counted
+        "number of windows to score heads on, spread over the validation split", callback=_counted
     ),
 ]
 
@@ -128,9 +128,9 @@ def trace(
     text: TextArgument,
     run: RunArgument = None,
     as_code: Annotated[
-        bool, switch("print a plain PyTorch script that computes the same", "--as-code")
+        bool, switch("print a PyTorch script that computes the same logits", "--as-code")
     ] = False,
-    head: Annotated[int | None, option("which head's numbers to print; default: 1")] = None,
+    head: Annotated[int | None, option("number of the head to print; default: 1")] = None,
     checkpoint: Checkpoint = "auto",
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
@@ -169,8 +169,8 @@ def heads(
     text: Annotated[
         Path | None,
         option(
-            "text file to measure on; default: the validation split, or for an imported run "
-            "random tokens",
+            "text file to measure on; default: the validation split (random tokens for an "
+            "imported run)",
             metavar="FILE",
         ),
     ] = None,
@@ -220,8 +220,8 @@ def report(
     text: Annotated[
         str | None,
         option(
-            "text itself, not a file, that the model reads; default: the start of the "
-            "validation split, or of an imported run its own first words",
+            "text (not a file) that the model reads; default: the start of the validation "
+            "split (for an imported run, text that the model generates)",
             metavar="TEXT",
         ),
     ] = None,

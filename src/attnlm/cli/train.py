@@ -86,8 +86,8 @@ def train(
     log: Annotated[
         str | None,
         option(
-            "other tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
-            "or none; default: those that a resumed run had",
+            "tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
+            "or none; default: none, or the tools of the resumed run",
             completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
         ),
     ] = None,
@@ -172,7 +172,7 @@ def train(
             console.say_next(shlex.join(["attnlm", "train", *words]), about)
 
 
-_BEST = "a transformer, as large as the text and two minutes allow"
+_BEST = "the best transformer for this text in two minutes"
 _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 
 
