@@ -147,10 +147,13 @@ def test_progress_is_told_and_the_cache_is_used_without_a_network(
     ("name", "revision", "says", "hints"),
     [
         ("gated/model", None, "is gated", "hf auth login"),
-        ("nobody/nothing", None, "has no model nobody/nothing", "OWNER/NAME"),
-        (MODEL, "v2", "has no `revision` v2", "branch"),
-        ("../secret", None, "neither a folder nor", "such as"),
-        *((name, None, "neither a folder nor", "such as") for name in ("a/b/c", "a/..", "a b")),
+        ("nobody/nothing", None, "model nobody/nothing not found", "OWNER/NAME"),
+        (MODEL, "v2", "`revision` v2 of", "branch"),
+        ("../secret", None, "is not a folder, a safetensors file or", "such as"),
+        *(
+            (name, None, "is not a folder, a safetensors file or", "such as")
+            for name in ("a/b/c", "a/..", "a b")
+        ),
     ],
 )
 def test_what_the_hub_does_not_give_is_one_line(

@@ -240,7 +240,7 @@ def test_what_can_not_be_removed_is_told_in_one_line(
         unlink(path, dir_fd=dir_fd)
 
     monkeypatch.setattr("os.unlink", refuse)
-    told: dict[str, Any] = {"says": "can't be deleted", "hints": "delete that folder"}
+    told: dict[str, Any] = {"says": "cannot be deleted", "hints": "delete that folder"}
     fails("rm", "second", "--yes", cwd=project, code=1, **told)
     (left,) = runs.glob(".unfinished-*")
     assert [path.name for path in left.rglob("*.json")] == ["tokenizer.json"]

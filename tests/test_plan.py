@@ -296,10 +296,10 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
     ("arguments", "code", "says", "hints"),
     [
         ("", 1, "there is no data set in", "--vocab-size"),
-        ("--vocab-size 0 --peak 1e12", 2, "--vocab-size 0 is out of range", "at least"),
-        ("--vocab-size 9 --tokens -3 --peak 1", 2, "--tokens -3 is out of range", "at least"),
-        ("--vocab-size 9 --peak nan", 2, "--peak nan is out of range", "at least"),
-        ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "--share 1.5 is out of range", "most 1"),
+        ("--vocab-size 0 --peak 1e12", 2, "invalid value for --vocab-size: 0", "between"),
+        ("--vocab-size 9 --tokens -3 --peak 1", 2, "invalid value for --tokens: -3", "between"),
+        ("--vocab-size 9 --peak nan", 2, "invalid value for --peak: nan", "between"),
+        ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "invalid value for --share: 1.5", "and 1"),
         ("--vocab-size 9 --share 0.5", 2, "--share needs a --peak", "989e12"),
         (
             "--vocab-size 9 --model bigram --peak 1e9",

@@ -235,13 +235,16 @@ def moved(*place: object) -> Forge:
         (lambda found, places: found.update({HEAD: found[HEAD][:-1].clone()}), "is damaged"),
         *((moved(*place), "is damaged") for place in ((2, 0), (-1, 0), (0, 1), ("a", None))),
         (lambda found, places: places.pop(HEAD), "is damaged"),
-        (lambda found, places: found.update({HEAD: found[HEAD].half()}), "does not hold the model"),
+        (
+            lambda found, places: found.update({HEAD: found[HEAD].half()}),
+            "does not contain the model",
+        ),
         (
             lambda found, places: found.update({HEAD: found[HEAD][:, :-1].clone()}),
-            "does not hold the model",
+            "does not contain the model",
         ),
-        (lambda found, places: found.pop(HEAD), "does not hold the model"),
-        (lambda found, places: found.update(more=torch.zeros(3)), "does not hold the model"),
+        (lambda found, places: found.pop(HEAD), "does not contain the model"),
+        (lambda found, places: found.update(more=torch.zeros(3)), "does not contain the model"),
     ],
 )
 def test_a_forged_checkpoint_is_refused(forge: Forge, message: str, tmp_path: Path) -> None:

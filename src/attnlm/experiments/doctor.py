@@ -148,10 +148,10 @@ def _compiler() -> Iterator[Finding]:
 
     found = next(commands(), None)
     if found is None:
-        text = "no C compiler: neither what CC names, nor cc, gcc, clang"
+        text = "no C compiler found: tried $CC, cc, gcc, clang"
         remedy = "install gcc or clang: small models then train and sample several times as fast"
     elif library("words.c") is None:
-        text = f"what {found[0]} compiles can't be loaded"
+        text = f"code compiled by {found[0]} cannot be loaded"
         remedy = "compile a file with it; or set TMPDIR to a folder that code may be loaded from"
     else:
         text, remedy = f"{found[0]} works", ""

@@ -271,7 +271,7 @@ def affordable_size(
     counts from `began`; steps that would only overfit are left out. `settings` override the recipe
     in every size. Raises AttnlmError if the first size is too large for the data or the memory.
     """
-    on_event(Note("measuring how large a model there is time for"))
+    on_event(Note("measuring how large a model fits into the budget"))
     budget = resolve(settings, sizes[0]).training.budget
     assert budget is not None
     clock, each = Clock.of(budget, began), _TRIAL_SHARE * budget / len(sizes)
@@ -329,7 +329,7 @@ def _in_words(config: Config, passes: float) -> str:
     a = config.model
     size = f"{a.layers} layers × {a.embed_dim}" if a.layers > 1 else f"1 layer × {a.embed_dim}"
     if passes < _MOST_PASSES:
-        often = f"about {passes:.2g} passes over the text"
+        often = f"about {passes:.2g} epochs"
     else:
-        often = f"{_MOST_PASSES:g} passes over the text, since more would not help"
+        often = f"{_MOST_PASSES:g} epochs, the maximum"
     return f"{size}, context {a.block_size}, dropout {a.dropout:g}: {often}"

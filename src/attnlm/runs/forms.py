@@ -159,7 +159,7 @@ def form_for(a: Architecture, forms: Sequence[AnyForm], run: str) -> AnyForm:
         raise UsageError(
             f"no {kind} can express {run}: it has {', '.join(reasons)}; "
             f"the closest is {closest.name}",
-            "train a model of the published shapes: `model` transformer, gpt2, llama or qwen3",
+            "train one of these instead: `model` transformer, gpt2, llama or qwen3",
         )
     return closest
 

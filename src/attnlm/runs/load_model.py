@@ -90,7 +90,7 @@ def base_weights(run: Run) -> dict[str, Tensor]:
             return load_checkpoint(*about, header=header)[1]
     except AttnlmError as error:  # `checkpoint` can't help: best and last both need the base
         raise AttnlmError(error.message, hint) from None
-    raise AttnlmError(f"{run.base} is not what the run's adapters are for", hint)
+    raise AttnlmError(f"{run.base} does not contain the frozen weights of this run", hint)
 
 
 # --- The run that a run starts from ---------------------------------------------------------------
@@ -100,8 +100,7 @@ def check_tokenizer(parent: Run, dataset: Dataset) -> None:
     """Raise AttnlmError if the data set was not encoded with the run's tokenizer."""
     if dataset.tokenizer.to_json() != parent.tokenizer.to_json():
         raise AttnlmError(
-            f"{dataset.name} was not encoded with the tokenizer of {parent.name}, "
-            "so that its ids mean other tokens",
+            f"{dataset.name} was not encoded with the tokenizer of {parent.name}",
             f"prepare its text again with `tokenizer` {parent.path}",
         )
 
@@ -162,8 +161,8 @@ def _check_unchanged(path: Path, run: Run) -> None:
     assert run.parent is not None
     if _hash(path) != run.parent["sha256"]:
         raise AttnlmError(
-            f"{run.parent['name']} has changed since {run.name} was to start from it",
-            "wait until it is no longer trained, then start again",
+            f"{run.parent['name']} has changed since {run.name} was created from it",
+            "wait until its training has ended, then start again",
         )
 
 

@@ -114,7 +114,7 @@ def run_entry(path: Path) -> RunEntry | None:
     except AttnlmError as error:
         return replace(found, problem=error.message)
     except OSError as error:
-        return replace(found, problem=f"it can't be read: {error.strerror}")
+        return replace(found, problem=f"it cannot be read: {error.strerror}")
 
 
 def _ladder(found: RunEntry) -> RunEntry:
@@ -142,7 +142,7 @@ def _run(found: RunEntry) -> RunEntry:
 
 # --- Removing -------------------------------------------------------------------------------------
 
-_WAIT = "wait until that ends, or stop it"
+_WAIT = "wait until that process ends, or stop it"
 
 
 def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
@@ -189,8 +189,8 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
             _rename_latest(parent, entry.name)
     if os.path.lexists(work):
         raise AttnlmError(
-            f"{entry.name} is removed, but some of its files can't be deleted: they are in {work}",
-            "look at the permissions there, then delete that folder yourself",
+            f"{entry.name} was removed, but some files cannot be deleted: they are in {work}",
+            "check the permissions there, then delete that folder",
         )
 
 
@@ -215,7 +215,9 @@ def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
     if children := [other.name for other in others if other.parent == name]:
         warnings.append(f"started from {name}: {', '.join(children)}")
     if ladders := [other.name for other in others if name in other.rungs]:
-        warnings.append(f"{name} belongs to {', '.join(ladders)}, which would train it again")
+        warnings.append(
+            f"{name} belongs to {', '.join(ladders)}, which would train it again if resumed"
+        )
     if left := [other.name for other in others if other.name in entry.rungs]:
         warnings.append(f"its runs stay: {', '.join(left)}")
     return warnings
@@ -282,12 +284,12 @@ def _warnings(a: Run, b: Run, *results: Result | None) -> Iterator[str]:
     if None in results:
         return
     if a.tokenizer.to_json() != b.tokenizer.to_json():
-        yield "losses are per token, and the tokenizers differ: compare bits per byte"
+        yield "the tokenizers differ, so losses per token cannot be compared: compare bits per byte"
     if a.dataset["val_sha256"] != b.dataset["val_sha256"]:
-        yield "the losses are of different validation splits"
+        yield "the losses were measured on different validation splits"
     for run, result in zip((a, b), results, strict=True):
         if result is not None and result.part:
-            yield f"the loss of {run.name} is of {result.part}"
+            yield f"the loss of {run.name} was measured on {result.part}"
 
 
 def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -113,7 +113,7 @@ def _check_memory(described: Described) -> None:
     if there is not None and needed > there:
         raise AttnlmError(
             f"the model's {described.parameters:,} parameters need {byte_size(needed)} of memory, "
-            f"and this machine has {byte_size(there)}",
+            f"but this machine has {byte_size(there)}",
             "import a smaller model",
         )
 

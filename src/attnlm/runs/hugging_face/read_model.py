@@ -35,7 +35,7 @@ from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_r
 Content = dict[str, Any]
 _LARGEST = 2**20  # bytes
 _MOST_IDS = 2**21
-_COPY = "copy the folder again from where it came"
+_COPY = "copy the folder again from its source"
 _HINT = "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model without such options"
 
 _ELSEWHERE: tuple[Any, ...] = ()
@@ -221,7 +221,7 @@ def check_options(
     for key, value in content.items():
         if (values := allowed.get(key, off)) and value not in values:
             raise AttnlmError(
-                f"{path} has {quoted(key)} {quoted(value)}, which attnlm can't compute", hint
+                f"{path} has {quoted(key)} {quoted(value)}, which attnlm does not support", hint
             )
 
 
@@ -240,7 +240,7 @@ def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
         raise AttnlmError(
             f"{path} has no {key}"
             if value is None
-            else f"{path} has {key} {quoted(value)}, which is no size",
+            else f"{path} has {key} {quoted(value)}, which is not a valid size",
             _COPY,
         )
     return value
@@ -367,7 +367,7 @@ def _check(
         raise AttnlmError(f"the tensor {name} is missing", _COPY)
     for name in sorted(found.keys() - wanted.keys()):
         raise AttnlmError(
-            f"the tensor {quoted(name)} is none of the model that config.json describes",
+            f"the tensor {quoted(name)} does not belong to the model in config.json",
             "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model that was not changed",
         )
     for name, shape in wanted.items():
@@ -380,7 +380,7 @@ def _check(
     embedding = places["token_embedding.weight"][0].name
     if is_tied and not torch.equal(*(read_tensor(found[name], name) for name in (head, embedding))):
         raise AttnlmError(
-            "config.json ties the LM head to the token embedding, and lm_head.weight differs",
+            "config.json ties the LM head to the token embedding, but lm_head.weight differs",
             _COPY,
         )
 
@@ -400,10 +400,10 @@ def _files(folder: Path) -> list[Path]:
     if not (folder / _INDEX).exists():
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         raise AttnlmError(
-            f"{folder} has no {_WHOLE} and no {_INDEX}",
-            "its weights are pickled, which could run code: get them as safetensors"
+            f"{folder} has neither {_WHOLE} nor {_INDEX}",
+            "its weights are pickled and could run code: get them as safetensors"
             if pickled
-            else "give a folder of Hugging Face's format",
+            else "use a folder in Hugging Face's format",
         )
     places: Mapping[str, Any] = read_object(folder / _INDEX, _LARGEST_INDEX).get("weight_map", {})
     names = set()
@@ -412,7 +412,8 @@ def _files(folder: Path) -> list[Path]:
     for name in sorted(names):
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,200}\.safetensors", name):
             raise AttnlmError(
-                f"{_INDEX} names {quoted(name)}, which is no safetensors file of its folder", _COPY
+                f"{_INDEX} names {quoted(name)}, which is not a safetensors file in its folder",
+                _COPY,
             )
     if not 0 < len(names) <= _MOST_FILES:
         raise AttnlmError(f"{folder / _INDEX} names {len(names):,} files", _COPY)
@@ -423,7 +424,7 @@ def _files(folder: Path) -> list[Path]:
 def open_tensors(path: Path) -> Iterator[TensorFile]:
     """Open a safetensors file and read its header. Raises AttnlmError."""
     with contextlib.ExitStack() as opening:
-        with explaining_reads(path, ", or is no safetensors file", _COPY):
+        with explaining_reads(path, " or not a safetensors file", _COPY):
             file = opening.enter_context(files.open_regular(path))
             opened = TensorFile(file, read_header(file))
         yield opened
@@ -432,7 +433,9 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
 def check_type(name: str, kind: str, hint: str) -> None:
     """Raise AttnlmError for a tensor whose type is not a supported float."""
     if kind not in FLOATS:
-        raise AttnlmError(f"the tensor {name} is of type {kind}, not of {', '.join(FLOATS)}", hint)
+        raise AttnlmError(
+            f"the tensor {name} has the type {kind}, not one of {', '.join(FLOATS)}", hint
+        )
 
 
 def read_tensor(file: TensorFile, name: str, rows: slice | None = None) -> Tensor:
@@ -440,4 +443,4 @@ def read_tensor(file: TensorFile, name: str, rows: slice | None = None) -> Tenso
     try:
         return file.read(name, rows)
     except (OSError, ValueError):
-        raise AttnlmError(f"the tensor {name} can't be read", _COPY) from None
+        raise AttnlmError(f"cannot read the tensor {name}", _COPY) from None
