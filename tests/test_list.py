@@ -253,7 +253,7 @@ def test_a_run_that_may_not_be_read_is_called_that(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, *_: not str(path).endswith("first"))
-    says = "can't open checkpoints/first: you have no permission to read it"
+    says = "cannot open checkpoints/first: you have no permission to read it"
     fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
 
 
