@@ -253,7 +253,7 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
     time.sleep(0.5)  # until C++ code waits
     process.send_signal(signal.SIGTERM)
     _, stderr = ended(process, 143)
-    assert stderr == "stopped before the first step: there is nothing to save\n"
+    assert stderr == "stopped before the first step; nothing was saved\n"
 
 
 def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
@@ -398,7 +398,7 @@ def test_what_a_failing_collective_means(text: str, means: str) -> None:
             assert means == ("silent" if caught.value.is_silent else "ended")
         else:
             first, said = text.splitlines()[0], str(caught.value)
-            assert (means, said) == ("other", f"the processes can't compute together: {first}")
+            assert (means, said) == ("other", f"communication of the processes failed: {first}")
     with pytest.raises(RuntimeError, match="of ours"), noticing_lost():
         raise RuntimeError("of ours")
 

@@ -25,7 +25,7 @@ def told(command: str) -> list[str]:
         ("train --n_embd 1", "did you mean --embed-dim?"),
         ("train --hed 1", "did you mean --heads?"),
         ("train --max-length 1", "did you mean --block-size?"),
-        ("train --data text", "DATASET is given without a flag: attnlm train DATASET"),
+        ("train --data text", "DATASET is an argument, not an option: attnlm train DATASET"),
         ("train --tokens 1", "--tokens is an option of attnlm sample, ladder, plan"),
         ("train -n 1", "see attnlm train --help"),
         ("sample --temp 1", "did you mean --temperature?"),
@@ -33,7 +33,7 @@ def told(command: str) -> list[str]:
         ("sample --lr 1", "--learning-rate is an option of attnlm train"),
         ("sample --model mine", "RUN is an argument, not an option: attnlm sample RUN"),
         ("sample --qqq 1", "see attnlm sample --help"),
-        ("attend --model mine", "RUN is given without a flag: attnlm attend TEXT RUN"),
+        ("attend --model mine", "RUN is an argument, not an option: attnlm attend TEXT RUN"),
         ("ladder --model bigram", "did you mean --rungs?"),
     ],
 )

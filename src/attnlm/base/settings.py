@@ -76,12 +76,11 @@ def check(kind: type, described: Field[Any], value: object) -> None:
     choices = described.metadata.get("choices")
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")
-        raise UsageError(f"`{name}` can't be {quoted(value)}", hint)
+        raise UsageError(f"invalid value for `{name}`: {quoted(value)}", hint)
     for words, limit in limits.items():
         if not _HOLDS[words](value, limit):
-            raise UsageError(
-                f"`{name}` {quoted(value)} is out of range", f"it must be {words} {limit}"
-            )
+            must = " and ".join(f"{words} {limit}" for words, limit in limits.items())
+            raise UsageError(f"invalid value for `{name}`: {quoted(value)}", f"it must be {must}")
 
 
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

@@ -47,7 +47,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     """
     if device not in DEVICES:
         hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
-        raise UsageError(f"`device` can't be {device!r}", hint)
+        raise UsageError(f"invalid value for `device`: {device!r}", hint)
     failures = []
     for name in ("cuda", "mps") if device == "auto" else (device,):
         problem = _problem(name)
@@ -60,7 +60,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
         failures.append(f"{name}: {problem}")
     if device != "auto":
         raise AttnlmError(
-            f"`device` {device} can't be used: {problem}", "leave it out, or give cpu"
+            f"`device` {device} cannot be used: {problem}", "leave it out, or use cpu"
         )
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 

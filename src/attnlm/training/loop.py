@@ -101,7 +101,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
         raise  # of whoever listens to us
     except (StepNotFiniteError, OSError) as error:
         if isinstance(error, OSError):
-            message = f"can't write {error.filename or run.path}: {error.strerror}"
+            message = f"cannot write {error.filename or run.path}: {error.strerror}"
             again = "train it again" if state.saved_step is None else resume_command(run.path)
             hint = f"{remedy(error)}, then: {again}"
         else:
