@@ -34,11 +34,10 @@ struct model {
     struct map head;
 };
 
-/* What a decoder writes to: the keys and values that it remembers, and scratch for `rows` tokens that
-   go through the layers together. All rows are whole panels. Each member of the team has a query and
-   scores of its own, and a panel. */
+/* The memory of a decoder: the key/value cache, and scratch for `rows` tokens that go through the layers
+   together. All rows are whole panels. Each thread has its own query, scores and panel. */
 struct memory {
-    int64_t rows, capacity, stride, mixed_stride; /* capacity in tokens of a window; strides in elements of a row */
+    int64_t rows, capacity, stride, mixed_stride; /* tokens of a window; strides of rows */
     float *keys, *values;                         /* (L, B, K, S/LANES, D, LANES), (L, B, K, S, D) */
     float *x, *read, *packed, *mixed, *hidden;    /* the residual stream, and the results of its parts */
     float *query, *scores;                        /* (members, D + a panel), (members, S) */

@@ -1,5 +1,5 @@
-/* Threads that do one piece of work together: all call the same function, each does its share of a
-   step, and all wait for each other before the next. */
+/* A team of threads that call the same function. Each computes its part of a step, and all wait for
+   each other before the next step. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 #define SPINS 4000 /* some microseconds; a thread that waits longer yields its core */
 
 struct team {
-    _Atomic int64_t members; /* 0 until all are there */
+    _Atomic int64_t members; /* 0 until all threads exist */
     _Atomic int64_t arrived, passed;
 };
 
@@ -44,7 +44,7 @@ INLINE void wait_while(_Atomic int64_t *number, int64_t is)
             sched_yield();
 }
 
-/* Goes on when all have come: what any wrote before, all can read after. */
+/* Wait for all members. After it, each can read what any of them wrote before. */
 static void barrier(struct member who)
 {
     struct team *team = who.team;
