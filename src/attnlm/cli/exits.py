@@ -200,7 +200,7 @@ def _option_hint(error: Any, otherwise: str) -> str:
     if argument := same(typed, arguments):
         words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
         usage = " ".join([error.ctx.command_path, *words])
-        return f"{argument.upper()} is given without a flag: {usage}"
+        return f"{argument.upper()} is an argument, not an option: {usage}"
     root = error.ctx.find_root().command
     others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
     having = {name: option for name in others if (option := same(typed, _options(others[name])))}

@@ -155,8 +155,8 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
             console.say_styled("damaged", "bold yellow", told)
     if kind == "runs" and any(entry.evaluated_part for entry in entries):
         console.say(
-            f"{_PART} on a part of the validation split; attnlm eval takes all of it,"
-            " or its first 4,194,304 tokens"
+            f"{_PART} measured on a part of the validation split; attnlm eval measures all of it,"
+            " up to its first 4,194,304 tokens"
         )
     for entry in entries:
         if kind == "runs" and entry.is_training:
