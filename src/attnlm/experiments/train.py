@@ -342,8 +342,8 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
     """Raise UsageError if the configuration's `processes` is not the number of started ones."""
     if training.processes != processes.count:
         raise UsageError(
-            f"`processes` is {training.processes}, but {processes.count} started",
-            f"start as many with torchrun, or give `processes` {processes.count}",
+            f"`processes` is {training.processes}, but {processes.count} were started",
+            f"start as many with torchrun, or use `processes` {processes.count}",
         )
 
 
@@ -358,7 +358,7 @@ def check_alike(processes: Processes, *options: object) -> None:
     if differing:
         raise UsageError(
             f"{int(differing)} of {processes.count} processes have other options than the first",
-            "start all with the same options, and on each machine the same version and recipe",
+            "start all processes with the same options, version of attnlm, and recipe",
         )
 
 
