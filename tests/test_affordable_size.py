@@ -167,7 +167,7 @@ def test_a_training_takes_one_of_the_sizes_and_records_it(
     assert 1 <= (run.config.training.steps or 0) <= most + 1
     again = json.loads((run.path / "config.json").read_text())["config"]
     assert resolve({}, again).settings() == run.config.settings()
-    assert any("passes over the text" in str(event) for event in told)
+    assert any(" epochs" in str(event) for event in told)
 
 
 def test_a_name_that_is_taken_is_told_before_anything_is_tried(

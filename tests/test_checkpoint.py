@@ -102,7 +102,7 @@ def test_every_changed_byte_and_many_truncations_are_noticed(tmp_path: Path) -> 
 def test_another_model_is_refused_before_its_tensors_are_read(saved: Path) -> None:
     with pytest.raises(AttnlmError, match="does not contain the model"):
         load_checkpoint(saved, BIGRAM, 6)
-    with pytest.raises(AttnlmError, match="no checkpoint"):
+    with pytest.raises(AttnlmError, match="checkpoint not found"):
         load_checkpoint(saved.with_name("none.safetensors"), BIGRAM, 5)
     # Somebody else's safetensors, without a digest, and a pickle, which is never loaded.
     save_file({"model.table.weight": torch.zeros(5, 5)}, str(saved))

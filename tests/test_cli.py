@@ -448,7 +448,7 @@ def test_named_errors(project: Path) -> None:
         (["sample", "small", "--json", f"--tokens={2**26 + 1}"], 2, f"{2**26 + 1}", f"{2**26}"),
         (["sample", "--show-probs", "--json", "--tokens=2000000"], 2, "2000000", f"{2**20}"),
         (["sample", "small", "--prompt", "Ünü"], 1, "lacks 'Ü', 'ü'", ""),
-        (["sample", "small", "--checkpoint", "newest"], 2, "newest", "best or last"),
+        (["sample", "small", "--checkpoint", "newest"], 2, "newest", "auto, best, last"),
         (["sample", "small", "--device", "gpu"], 2, "gpu", "cuda"),
         (["eval", "small", "--data", "nothing"], 1, "nothing", ""),
     ]:

@@ -168,7 +168,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
     if place == 0:
         readers.append(lambda: take_snapshot(opened, 80, 1, model, device))
     for read in readers:
-        with pytest.raises(AttnlmError, match="is damaged: it has ids that its vocabulary"):
+        with pytest.raises(AttnlmError, match="is damaged: it has ids outside of its vocabulary"):
             read()
 
 

@@ -114,7 +114,7 @@ def test_without_pytorch_it_fails_in_words(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "libc10.so" in found["PyTorch"].text and "install it again" in found["PyTorch"].remedy
     assert "speed" not in found and "locale" in found
     done = command("doctor", "--offline", cwd=tmp_path, code=1)
-    assert "attnlm can't train" in done.stderr and "Traceback" not in done.stdout
+    assert "attnlm cannot train" in done.stderr and "Traceback" not in done.stdout
 
 
 def test_a_network_that_does_not_answer_is_not_waited_for(

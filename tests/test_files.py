@@ -77,7 +77,7 @@ def test_a_number_that_is_too_large_is_refused(number: float, tmp_path: Path) ->
 def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"text": "x" * 100})
-    with pytest.raises(AttnlmError, match=r"x\.json is damaged: it has \d+ bytes, more than"):
+    with pytest.raises(AttnlmError, match=r"x\.json is damaged: it has \d+ bytes, too many"):
         read_json(path, 100)
     with pytest.raises(AttnlmError, match="not a regular file"):
         read_json(tmp_path)

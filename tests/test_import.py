@@ -169,7 +169,7 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     facts = json.loads(command("report", "--text", text, "--json", cwd=tmp_path).stdout)
     assert facts["imported_from"] == str(folder) and facts["best_val_loss"] is None
     assert facts["commands"][0] == f"attnlm import {folder} --name theirs"
-    fails("train", "--resume", "theirs", **lacks, hints="train a new run")
+    fails("train", "--resume", "theirs", **lacks, hints="--from theirs")
 
 
 def test_only_an_imported_run_was_trained_on_nothing(folder: Path, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "another family": (change_config(model_type="mamba"), "'mamba'"),
     "no family": (change_config(model_type=["llama"]), "model_type"),
-    "a run": (change_config(attnlm="1.0.0"), "is a run of attnlm"),
+    "a run": (change_config(attnlm="1.0.0"), "is already a run of attnlm"),
     "scaled positions": (
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "rope_scaling 'llama3', 'factor'",
@@ -272,7 +272,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a text for a number": (change_config(rms_norm_eps="small"), "norm_epsilon"),
     "too large": (
         change_config(hidden_size=2**20, intermediate_size=2**20, num_hidden_layers=99),
-        "of memory, and this machine has",
+        "of memory, but this machine has",
     ),
     "deep JSON": (write("config.json", b"[" * 10**5), "not a JSON object"),
     "a long number": (write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"), "not a JSON object"),
@@ -331,7 +331,14 @@ def test_what_can_not_be_right_is_refused_in_one_line(
 
 def test_pickled_weights_and_what_is_no_folder_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    fails("import", folder, cwd=tmp_path, code=1, says="no model.safetensors", hints="pickled")
+    fails(
+        "import",
+        folder,
+        cwd=tmp_path,
+        code=1,
+        says="neither model.safetensors nor",
+        hints="pickled",
+    )
     fails(
         "import",
         "./gpt2",

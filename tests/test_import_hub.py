@@ -138,7 +138,7 @@ def test_progress_is_told_and_the_cache_is_used_without_a_network(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     again = attnlm.import_run(MODEL, revision="v1", **options)
     assert again.imported_from == first.imported_from and len(hub.sent) == sent
-    with pytest.raises(AttnlmError, match="there is no folder someone/other, and ") as refused:
+    with pytest.raises(AttnlmError, match="folder someone/other not found, and ") as refused:
         attnlm.import_run("someone/other", **options)
     assert "check the network" in str(refused.value.hint)
 
@@ -171,7 +171,7 @@ def test_what_can_not_be_imported_is_refused_before_its_weights_are_downloaded(
     options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
     with monkeypatch.context() as little:
         little.setattr(importing, "machine_memory", lambda: 1000)
-        with pytest.raises(AttnlmError, match="of memory, and this machine has"):
+        with pytest.raises(AttnlmError, match="of memory, but this machine has"):
             attnlm.import_run(MODEL, **options)
     shutil.rmtree(tmp_path / "cache")  # which keeps the files of a commit
     config = json.loads(hub.files["config.json"]) | {"model_type": "mamba"}
@@ -195,7 +195,7 @@ def test_a_folder_of_that_name_wins_and_the_extra_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").rename(tmp_path / "gpt2")
     assert attnlm.import_run("gpt2").imported_from == str(tmp_path / "gpt2")
-    with pytest.raises(UsageError, match="`revision` is for models of the Hub"):
+    with pytest.raises(UsageError, match="`revision` applies only to models of the Hub"):
         attnlm.import_run("gpt2", revision="main")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -199,7 +199,11 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     before = sorted(path.name for path in runs.iterdir())
     for named, says in (
         *((elsewhere, "is not a run in checkpoints"), ("folder", "not a run"), (".", "not a run")),
-        *((runs, "not a run"), ("latest", "no run"), ("checkpoints/first/..", "not a run")),
+        *(
+            (runs, "not a run"),
+            ("latest", "run 'latest' not found"),
+            ("checkpoints/first/..", "not a run"),
+        ),
         *(("", "not a run"), ("missing", "run 'missing' not found")),
     ):
         fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")

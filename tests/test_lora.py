@@ -236,7 +236,7 @@ def test_commands_read_it_merged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"start_from": None}, "`lora` needs an existing run to adapt"),
+        ({"start_from": None}, "`lora` needs a run to adapt"),
         ({"lora_on": "query,gate"}, "`lora_on` gate: this gpt2 has no such projection"),
         ({"lora_on": "q_proj"}, "invalid value for `lora_on`: 'q_proj'"),
         ({"lora": None, "lora_alpha": 3.0}, "no effect without `lora`"),
@@ -259,7 +259,7 @@ def test_what_does_not_go_with_adapters_is_refused(
 def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     run = child(folder)
     run.base.unlink()
-    with pytest.raises(AttnlmError, match=r"there is no checkpoint .*base\.safetensors"):
+    with pytest.raises(AttnlmError, match=r"checkpoint not found: .*base\.safetensors"):
         attnlm.load_model(run)
     run.base.write_bytes(b"\0" * 999)
     with pytest.raises(AttnlmError, match="is damaged") as caught:

@@ -263,7 +263,7 @@ def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatc
     assert bigram.step_flops == 0 and bigram.tokens_per_second > 0
     grown = dict(bigram.grown())
     assert grown["context × 2"].tokens_per_second == pytest.approx(bigram.tokens_per_second)
-    with pytest.raises(AttnlmError, match="of memory, and cpu has"):
+    with pytest.raises(AttnlmError, match="of memory, but cpu has"):
         plan(vocab_size=65, device="cpu", model="transformer", embed_dim=2**16, heads=2**8)
 
 
@@ -305,7 +305,7 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
             "--vocab-size 9 --model bigram --peak 1e9",
             2,
             "bigram has no matmuls",
-            "measured",
+            "measure steps",
         ),
         ("--vocab-size 9 --model bigram --heads 2", 2, "--heads does not apply", "--model"),
         (

@@ -378,7 +378,7 @@ def test_a_text_too_short_is_refused(
 
 def test_a_validation_file_too_short_is_named(source: Path, tmp_path: Path, data: Path) -> None:
     (tmp_path / "val.txt").write_text("T")
-    with pytest.raises(AttnlmError, match=r"validation split of .*val\.txt has less") as caught:
+    with pytest.raises(AttnlmError, match=r"validation split of .*val\.txt has fewer") as caught:
         prepare(source, val_file=tmp_path / "val.txt", data_dir=data)
     assert "val_fraction" not in caught.value.hint
 

@@ -111,7 +111,7 @@ def test_attend_refuses_bad_arguments(trained: Path) -> None:
         (["", "--run", "average"], 2, "empty", "at least one"),
         (["Ü", "--run", "average"], 1, "lacks 'Ü'", "byte"),
         (["the", "-o", "map.pdf"], 2, "map.pdf", ".html or .png"),
-        (["the", "-o", "nowhere/map.png"], 1, "no folder nowhere", "create it"),
+        (["the", "-o", "nowhere/map.png"], 1, "folder not found: nowhere", "create it"),
     ]:
         fails("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
 

@@ -350,7 +350,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
     shutil.copytree(runs / "wide-head", tmp_path / "young")
     (tmp_path / "young" / "metrics.jsonl").unlink()
     refused: list[tuple[list[Any], int, str, str]] = [
-        ([*tied, "-o", "no/such.html"], 1, "no folder", "create"),
+        ([*tied, "-o", "no/such.html"], 1, "folder not found: no", "create"),
         ([*tied, "-o", "checkpoints/tied/best.safetensors"], 2, "--output", ".html"),
         ([*tied, "-o", odd / "folder.html"], 1, "regular file", "another"),
         ([*tied, "-o", odd / "link.html"], 1, "regular file", "another"),

@@ -100,7 +100,7 @@ def test_trace_refuses_bad_arguments(trained: Path) -> None:
         (["the", "--head", "1", "--json"], 2, "--head cannot be combined with --json", "every"),
         (["the", "--head", "2", "--as-code"], 2, "--head cannot be combined", "--as-code has"),
         (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
-        (["the", "--checkpoint", "newest"], 2, "newest", "best or last"),
+        (["the", "--checkpoint", "newest"], 2, "newest", "auto, best, last"),
     ]:
         fails("trace", *arguments, cwd=trained, code=code, says=says, hints=hints)
 

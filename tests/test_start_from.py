@@ -106,7 +106,7 @@ def test_what_would_change_the_model_is_refused_by_name(
         child(folder, **changed)
     recipe = folder / "recipe.toml"
     recipe.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in changed.items()))
-    with pytest.raises(AttnlmError, match=f"in the recipe: `{next(iter(changed))}` can't"):
+    with pytest.raises(AttnlmError, match=f"in the recipe: `{next(iter(changed))}` cannot"):
         child(folder, recipe=recipe)
 
 
@@ -166,7 +166,7 @@ def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:
 
 def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
     arguments = "train", "--from", "parent", "--resume", "parent"
-    fails(*arguments, cwd=folder, code=2, says="`resume` cannot be combined with", hints="--from")
+    fails(*arguments, cwd=folder, code=2, says="--resume cannot be combined with", hints="recorded")
     fails(
         "train",
         "--from",

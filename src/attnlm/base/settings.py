@@ -72,7 +72,8 @@ def check(kind: type, described: Field[Any], value: object) -> None:
         fits = isinstance(value, int) or math.isfinite(value)
         fits = fits or (value == math.inf == limits.get("at most"))
     if not fits:
-        raise UsageError(f"`{name}` can't be {quoted(value)}", f"it must be {_EXPECTED[kind]}")
+        message = f"invalid value for `{name}`: {quoted(value)}"
+        raise UsageError(message, f"it must be {_EXPECTED[kind]}")
     choices = described.metadata.get("choices")
     if choices and value not in choices:
         hint = suggestion(str(value), choices, f"choose from {', '.join(choices)}")

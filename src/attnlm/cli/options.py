@@ -101,7 +101,7 @@ _DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
 DeviceOption = Annotated[
     str, option(help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
 ]
-Ablate = Annotated[bool, switch("measure the loss with each head silenced", "--ablate")]
+Ablate = Annotated[bool, switch("also measure the loss with each head silenced", "--ablate")]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"

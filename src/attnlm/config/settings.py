@@ -155,7 +155,7 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in given:
         if "steps" in settings and "budget" in settings:
-            raise UsageError("`steps` and `budget` cannot be combined", "give one of them")
+            raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
         defaults.pop("steps", None)
     trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
