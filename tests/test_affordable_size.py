@@ -104,7 +104,7 @@ def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
 def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
     with pytest.raises(UsageError, match="has 8 sizes"):
         load_recipe("best")
-    with pytest.raises(UsageError, match="which chooses a model size"):
+    with pytest.raises(UsageError, match="chooses a model size"):
         resolve_new({"steps": 5}, "best")
     with pytest.raises(UsageError, match="cannot be combined with the recipe"):
         resolve_new({}, "best", (resolve({}).model, "mine"))
@@ -124,12 +124,12 @@ def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() 
         *(("sizes = 3", "in the recipe"), ("sizes = []", "in the recipe")),
         *(("sizes = [1]", "in the recipe"), ("[sizes]\na = 1", "in the recipe")),
         ("[[sizes]]\nlayers = 0", "in the recipe"),
-        ("[[sizes]]\nlayers = 1\n[[sizes]]\nlayers = 2", "but there is no budget"),
+        ("[[sizes]]\nlayers = 1\n[[sizes]]\nlayers = 2", "chooses a model size"),
     ],
 )
 def test_invalid_sizes_are_refused(lines: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    budget = "" if "no budget" in says else "budget = 9.0\n"
+    budget = "" if "chooses" in says else "budget = 9.0\n"
     path.write_text(f'model = "transformer"\n{budget}{lines}\n')
     with pytest.raises(AttnlmError, match=says):
         resolve_new({}, str(path))

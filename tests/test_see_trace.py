@@ -98,7 +98,7 @@ def test_trace_refuses_bad_arguments(trained: Path) -> None:
         (["x" * 17, "--run", "bigram"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "bigram"], 1, "lacks 'Ü'", "byte"),
         (["the", "--head", "1", "--json"], 2, "--head cannot be combined with --json", "every"),
-        (["the", "--head", "2", "--as-code"], 2, "--head cannot be combined", "--as-code has"),
+        (["the", "--head", "2", "--as-code"], 2, "--head cannot be combined", "--as-code always"),
         (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
         (["the", "--checkpoint", "newest"], 2, "newest", "auto, best, last"),
     ]:

@@ -108,7 +108,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
             config, message = run.config.training, f"the {error}"
             hint = f"lower `learning_rate` {config.learning_rate:g}"
             hint += " or give `gradient_clip` 1" * (config.gradient_clip is None)
-        saved = f"{run.last} keeps step {state.saved_step}"
+        saved = f"{run.last} has step {state.saved_step}"
         if state.saved_step is None:
             saved = "the run has no checkpoint yet"
         raise AttnlmError(message, f"{hint}; {saved}") from error
