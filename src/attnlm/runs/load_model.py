@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import rows_of
 from attnlm.data.dataset import Dataset
@@ -88,6 +88,8 @@ def base_weights(run: Run) -> dict[str, Tensor]:
         header = load_header(*about)
         if header.digest == run.parent["base"]:
             return load_checkpoint(*about, header=header)[1]
+    except NotFiniteError:
+        raise
     except AttnlmError as error:  # `checkpoint` can't help: best and last both need the base
         raise AttnlmError(error.message, hint) from None
     raise AttnlmError(f"{run.base} does not contain the frozen weights of this run", hint)
