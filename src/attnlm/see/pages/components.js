@@ -57,7 +57,7 @@ function largest(values, count) {
 /* Bars for [name, share] pairs. */
 function bars(named) {
   return element("ol", {class: "next"}, ...named.map(([name, share]) => element("li", {},
-    element("span", {class: "candidate"}, name),
+    element("span", {class: "candidate", title: name}, name),
     element("span", {class: "bar", style: {"--share": share.toFixed(4)}}),
     element("span", {class: "percent"}, percent(share)))));
 }

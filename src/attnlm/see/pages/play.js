@@ -13,6 +13,7 @@
 
 const LARGEST_TEXT = 512; // tokens whose attention is shown
 const LARGEST_LENS = 24; // tokens that have a column in the lens
+const LARGEST_PLANE = 300; // tokens whose embeddings are shown
 const CANDIDATES = 8;
 const REST = 60; // milliseconds after a change, before numbers, lens and embeddings follow
 const BETWEEN_FRAMES = 80; // milliseconds, while tokens are generated
@@ -163,11 +164,11 @@ async function showLens(isStopped) {
 }
 
 /* The tokens' embeddings along the two directions in which they differ most. */
-async function plane(model) {
-  const {shape: [V, C], values} = model.weights["token_embedding.weight"] ?? model.weights["table.weight"];
-  const count = Math.min(V, 500), mean_C = new Float32Array(C);
-  for (let id = 0; id < count; id++) for (let c = 0; c < C; c++) mean_C[c] += values[id * C + c] / count;
-  const centred = Array.from({length: count}, (_, id) => Float32Array.from(mean_C, (mean, c) => values[id * C + c] - mean));
+async function plane(model, ids) {
+  const {shape: [, C], values} = model.weights["token_embedding.weight"] ?? model.weights["table.weight"];
+  const mean_C = new Float32Array(C);
+  for (const id of ids) for (let c = 0; c < C; c++) mean_C[c] += values[id * C + c] / ids.length;
+  const centred = ids.map((id) => Float32Array.from(mean_C, (mean, c) => values[id * C + c] - mean));
   const random = randomNumbers(1), directions = [], pause = new Pause();
   for (let n = 0; n < 2; n++) {
     let direction = Float32Array.from(mean_C, () => random() - 0.5);
@@ -189,19 +190,28 @@ async function showEmbeddings() {
   const model = models[shown], inText = new Set(states[shown].cache.ids);
   if (!drawnPlanes.has(model)) drawnPlanes.set(model, await drawnPlane(model));
   page.embeddings.replaceChildren(drawnPlanes.get(model));
-  page.embeddings.querySelectorAll("text:not(.axis)").forEach((label, id) => label.classList.toggle("now", inText.has(id)));
+  page.embeddings.querySelectorAll("[data-id]").forEach((label) => label.classList.toggle("now", inText.has(+label.dataset.id)));
 }
 
 async function drawnPlane(model) {
-  const places = await plane(model), [width, height] = [1000, 520];
+  const ids = firstReadable(model), places = await plane(model, ids), [width, height] = [1000, 520];
   const most = [0, 1].map((axis) => places.reduce((so, place) => Math.max(so, Math.abs(place[axis])), 1e-30));
   return element("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "token embeddings in two dimensions", class: "plane"},
     element("line", {x1: 0, x2: width, y1: height / 2, y2: height / 2}),
     element("line", {x1: width / 2, x2: width / 2, y1: 0, y2: height}),
     element("text", {class: "axis", x: width, y: height / 2 - 6, "text-anchor": "end"}, "first direction →"),
     element("text", {class: "axis", x: width / 2 + 8, y: 14}, "↑ second direction"),
-    ...places.map(([x, y], id) => element("text", {x: width / 2 + (x / most[0]) * (width / 2 - 24),
-      y: height / 2 - (y / most[1]) * (height / 2 - 16) + 5, "text-anchor": "middle"}, tokenText(model, id))));
+    ...places.map(([x, y], n) => element("text", {"data-id": ids[n], x: width / 2 + (x / most[0]) * (width / 2 - 24),
+      y: height / 2 - (y / most[1]) * (height / 2 - 16) + 5, "text-anchor": "middle"}, tokenText(model, ids[n]))));
+}
+
+/* The first ids whose tokens are text: no part of a character, no control character but line ends and tabs. */
+function firstReadable(model) {
+  const ids = [];
+  for (let id = 0; id < model.vocabSize && ids.length < LARGEST_PLANE; id++) {
+    if (!/\ufffd|[^\P{C}\n\t]/u.test(model.decode([id]))) ids.push(id);
+  }
+  return ids;
 }
 
 /* Generation: all models go on side by side, each from the same text, and attention follows. */
