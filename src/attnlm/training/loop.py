@@ -107,7 +107,7 @@ def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
         else:
             config, message = run.config.training, f"the {error}"
             hint = f"lower `learning_rate` {config.learning_rate:g}"
-            hint += " or give `gradient_clip` 1" * (config.gradient_clip is None)
+            hint += " or add `gradient_clip` 1" * (config.gradient_clip is None)
         saved = f"{run.last} has step {state.saved_step}"
         if state.saved_step is None:
             saved = "the run has no checkpoint yet"
