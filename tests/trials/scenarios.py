@@ -93,7 +93,7 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
                     return f"{made} steps made, {facts_of(run.last)['step']} saved"
             attnlm.train(resume=run.path)
         except attnlm.AttnlmError as error:
-            if made > settings["eval_every"] or "there is no checkpoint" not in error.message:
+            if made > settings["eval_every"] or "checkpoint not found" not in error.message:
                 return error.message
             _train(data, place / "other", settings)
             run = attnlm.open_run(place / "other")
