@@ -15,7 +15,9 @@ import subprocess
 import sys
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -438,10 +440,16 @@ def test_named_errors(project: Path) -> None:
         (["train", "--block-size", "400"], 1, "400", f"--block-size {VAL - 1}"),
         (["train", "--device", "cuda", "--steps", "1"], 1, "cuda", "cpu"),
         (["train", "--name", "small"], 1, "small", "--resume small"),
+        (["train", "--recipe", "/dev/zero"], 1, "has more than 16,384 bytes", ""),
+        (["sample", "small", "--prompt-file", "/dev/zero"], 1, "more than 16,777,216 bytes", ""),
+        (["heads", "small", "--text", "/dev/zero"], 1, "more than 16,777,216 bytes", ""),
+        (["prepare", "/dev/zero"], 1, "/dev/zero looks like UTF-16", ""),
         (["train", "--resume", "smal"], 1, "smal", "small"),
         (["train", "--resume", "small", "--heads", "2"], 2, "--heads cannot be changed", "--steps"),
         (["train", "--resume", "small", "--steps", "3"], 1, "6 steps", "--steps"),
         (["train", *QUICK, "--learning-rate", "1e39"], 2, "--learning-rate", "at most"),
+        (["train", *QUICK, "--learning-rate", "1e-320"], 2, "--learning-rate", "at least 1e-30"),
+        (["train", *QUICK, "--cooldown", "1e-320"], 2, "--cooldown", "at least 1e-12"),
         (["sample", "nobody"], 1, "nobody", ""),
         (["sample", "small", "--temperature", "-1"], 2, "--temperature", "0 (greedy)"),
         (["sample", "small", "--top-k", "0"], 2, "--top-k", "1 or more"),
@@ -526,6 +534,32 @@ def test_streams_that_are_closed_are_no_fault(project: Path) -> None:
     with contextlib.chdir(project):
         for words in ("prepare text.txt", "sample small --prompt - --tokens 3"):
             assert here(words.split(), streams=closed).code == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no non-blocking pipes")
+def test_pipes_that_others_left_non_blocking_lose_nothing(project: Path) -> None:
+    prompt = "the dog naps; " * 20_000  # more than a pipe holds
+    (stdin, typing), (reading, stdout) = os.pipe(), os.pipe()
+    for end in (stdin, stdout):
+        os.set_blocking(end, False)
+
+    def read_late(file: TextIO) -> str:
+        time.sleep(0.1)
+        return file.read()
+
+    def type_late() -> None:
+        time.sleep(0.1)
+        with os.fdopen(typing, "w") as file:
+            file.write(prompt)
+
+    with ThreadPoolExecutor() as threads, os.fdopen(reading) as reader:
+        threads.submit(type_late)
+        read = threads.submit(read_late, reader)
+        with os.fdopen(stdin) as ours, os.fdopen(stdout, "w") as theirs, contextlib.chdir(project):
+            words = ["sample", "small", "--prompt", "-", "--tokens", "0"]
+            done = here(words, streams={"stdin": ours, "stdout": theirs})
+        assert done.code == 0, done.stderr
+        assert read.result() == prompt
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the folder of a process")

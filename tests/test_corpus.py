@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -195,9 +196,8 @@ def test_stdin_is_read_once_and_can_be_read_twice(spool: Path) -> None:
 
 
 def test_stdin_that_is_no_text_or_closed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = get_corpus("-", spool=spool, stdin=io.BytesIO(b"\xff"))
     with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
-        list(found.pieces())
+        get_corpus("-", spool=spool, stdin=io.BytesIO(b"\xff"))
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(AttnlmError, match="stdin is closed"):
         get_corpus("-", spool=spool)
@@ -231,6 +231,31 @@ def test_what_the_system_refuses_is_one_line(here: Path, spool: Path) -> None:
     (here / "loop").symlink_to("loop")
     with pytest.raises(AttnlmError, match="cannot read loop: Too many levels of symbolic links"):
         get_corpus("loop", spool=spool)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no /dev")
+@pytest.mark.parametrize(
+    ("device", "says"), [("zero", "looks like UTF-16"), ("urandom", "is not valid utf-8")]
+)
+def test_an_endless_device_is_refused_at_its_start(device: str, says: str, spool: Path) -> None:
+    with pytest.raises(AttnlmError, match=f"/dev/{device} {says}"):
+        get_corpus(f"/dev/{device}", spool=spool)
+    assert sum(path.stat().st_size for path in spool.iterdir()) <= PIECE
+
+
+def test_a_file_that_would_wait_for_content_is_an_error(
+    here: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waiting(io.BytesIO):
+        """A file such as /proc/kmsg, read without waiting."""
+
+        def read(self, size: int | None = -1) -> Any:
+            return None
+
+    monkeypatch.setattr(text_files, "open_regular", lambda _: Waiting())
+    write_all(here, {"kmsg": b""})
+    with pytest.raises(AttnlmError, match="can't read kmsg: it ends where more may come"):
+        list(get_corpus("kmsg", spool=spool).pieces())
 
 
 # --- Folders --------------------------------------------------------------------------------------

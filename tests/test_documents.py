@@ -268,6 +268,11 @@ GOOD = lines(["The cat sat."] * 5)
         (GOOD + b'{"txt": "a", "id": 1}', "line 6 of x.jsonl has no column 'text'", "txt?"),
         (GOOD + b'{"b": "a"}', "line 6 of x.jsonl has no column 'text'", "there is b"),
         (GOOD + b"{}", "line 6 of x.jsonl has no column 'text'", "no columns"),
+        (
+            b'{"text": "a", "b": {"text": "c"}}\n{"text": "a", "text": "b"}',
+            "line 2 of x.jsonl has two columns named 'text'",
+            "rename",
+        ),
         (GOOD + b'{"text": null}', "line 6 of x.jsonl: column 'text' is null", "leave out such"),
         (GOOD + b'{"text": 5}', "line 6 of x.jsonl: column 'text' is not text: a number", "column"),
         (GOOD + b'{"text": "\xff"}', "line 6 of x.jsonl is not UTF-8, at its byte 10", "UTF-8"),
@@ -280,7 +285,7 @@ GOOD = lines(["The cat sat."] * 5)
         (b"", "x.jsonl is empty", "not empty"),
         (b"\n\n", "x.jsonl is empty", "not empty"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_bad_lines_are_named(
     content: bytes, message: str, hint: str, here: Path, monkeypatch: pytest.MonkeyPatch

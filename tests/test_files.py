@@ -185,3 +185,8 @@ def test_the_hint_fits_what_the_system_says(number: int, hint: str, tmp_path: Pa
     ):
         raise OSError(number, os.strerror(number))
     assert caught.value.hint == hint and str(tmp_path / "x") in caught.value.message
+
+
+def test_a_write_that_numpy_breaks_off_may_be_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(AttnlmError, match="the disk may be full"), explaining(tmp_path):
+        raise OSError("16384 requested and 4264 written")

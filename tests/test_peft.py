@@ -191,7 +191,13 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
         fails(*arguments, cwd=folder, code=1, says=says, hints="")
     save_file(intact, tensors)
     for change, says in (
-        ({"lora_alpha": "much", "alpha_pattern": {}}, "not a number"),
+        (
+            {"lora_alpha": "much", "alpha_pattern": {}},
+            "'lora_alpha' 'much', which is not a number",
+        ),
+        ({"rank_pattern": [1]}, "not a table"),
+        ({"use_rslora": "x"}, "'use_rslora' 'x'"),
+        ({"target_modules": ["evil"]}, "does not fit"),
         ({"r": 7, "rank_pattern": {}}, "does not fit"),
         ({"rank_pattern": {".*": 3}}, "not a name"),
         ({"peft_type": "LOHA"}, "'LOHA'"),

@@ -156,12 +156,15 @@ def test_recipes_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     broken.write_text("steps = = 3")
     with pytest.raises(AttnlmError, match="cannot parse the recipe"):
         load_recipe(str(broken))
+    broken.write_text(f"steps = {'9' * 5000}")
+    with pytest.raises(AttnlmError, match=r"cannot parse the recipe .*: [^;]* has 5000 digits$"):
+        load_recipe(str(broken))
     (tmp_path / "list.json").write_text(json.dumps([1]))
     with pytest.raises(AttnlmError, match=r"not a run's config\.json"):
         load_recipe(str(tmp_path / "list.json"))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AttnlmError, match="cannot parse the recipe"):
+    with pytest.raises(AttnlmError, match="is not UTF-8"):
         load_recipe(str(binary))
     with pytest.raises(AttnlmError, match="cannot read"):
         load_recipe(str(tmp_path))

@@ -122,7 +122,8 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
     except BrokenPipeError:
         raise  # of whoever listens to us
     except OSError as error:
-        reason = error.strerror or "".join(map(str, error.args))  # NumPy's OSError has no errno
+        # NumPy's OSError has no errno, and counts what was written.
+        reason = error.strerror or f"the disk may be full ({error})"
         hint = f"{remedy(error)}{then}"
         raise AttnlmError(f"cannot write {error.filename or folder}: {reason}", hint) from error
 
@@ -183,6 +184,25 @@ def read_bytes(path: Path, at_most: int) -> bytes:
             f"cannot read {path}: {reason}", "check that it exists and that you may read it"
         ) from None
     raise _damaged(path, f"it has {size:,} bytes, too many for such a file")
+
+
+def read_text(file: IO[bytes], shown: str, at_most: int = 2**24) -> str:
+    """Return the text in a file that the user names, perhaps a pipe; `shown` is its name.
+
+    Raises AttnlmError if it exceeds `at_most` bytes or is not UTF-8.
+    """
+    content = file.read(at_most + 1)
+    if len(content) > at_most:
+        raise AttnlmError(f"{shown} has more than {at_most:,} bytes", "give a part of it")
+    return utf8(content, shown)
+
+
+def utf8(content: bytes, shown: str) -> str:
+    """Return the bytes as text, without a byte order mark. Raises AttnlmError if not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise AttnlmError(f"{shown} is not UTF-8", "convert it, then try again") from None
 
 
 def json_value(text: str) -> Any:

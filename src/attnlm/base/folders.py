@@ -88,7 +88,9 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     if is_folder(Path(name)):
         return Path(name)
     hint = how_to_make(kind, parent)
-    if names := folder_names(parent, kind):
+    if is_folder(below):  # another program made it
+        hint = f"give its path: {shlex.quote(str(below))}"
+    elif names := folder_names(parent, kind):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         verb = "are" if len(names) > 1 else "is"
         there = f"there {verb} {', '.join(names[:_MOST_NAMED])}{more}"

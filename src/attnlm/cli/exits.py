@@ -6,6 +6,7 @@ The codes are 0 for success, 1 for a problem, 2 for invalid arguments, 70 for an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -81,11 +82,15 @@ def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the streams UTF-8 in any locale; replace missing ones by the null device."""
+    """Make the streams UTF-8 and blocking; replace missing ones by the null device."""
     nowhere = Path(os.devnull)
     sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
     sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
     sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # Python takes a pipe that another program left non-blocking for one that has ended.
+        with contextlib.suppress(OSError, ValueError):  # a stream in memory, or closed
+            os.set_blocking(stream.fileno(), True)
     sys.stdout, sys.stderr = (_outliving(stream) for stream in (sys.stdout, sys.stderr))
     # File names need not be Unicode, and typed input need not be UTF-8.
     for stream, errors in (

@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
+from attnlm.base.files import utf8
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
@@ -162,14 +163,6 @@ def typed(argument: str, name: str) -> str:
     Raises AttnlmError if the argument is not UTF-8.
     """
     try:
-        return decoded(os.fsencode(argument), name)
+        return utf8(os.fsencode(argument), name)
     except UnicodeEncodeError:  # passed by a program, not typed
-        return decoded(argument.encode(errors="surrogatepass"), name)
-
-
-def decoded(content: bytes, origin: str) -> str:
-    """Return the bytes as text. Raises AttnlmError if they are not UTF-8."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise AttnlmError(f"{origin} is not UTF-8", "convert it, then try again") from None
+        return utf8(argument.encode(errors="surrogatepass"), name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import read_text
 from attnlm.base.folders import command_for
 from attnlm.base.readable import duration, harmless
 from attnlm.base.settings import number
@@ -23,7 +24,6 @@ from attnlm.cli.options import (
     DeviceOption,
     JsonOption,
     RunArgument,
-    decoded,
     option,
     switch,
     typed,
@@ -181,9 +181,10 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise UsageError("--prompt and --prompt-file cannot be combined", "use only one of them")
     if prompt == "-":
-        return decoded(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
+        return read_text(sys.stdin.buffer, "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
-        return decoded(prompt_file.read_bytes(), str(prompt_file))
+        with prompt_file.open("rb") as file:
+            return read_text(file, str(prompt_file))
     return typed(prompt, "--prompt") if prompt else ""
 
 

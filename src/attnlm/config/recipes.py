@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import read_text
 from attnlm.base.settings import Setting, Settings
 from attnlm.base.suggestions import suggestion
 
-_LARGEST_RECIPE = 2**20  # bytes
+_LARGEST_JSON = 2**20  # bytes
 # tomllib's time grows with the square of the parts of a dotted key: up to some seconds here.
 _LARGEST_TOML = 2**14
 _ABOUT, _SIZES = "about", "sizes"
@@ -88,20 +89,13 @@ def load_sizes(name: str) -> list[Settings]:
 
 def _loaded(name: str) -> dict[str, Any]:
     path = Path(name)
+    is_json = path.suffix == ".json"
     try:
         if name in recipe_names():
             return _settings(tomllib.loads(_of_package(name)))
-        with path.open("rb") as file:  # perhaps a pipe
-            content = file.read(_LARGEST_RECIPE + 1)
-        if len(content) > _LARGEST_RECIPE:
-            raise ValueError("it is too large")
-        text = content.decode("utf-8-sig")
-        if path.suffix == ".json":
-            loaded = json.loads(text)
-        elif len(content) > _LARGEST_TOML:
-            raise ValueError(f"it has {len(content):,} bytes, more than {_LARGEST_TOML:,}")
-        else:
-            loaded = tomllib.loads(text)
+        with path.open("rb") as file:
+            text = read_text(file, str(path), _LARGEST_JSON if is_json else _LARGEST_TOML)
+        loaded = (json if is_json else tomllib).loads(text)
     except FileNotFoundError:
         hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
         raise AttnlmError(f"recipe not found: {name!r}", hint) from None
@@ -111,18 +105,18 @@ def _loaded(name: str) -> dict[str, Any]:
             f"use a TOML file, or one of {', '.join(recipe_names())}",
         ) from None
     except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition("; use sys.")[0]
         raise AttnlmError(
             f"cannot parse the recipe {name}: {reason}",
             "a recipe is a TOML file of `key = value` lines, or a run's config.json",
         ) from None
-    if path.suffix == ".json":
+    if is_json:
         loaded = loaded.get("config") if isinstance(loaded, dict) else None
     if not isinstance(loaded, dict):
         raise AttnlmError(
             f"{name} is not a run's config.json", "use the config.json in a run's folder"
         )
-    if "steps" in loaded and path.suffix == ".json":
+    if "steps" in loaded and is_json:
         loaded.pop("budget", None)  # a run with a budget recorded the steps that it made
     return _settings(loaded)
 

@@ -45,7 +45,7 @@ class TrainingConfig:
     learning_rate: float = setting(
         "highest learning rate",
         default=0.01,
-        above=0,
+        at_least=1e-30,
         at_most=100,
     )
     optimizer: str = setting(
@@ -76,7 +76,7 @@ class TrainingConfig:
     cooldown: float = setting(
         "fraction of the steps, at the end, in which the learning rate falls",
         default=1.0,
-        above=0,
+        at_least=1e-12,
         at_most=1,
     )
     warmup: int = setting(

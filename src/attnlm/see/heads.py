@@ -36,6 +36,7 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
+from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
@@ -202,10 +203,8 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
             return open_dataset_of(run, data_dir).val, "val.bin"
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
-    try:
-        content = text.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise AttnlmError(f"{text} is not UTF-8", "convert it, then try again") from None
+    with text.open("rb") as file:
+        content = read_text(file, str(text))
     return run.tokenizer.encode_array(content), str(text)  # an array, since the file may be long
 
 

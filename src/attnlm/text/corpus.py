@@ -26,6 +26,7 @@ from attnlm.text.download import Pinned, cached, fetch, without_password
 from attnlm.text.records import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
+    PIECE,
     RECORDS,
     Piece,
     bare_stem,
@@ -146,7 +147,7 @@ def get_corpus(
             case "tales":
                 found = _tales(spool)
             case "-":
-                found = _of_file("stdin", "-", _stdin(stdin, spool), encoding)
+                found = _of_file("stdin", "-", _stdin(stdin, encoding, spool), encoding)
             case str() if source.startswith(hub.PREFIX):
                 found = _from_hub(source, column, offline, spool, on_event)
             case str() if "://" in source:
@@ -246,12 +247,12 @@ def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: On
     return _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
 
 
-def _stdin(stream: BinaryIO | None, spool: Path) -> Path:
+def _stdin(stream: BinaryIO | None, encoding: str, spool: Path) -> Path:
     # A process that was started without stdin has sys.stdin None.
     stream = stream or getattr(sys.stdin, "buffer", None)
     if stream is None:
         raise AttnlmError("stdin is closed", "pipe a text into the command, or use a file")
-    return _spooled(stream, spool)
+    return _spooled(stream, "stdin", encoding, spool)
 
 
 def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Corpus:
@@ -269,7 +270,7 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
             files = list(files_in(path))
         else:
             with path.open("rb") as stream:
-                file = path if path.is_file() else _spooled(stream, spool)
+                file = path if path.is_file() else _spooled(stream, source, encoding, spool)
             return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
         texts = texts_among(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -281,9 +282,12 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
     return Corpus(name, (readable,), found, encoding, has_documents=True)
 
 
-def _spooled(stream: BinaryIO, spool: Path) -> Path:
+def _spooled(stream: BinaryIO, shown: str, encoding: str, spool: Path) -> Path:
     """Copy a stream, which can't be read twice, to a new file in `spool`."""
     with tempfile.NamedTemporaryFile(dir=spool, delete=False) as file:
+        file.write(stream.read(PIECE))
+        file.flush()
+        next(text_pieces(Path(file.name), encoding, "keep", shown), None)  # it may be endless
         shutil.copyfileobj(stream, file)
     return Path(file.name)
 

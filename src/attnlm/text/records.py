@@ -83,6 +83,12 @@ def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     return AttnlmError(f"{where} has no column {column!r}", hint or "it has no columns at all")
 
 
+def _two_columns(column: str, where: str) -> AttnlmError:
+    return AttnlmError(
+        f"{where} has two columns named {column!r}", "rename or leave out one of them"
+    )
+
+
 def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
     with opened(path, shown) as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
@@ -95,7 +101,8 @@ def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
 
 def _value(line: bytes, column: str, where: str) -> object:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        text = line.decode("utf-8-sig")
+        record = json.loads(text)
     except UnicodeDecodeError as error:
         raise AttnlmError(
             f"{where} is not UTF-8, at its byte {error.start}",
@@ -108,6 +115,10 @@ def _value(line: bytes, column: str, where: str) -> object:
         if isinstance(record, dict):
             if column not in record:
                 raise missing(column, list(record), where)
+            if text.count(json.dumps(column, ensure_ascii=False)) > 1:
+                keys = [key for key, _ in json.loads(text, object_pairs_hook=list)]
+                if keys.count(column) > 1:
+                    raise _two_columns(column, where)
             return record[column]
         problem = f"an object: {_type_name(record)}"
     raise AttnlmError(
@@ -145,9 +156,7 @@ def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
     if column not in schema.names:
         raise missing(column, schema.names, shown)
     if schema.names.count(column) > 1:
-        raise AttnlmError(
-            f"{shown} has two columns named {column!r}", "rename or leave out one of them"
-        )
+        raise _two_columns(column, shown)
     kind = schema.field(column).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):

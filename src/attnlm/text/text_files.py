@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import glob
 import gzip
 import importlib
@@ -201,7 +202,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
     if newlines == "unix":
         decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     with opened(path, shown) as file:
-        chunk = file.read(PIECE)
+        chunk = _read(file)
         start, read, is_first = chunk[:UTF16_SNIFFED_BYTES], 0, True
         if encoding == "utf-8" and _is_full_of_nuls(start):
             raise AttnlmError(
@@ -228,7 +229,14 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                 yield Piece(text[i : i + PIECE])
             if not chunk:
                 return
-            chunk = file.read(PIECE)
+            chunk = _read(file)
+
+
+def _read(file: BinaryIO) -> bytes:
+    chunk = file.read(PIECE)
+    if chunk is None:  # some files of /proc would wait for content
+        raise BlockingIOError(errno.EAGAIN, "it ends where more may come")
+    return chunk
 
 
 def _is_full_of_nuls(start: bytes) -> bool:

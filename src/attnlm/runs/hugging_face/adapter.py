@@ -51,12 +51,13 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
             *("target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core"),
             *("loftq_config", "eva_config", "corda_config", "runtime_config", "qalora_group_size"),
             *("layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying"),
-            *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),  # used below
+            *("r", "lora_alpha", "rank_pattern", "alpha_pattern"),  # used below
         ),
         (),
     ),
     "peft_type": ("LORA",),
     "bias": ("none",),
+    "use_rslora": (True, False, None),
     # Other values change the base weights.
     "init_lora_weights": (True, False, "gaussian", None),
 }
@@ -249,28 +250,38 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
 
 def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) -> float:
     """Return the factor by which a module's product B A is scaled."""
-    alpha = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8), path)
-    stated = _of_module(config, "rank_pattern", module, config.get("r", 8), path)
-    if stated != rank or not alpha > 0:
+    alpha = _of_module(config, "alpha_pattern", module, "lora_alpha", path)
+    stated = _of_module(config, "rank_pattern", module, "r", path)
+    targets = config.get("target_modules")
+    is_target = not isinstance(targets, list) or any(_is_end(end, module) for end in targets)
+    if stated != rank or not alpha > 0 or not is_target:
         raise AttnlmError(f"{path} does not fit the adapters of {module.name}", _COPY)
     return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
 
 
 def _of_module(
-    config: Mapping[str, Any], key: str, module: _Module, default: Any, path: Path
+    config: Mapping[str, Any], patterns: str, module: _Module, key: str, path: Path
 ) -> float:
-    """Return a module's value as peft does: `config[key]` maps the ends of names to values."""
-    patterns = config.get(key) or {}
-    value = default
-    if isinstance(patterns, dict):
-        for end, given in patterns.items():
-            if not re.fullmatch(r"[\w.]+", end):
-                raise AttnlmError(
-                    f"{path} has {quoted(key)} {quoted(end)}, which is not a name", _HINT
-                )
-            if f".{module.name}".endswith(f".{end}"):
-                value = given
-                break
+    """Return a module's value as peft does: `config[patterns]` maps the ends of names to values.
+
+    `config[key]` is the value of the others.
+    """
+    value = config.get(key, 8)
+    given = config.get(patterns) or {}
+    if not isinstance(given, dict):
+        raise AttnlmError(f"{path} has {quoted(patterns)} {quoted(given)}, not a table", _COPY)
+    for end in given:
+        if not re.fullmatch(r"[\w.]+", end):
+            raise AttnlmError(
+                f"{path} has {quoted(patterns)} {quoted(end)}, which is not a name", _HINT
+            )
+        if _is_end(end, module):
+            key, value = patterns, given[end]
+            break
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
         raise AttnlmError(f"{path} has {quoted(key)} {quoted(value)}, which is not a number", _COPY)
     return float(value)
+
+
+def _is_end(end: object, module: _Module) -> bool:
+    return f".{module.name}".endswith(f".{end}")
