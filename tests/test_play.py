@@ -100,14 +100,38 @@ def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
     config = SamplingConfig(tokens=200, temperature=0, seed=1)
     blocks = list(generate(model.float(), [1, 2, 3], config, choose_device("cpu")))
     expected: list[int] = np.concatenate(blocks)[:, 0].tolist()
-    script = "attnlm.models[%d].generate({ids: [1, 2, 3], tokens: 200, temperature: 0})"
-    assert view.evaluate(script % number) == expected
+    script = "attnlm.models[%d].generate({ids: [1, 2, 3], tokens: 200, temperature: %s})"
+    for temperature in ("0", "1e-300"):
+        assert view.evaluate(script % (number, temperature)) == expected
     return expected
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_likeliest_tokens_are_those_that_sample_takes(name: str, all_variants: Any) -> None:
     check_greedy(all_variants, VARIANTS.index(name), small_model(name))
+
+
+OUT_OF_RANGE = {
+    "temperature": ("NaN", "-1", "Infinity", "'1'", "5n"),
+    "topK": ("0", "-1", "1.5", "NaN", "'x'"),
+    "topP": ("0", "-1", "2", "NaN"),
+    "seed": ("1.5", "-1", "NaN", "'x'", "2 ** 53"),
+    "tokens": ("1.5", "NaN", "-1", "'3'"),
+    "ids": ("[1.5]", "['1']", "[-1]", "[11]", "[NaN]", "[1, , 2]", "[]", "'12'", "undefined"),
+}
+
+
+def test_what_is_out_of_range_is_an_error_of_the_console(all_variants: Any) -> None:
+    script = """(options) => attnlm.models[0].generate({ids: [1], tokens: 1, ...options})
+      .then((ids) => `made ${ids}`, (error) => `${error.name}: ${error.message}`)"""
+    for name, values in OUT_OF_RANGE.items():
+        for value in values:
+            said = all_variants.evaluate(f"({script})({{{name}: {value}}})")
+            assert re.match(
+                rf"(Range|Type)Error: (ids|invalid value for (an id|{name}):) ", said
+            ), said
+    edges = "{ids: new Uint8Array([1]), temperature: 1e308, topK: 1, topP: 1e-9, seed: 2 ** 53 - 1}"
+    assert all_variants.evaluate(f"({script})({edges})").startswith("made")
 
 
 def test_tokens_are_drawn_as_often_as_their_probabilities_say(browser: Any, tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ class Model {
 
   encode(text) { return this.tokenizer.encode(text); }
 
-  decode(ids) { return this.tokenizer.decode(ids); }
+  decode(ids) { return this.tokenizer.decode(this.checked(ids)); }
 
   /* The logits (V) of the token after the last id. Only the last `block_size` ids are seen. */
-  logits(ids) { return finished(this.computeLogits(ids)); }
+  logits(ids) { return finished(this.computeLogits(this.nonEmpty(ids))); }
 
   /* [layer][head] → Float32Array T × T: row t holds the weights of query t over the keys 0 to t. */
   attention(ids) {
     const cache = newCache();
-    finished(this.computeLogits(ids, cache));
+    finished(this.computeLogits(this.nonEmpty(ids), cache));
     const T = cache.ids.length;
     return cache.layers.filter(([made]) => made.attention).map((made_T) => made_T[0].attention.map((_, head) => {
       const weights_TT = new Float32Array(T * T);
@@ -39,9 +39,11 @@ class Model {
   /* The new ids after some, one after another; a temperature of 0 takes the likeliest.
      onToken(id, probability, probabilities_V) may return false to stop. */
   async generate({ids, tokens = 100, temperature = 1, topK, topP, seed, onToken, cache = newCache()} = {}) {
+    const options = {tokens, temperature, topK, topP, seed};
+    for (const name in options) if (options[name] != null) checkNumber(name, options[name], ...LIMITS[name]);
     const random = randomNumbers(seed ?? Math.floor(Math.random() * 2 ** 32));
     const made = [], pause = new Pause();
-    let window = this.seen(ids);
+    let window = this.seen(this.nonEmpty(ids));
     while (made.length < tokens) {
       const logits_V = await pause.finish(this.computeLogits(window, cache));
       const probabilities_V = nextProbabilities(logits_V, {temperature, topK, topP});
@@ -51,6 +53,18 @@ class Model {
       if (onToken?.(id, probabilities_V[id], probabilities_V) === false) break;
     }
     return made;
+  }
+
+  /* The ids, or an error for what is no list of this model's ids. */
+  checked(ids) {
+    if (!Array.isArray(ids) && !ArrayBuffer.isView(ids)) throw new TypeError("ids must be a list of whole numbers");
+    for (const id of ids) checkNumber("an id", id, 0, this.vocabSize - 1);
+    return ids;
+  }
+
+  nonEmpty(ids) {
+    if (this.checked(ids).length === 0) throw new RangeError("ids cannot be empty: a model continues at least one token");
+    return ids;
   }
 
   /* The ids that the model sees of a text. */
@@ -234,6 +248,23 @@ class Model {
     }
     return this.linear(`${name}down`, hidden_F);
   }
+}
+
+/* The least and the most of each option, and what lies between: the limits of `attnlm sample`, with seeds that
+   JavaScript can tell apart. */
+const LIMITS = {
+  tokens: [0, Number.MAX_SAFE_INTEGER],
+  temperature: [0, Number.MAX_VALUE, "number"],
+  topK: [1, Number.MAX_SAFE_INTEGER],
+  topP: [Number.MIN_VALUE, 1, "number"],
+  seed: [0, Number.MAX_SAFE_INTEGER],
+};
+
+/* Throw a RangeError for a number out of its limits, or what is no number. */
+function checkNumber(name, value, least, most, kind = "whole number") {
+  const fits = kind === "number" ? typeof value === "number" : Number.isSafeInteger(value);
+  if (!(fits && value >= least && value <= most))
+    throw new RangeError(`invalid value for ${name}: ${String(value)}; it must be a ${kind} from ${least} to ${most}`);
 }
 
 function newCache() { return {ids: [], embedded: [], layers: [], past: []}; }

@@ -9,7 +9,7 @@
      attention(ids)              [layer][head] → Float32Array T × T
      generate({ids, tokens, temperature, topK, topP, seed})
                                  a promise of the new ids
-   A model sees the last `architecture.block_size` ids only. */
+   Numbers and ids out of range throw a RangeError. A model sees the last `architecture.block_size` ids only. */
 
 const LARGEST_TEXT = 512; // tokens whose attention is shown
 const LARGEST_LENS = 24; // tokens that have a column in the lens
@@ -224,7 +224,7 @@ async function generateTokens(count) {
   let framed = performance.now();
   const chosen = options();
   if (!turn.stopped) await Promise.all(models.map((model, number) => {
-    const state = states[number], seed = chosen.seed === undefined ? undefined : chosen.seed + state.made.length;
+    const state = states[number], seed = chosen.seed === undefined ? undefined : (chosen.seed + state.made.length) % 2 ** 53;
     return model.generate({...chosen, seed, tokens: count, ids: state.window, cache: state.cache, onToken: (id, probability, probabilities_V) => {
       state.made.push({id, probability});
       state.window = model.extended(state.window, id);
