@@ -24,7 +24,7 @@ import pytest
 from attnlm import __version__
 from attnlm.base.errors import UsageError
 from attnlm.cli.app import root_command
-from attnlm.cli.options import seconds
+from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.open_run import open_run
 from tests.clock import Clock
@@ -214,7 +214,7 @@ def test_a_time_is_understood_as_people_write_it(text: str, expected: float) -> 
     "text", ["", " ", "0", "0m", "-5", "m", "5x", "5 mm", "1h30", "30s1m", "1:30", "1e3", "9" * 400]
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="invalid value for --budget") as caught:
+    with pytest.raises(UsageError, match="invalid value for `budget`") as caught:
         seconds(text)
     assert "1h30m" in caught.value.hint
 

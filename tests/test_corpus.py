@@ -254,7 +254,7 @@ def test_a_file_that_would_wait_for_content_is_an_error(
 
     monkeypatch.setattr(text_files, "open_regular", lambda _: Waiting())
     write_all(here, {"kmsg": b""})
-    with pytest.raises(AttnlmError, match="can't read kmsg: it ends where more may come"):
+    with pytest.raises(AttnlmError, match="cannot read kmsg: it ends where more may come"):
         list(get_corpus("kmsg", spool=spool).pieces())
 
 

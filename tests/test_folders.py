@@ -87,7 +87,7 @@ def test_lists_of_names_begin_with_the_newest_and_hold_one_kind(tmp_path: Path) 
     assert hint("psalms") == "there are zebra, apple, mule, boar, cow and 1 more"
     assert hint("my-fox") == "did you mean fox?"
     make(tmp_path / "a:b", "config.json")  # by another program
-    assert hint("a:b") == f"give its path: {shlex.quote(str(tmp_path / 'a:b'))}"
+    assert hint("a:b") == f"use its path: {shlex.quote(str(tmp_path / 'a:b'))}"
     place = shlex.quote(str(tmp_path))
     assert hint(None) == f"train one: attnlm train --checkpoint-dir {place}"
     write_latest(tmp_path, "deleted")

@@ -111,6 +111,12 @@ def test_a_budget_takes_the_place_of_a_recipes_steps_and_the_other_way_round() -
     assert config.training.steps == 10 and config.training.budget is None
 
 
+def test_a_recipe_states_a_budget_as_the_option_does() -> None:
+    assert resolve({}, {"budget": "1m30s"}).training.budget == 90
+    with pytest.raises(AttnlmError, match="in the recipe: invalid value for `budget`: 'soon'"):
+        resolve({}, {"budget": "soon"})
+
+
 def test_recipes_that_come_with_the_package_resolve() -> None:
     assert {
         "r1-multi-head",
@@ -157,7 +163,7 @@ def test_recipes_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(AttnlmError, match="cannot parse the recipe"):
         load_recipe(str(broken))
     broken.write_text(f"steps = {'9' * 5000}")
-    with pytest.raises(AttnlmError, match=r"cannot parse the recipe .*: [^;]* has 5000 digits$"):
+    with pytest.raises(AttnlmError, match=r"cannot parse the recipe .*: [^;]* has 5000 digits\n"):
         load_recipe(str(broken))
     (tmp_path / "list.json").write_text(json.dumps([1]))
     with pytest.raises(AttnlmError, match=r"not a run's config\.json"):

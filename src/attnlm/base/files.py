@@ -193,7 +193,7 @@ def read_text(file: IO[bytes], shown: str, at_most: int = 2**24) -> str:
     """
     content = file.read(at_most + 1)
     if len(content) > at_most:
-        raise AttnlmError(f"{shown} has more than {at_most:,} bytes", "give a part of it")
+        raise AttnlmError(f"{shown} has more than {at_most:,} bytes", "use a part of it")
     return utf8(content, shown)
 
 

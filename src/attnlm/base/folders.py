@@ -89,7 +89,7 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
         return Path(name)
     hint = how_to_make(kind, parent)
     if is_folder(below):  # another program made it
-        hint = f"give its path: {shlex.quote(str(below))}"
+        hint = f"use its path: {shlex.quote(str(below))}"
     elif names := folder_names(parent, kind):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         verb = "are" if len(names) > 1 else "is"

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from attnlm.base.errors import UsageError
 from attnlm.base.files import utf8
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import check_setting, help_of
+from attnlm.config.settings import check_setting, help_of, seconds
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import MAP_NAMES
@@ -105,12 +102,6 @@ DeviceOption = Annotated[
 Ablate = Annotated[bool, switch("also measure the loss with each head silenced", "--ablate")]
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
-_NUMBER = r"(\d+(?:\.\d+)?)\s*"
-_TIME = re.compile(
-    rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
-    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?",
-    re.ASCII,
-)
 
 
 def with_settings(*names: str) -> Callable[[_Command], _Command]:
@@ -143,18 +134,6 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
 def budget_option(help: str) -> Any:
     """Return the option for a time, whose value is in seconds."""
     return option(help, parser=seconds, metavar="<time>")
-
-
-def seconds(text: str) -> float:
-    """Return the seconds of 90s, 5min, 1h30m, 90 or the like. Raises UsageError for other texts."""
-    match = _TIME.fullmatch(text.strip().lower())
-    parts = match.groups("0") if match else ()
-    total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
-    if not 0 < total < math.inf:
-        raise UsageError(
-            f"invalid value for --budget: {text!r}", "use a time such as 90s, 5m or 1h30m"
-        )
-    return total
 
 
 def typed(argument: str, name: str) -> str:

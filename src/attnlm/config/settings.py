@@ -134,6 +134,8 @@ def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
 
 
 def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
+    if isinstance(budget := recipe.get("budget"), str):
+        recipe = {**recipe, "budget": seconds(budget)}
     for given in (settings, recipe):
         for name, value in given.items():
             check_setting(name, value)
@@ -279,3 +281,23 @@ def check_setting(name: str, value: Setting) -> None:
         hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
         raise UsageError(f"unknown key {quoted(name)}", hint)
     check_value(_RECORD_OF[name], name, value)
+
+
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_TIME = re.compile(
+    rf"{_NUMBER}|(?:{_NUMBER}h(?:(?:ou)?rs?)?)?\s*(?:{_NUMBER}m(?:in(?:ute)?s?)?)?\s*"
+    rf"(?:{_NUMBER}s(?:ec(?:ond)?s?)?)?",
+    re.ASCII,
+)
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of 90s, 5min, 1h30m, 90 or the like. Raises UsageError for other texts."""
+    match = _TIME.fullmatch(text.strip().lower())
+    parts = match.groups("0") if match else ()
+    total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))
+    if not 0 < total < math.inf:
+        raise UsageError(
+            f"invalid value for `budget`: {quoted(text)}", "use a time such as 90s, 5m or 1h30m"
+        )
+    return total
