@@ -127,6 +127,9 @@ def here(
     }
     with mock.patch.multiple(sys, **{**replaced, **streams}):
         code = exits.run(run_command)
+        for name in streams:
+            if streams[name] is None:  # the program has opened the null device
+                getattr(sys, name).close()
     return Done(code, _written(stdout), _written(stderr))
 
 
