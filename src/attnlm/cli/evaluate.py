@@ -33,7 +33,7 @@ def evaluate(
     verify: Verify = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model's loss on the validation split, at most its first 4,194,304 tokens."""
+    """Measure a model's loss on the validation split (at most its first 4,194,304 tokens)."""
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
     about = opened.dataset if other is None else vars(other)

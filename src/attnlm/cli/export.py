@@ -22,8 +22,8 @@ def export(
         list[str] | None,
         typer.Argument(
             metavar="[RUN …] DIR|FILE",
-            help="name or path of the run (html: one or more; default: the run trained last), then "
-            "the folder (hf) or file (gguf, html) to create",
+            help="name or path of the run (one or more for html; default: the run trained last), "
+            "followed by the folder (hf) or file (gguf, html) to create",
             autocompletion=completion.runs,
             show_default=False,
         ),
@@ -39,8 +39,8 @@ def export(
     type: Annotated[
         str | None,
         option(
-            "number type of a gguf file (f32, f16, or q8_0 with 8 bits; default: f32) or of a "
-            "page (f32 or f16; default: f32 up to 2 million parameters)",
+            "number type; gguf: f32 (default), f16 or q8_0 (8 bits); html: f32 or f16; default: "
+            "f32 up to 2 million parameters, else f16",
             completion.choices(*FORMATS["gguf"]),
         ),
     ] = None,
@@ -59,13 +59,13 @@ def export(
     """Write a run in a format that other tools load, or as a page in which it runs."""
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to gguf|html"
     if not names:
-        raise UsageError("the folder or file to write is missing", usage)
+        raise UsageError("no folder or file to write was given", usage)
     *runs, path = names
     if runs and run_option is not None:
         raise UsageError("RUN and --run cannot be combined", "use only one of them")
     if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
         usage = usage.replace("[RUN]", path)
-        raise UsageError(f"{path} is a run: the folder or file to write is missing", usage)
+        raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)
     if to == "hf" and Path(path).suffix in _SUFFIXES:
         hint = f"use --to {_SUFFIXES[Path(path).suffix]}"
         raise UsageError(f"{path} is the name of a file, but --to hf writes a folder", hint)

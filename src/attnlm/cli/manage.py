@@ -46,7 +46,7 @@ def list_(
     data_dir: DataDir = Path("data"),
     json: JsonOption = False,
 ) -> None:
-    """List runs and data sets, the newest first, or recipes."""
+    """List runs and data sets, newest first, or list recipes."""
     if kind is not None and kind not in KINDS:
         hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
         raise UsageError(f"invalid value for KIND: {kind!r}", hint)
@@ -142,13 +142,13 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
     console.print_table(list(columns), rows, _TEXTS)
     if kind == "recipes":
         console.say(
-            "median losses on Tiny Shakespeare, times on two cores of a server CPU, where "
-            "measured; R1 to R5 are the reference systems of docs/train.md"
+            "losses are medians on Tiny Shakespeare and times are for two cores of a server CPU, "
+            "if measured; R1 to R5 are the reference systems of docs/train.md"
         )
         console.say_next("attnlm train --recipe NAME")
         return
     if any(entry.is_latest for entry in entries):
-        console.say(f"* what commands take when no {next(iter(columns))} is named")
+        console.say(f"* used by commands when no {next(iter(columns))} is named")
     for entry in entries:
         if entry.problem is not None:
             told = console.one_line(f"  {entry.name}: {entry.problem}")

@@ -88,12 +88,12 @@ CheckpointDir = Annotated[Path, option("folder of the runs")]
 Checkpoint = Annotated[
     str,
     option(
-        "which weights: auto|best|last; auto is best, or last while only step 0 was evaluated",
+        "which weights: auto|best|last; auto is best, or last if only step 0 was evaluated",
         completion.choices("auto", "best", "last"),
     ),
 ]
 Verify = Annotated[
-    bool, switch("hash the whole data set, also splits larger than 1 GiB", "--verify")
+    bool, switch("check the hashes of all data, including splits larger than 1 GiB", "--verify")
 ]
 _DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
 DeviceOption = Annotated[

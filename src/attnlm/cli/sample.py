@@ -56,9 +56,7 @@ def sample(
     ] = None,
     top_p: Annotated[
         float | None,
-        option(
-            "sample only from the likeliest tokens, with probabilities that sum to P; default: all"
-        ),
+        option("sample only from the likeliest tokens whose probabilities sum to P; default: all"),
     ] = None,
     seed: Annotated[int | None, option("random seed; default: a random one")] = None,
     num_samples: Annotated[int, option("number of texts to generate")] = 1,
@@ -221,7 +219,7 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
             terminal.print(words, end="\n" if piece.endswith("\n") else "")
         sys.stdout.flush()
         least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]
-    console.write("\n\nleast likely tokens, each with the likeliest others\n")
+    console.write("\n\nthe least likely tokens, each with its likeliest alternatives\n")
     for choice in least:
         console.result(_in_words(choice))
 

@@ -68,7 +68,8 @@ def train(
         str | None, option("name of the run; default: <model>-001, <model>-002, …")
     ] = None,
     exist_ok: Annotated[
-        bool, switch("accept a finished run of that name with the same configuration", "--exist-ok")
+        bool,
+        switch("accept a finished run of that name if its configuration is the same", "--exist-ok"),
     ] = False,
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     data_dir: DataDir = Path("data"),
@@ -80,7 +81,8 @@ def train(
     checkpoint: Annotated[
         str,
         option(
-            "which weights of that run: auto|best|last", completion.choices("auto", "best", "last")
+            "which weights of the --from run: auto|best|last",
+            completion.choices("auto", "best", "last"),
         ),
     ] = "auto",
     log: Annotated[

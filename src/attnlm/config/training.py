@@ -17,7 +17,8 @@ class TrainingConfig:
     """Settings of a training run. For None, the run chooses a value at its start and records it."""
 
     sampling: str = setting(
-        "order of the windows: shuffled, each window once per epoch, or drawn at random",
+        "order of the windows: epoch shuffles them and uses each once per epoch; random draws them "
+        "at random",
         default="epoch",
         choices=("epoch", "random"),
     )
@@ -63,7 +64,7 @@ class TrainingConfig:
         "AdamW's β2: decay of the mean squared gradient", default=0.999, at_least=0, below=1
     )
     schedule: str = setting(
-        "learning rate after the warm-up: constant, or falling in a line or a cosine",
+        "learning rate after the warm-up: constant, or falling linearly or as a cosine",
         default="linear",
         choices=("constant", "linear", "cosine"),
     )
@@ -74,13 +75,13 @@ class TrainingConfig:
         at_most=100,
     )
     cooldown: float = setting(
-        "fraction of the steps, at the end, in which the learning rate falls",
+        "final fraction of the steps, during which the learning rate falls",
         default=1.0,
         at_least=1e-12,
         at_most=1,
     )
     warmup: int = setting(
-        "steps at the start in which the learning rate rises",
+        "first steps, during which the learning rate rises",
         default=0,
         at_least=0,
         at_most=_MOST_STEPS,
@@ -98,12 +99,12 @@ class TrainingConfig:
         "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )
     eval_every: int | None = setting(
-        "steps from one evaluation to the next; default: a tenth of the steps",
+        "steps between two evaluations; default: a tenth of the steps",
         at_least=1,
         at_most=_MOST_STEPS,
     )
     eval_tokens: int | None = setting(
-        "validation tokens of each evaluation in training, spread evenly over the split; default: "
+        "validation tokens per evaluation during training, spread evenly over the split; default: "
         "all, or fewer if all would take too long",
         at_least=1,
         at_most=_MOST_STEPS,
@@ -128,7 +129,7 @@ class TrainingConfig:
     )
     compile: str = setting(
         "compile the model: on uses torch.compile; parts uses operations in C, on a CPU; auto uses "
-        "parts if possible, and on for long training runs on a GPU",
+        "parts if possible, or torch.compile for long training runs on a GPU",
         default="auto",
         choices=("auto", "parts", "on", "off"),
     )
@@ -149,7 +150,7 @@ class TrainingConfig:
         at_most=1024,
     )
     processes: int = setting(
-        "processes, each of which computes an equal part of each batch",
+        "number of processes; each computes an equal part of each batch",
         default=1,
         at_least=1,
         at_most=2**16,
@@ -166,7 +167,7 @@ class TrainingConfig:
         at_most=2**12,
     )
     lora_alpha: float | None = setting(
-        "scale of the adapters is alpha / rank; default: twice the rank",
+        "alpha of the adapters, which are scaled by alpha / rank; default: twice the rank",
         above=0,
         at_most=2**20,
     )

@@ -75,8 +75,8 @@ class Architecture:
         at_most=1e6,
     )
     rotary_context: int | None = setting(
-        "context before stretching, as in Llama 3.1: frequencies with 4 rotations or more in it "
-        "are not divided; default: divide all",
+        "original context, before stretching, as in Llama 3.1: frequencies that rotate 4 times or "
+        "more within it are not divided; default: divide all",
         at_least=1,
         at_most=_LARGEST,
     )
@@ -105,8 +105,8 @@ class Architecture:
         "use one matrix as token embedding and as LM head", default=False
     )
     dropout: float = setting(
-        "dropout probability, applied to the outputs of attention and MLP, or in models without "
-        "residual connections to the attention weights",
+        "dropout probability; it applies to the outputs of attention and MLP, or to the attention "
+        "weights in models without residual connections",
         default=0.0,
         at_least=0,
         below=1,
@@ -170,7 +170,7 @@ class Architecture:
         return bool(self.dropout) and self.attention == "softmax" and not self.residual
 
     def settings(self) -> Settings:
-        """Return the preset and its settings that have an effect: all that defines this model."""
+        """Return the preset and the settings in effect, which together define this model."""
         names = ("model", *settings_of(self.model))
         values = {name: getattr(self, name) for name in names}
         return {k: v for k, v in values.items() if v is not None and unused(k, values) is None}
