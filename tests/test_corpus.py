@@ -293,8 +293,8 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
     found = get_corpus(".", spool=spool, on_event=events.append)
     assert [file.shown for file in found.files] == sorted(texts)
     assert events == [
-        Note("left out 4 of 8 files, which are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
-        Note("left out 2 of 8 files, which are empty: 3.empty, 6.mark"),
+        Note("left out 4 of 8 files because they are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
+        Note("left out 2 of 8 files because they are empty: 3.empty, 6.mark"),
     ]
 
 
@@ -332,7 +332,7 @@ def test_links_are_followed_but_not_in_circles(here: Path, spool: Path) -> None:
         "top/b/to a/text",
         "top/c/text",
     ]
-    assert events == [Note("left out 1 of 6 files, which are not utf-8 text: broken")]
+    assert events == [Note("left out 1 of 6 files because they are not utf-8 text: broken")]
 
 
 # --- Several sources ------------------------------------------------------------------------------
@@ -418,7 +418,9 @@ def test_tales_replace_a_default_that_cannot_be_had(
     assert (found.name, found.source) == ("tales", "tales")
     assert "".join(texts(found)) == "Once upon a time.\n"
     assert found.floor_nats == {0: 1.5}
-    wanted = f"cannot download {play}: HTTP 404 Not Found; using `tales`, which needs no network"
+    wanted = (
+        f"cannot download {play}: HTTP 404 Not Found; using `tales` instead, which needs no network"
+    )
     assert events == [Note(f"{wanted}, instead")]
 
 

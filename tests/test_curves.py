@@ -139,7 +139,7 @@ FEW = "{} validation tokens are too few"
     [
         ([4.0, 3.0], {}, "too few evaluations", "bigram"),
         ([4.0, 3.0, 2.5, 2.2, 2.1], {}, "loss still falling (0.100", "levelled"),
-        ([4.0, 2.0, 1.9, 1.899, 1.898], {}, "loss levelled off: a larger model", "falling"),
+        ([4.0, 2.0, 1.9, 1.899, 1.898], {}, "loss levelled off: instead of more steps", "falling"),
         (
             [4.0, 2.0, 1.9, 1.899, 1.898],
             {"learning_rate": [1.0, 1.0, 0.8, 0.6, 0.0]},

@@ -275,7 +275,11 @@ GOOD = lines(["The cat sat."] * 5)
         ),
         (GOOD + b'{"text": null}', "line 6 of x.jsonl: column 'text' is null", "leave out such"),
         (GOOD + b'{"text": 5}', "line 6 of x.jsonl: column 'text' is not text: a number", "column"),
-        (GOOD + b'{"text": "\xff"}', "line 6 of x.jsonl is not UTF-8, at its byte 10", "UTF-8"),
+        (
+            GOOD + b'{"text": "\xff"}',
+            "line 6 of x.jsonl is not valid UTF-8 at its byte 10",
+            "UTF-8",
+        ),
         (GOOD + b'{"text": "\\ud800"}', "line 6 .*half a surrogate", "repair"),
         (
             b'{"text": "' + b"a" * 300 + b'"}',

@@ -77,7 +77,7 @@ def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
     sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")
     attnlm("train", *sizes, "--name", "odd", cwd=tmp_path)
     said = attnlm("attend", f"the {odd}", "odd", "-o", "a.png", cwd=tmp_path).stderr
-    assert f"no installed font has {odd}, drawn as boxes" in said
+    assert f"no installed font has {odd}, so boxes are drawn instead" in said
     said = attnlm("attend", "the", "odd", "-o", "b.png", cwd=tmp_path).stderr
     assert "boxes" not in said
     said = attnlm("attend", f"the {odd}", "odd", "-o", "a.svg", cwd=tmp_path).stderr

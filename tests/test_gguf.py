@@ -209,7 +209,7 @@ def test_characters_and_bytes_as_llama_cpp_reads_them() -> None:
         (CharTokenizer("aé"), "outside of ASCII, such as 'é'"),
         (bpe(O200K_PATTERN), "no pre-tokenizer that is equal"),
         (read_tokenizer(PUBLISHED["qwen2"][0], 612), "no pre-tokenizer that is equal"),
-        (bpe(GPT2_PATTERN, [*RANKS, b"</", b"</s", b"</s>"]), "'</s>' is an ordinary word"),
+        (bpe(GPT2_PATTERN, [*RANKS, b"</", b"</s", b"</s>"]), "'</s>' is an ordinary token"),
         (bpe(GPT2_PATTERN, [*RANKS, b"qzqz"]), "differently"),
     ],
     ids=lambda given: getattr(given, "name", ""),
@@ -242,8 +242,8 @@ def test_a_file_is_whole_or_absent(
     attnlm.export(run, new, to="gguf", on_event=notes.append)
     assert notes == [
         Note(
-            "llama.cpp aborts after the 210 tokens of this model's context: its own limit is a "
-            "multiple of 256"
+            "llama.cpp aborts after 210 tokens, the context of this model, because it rounds its "
+            "own limit up to a multiple of 256"
         )
     ]
     before = new.read_bytes()

@@ -229,7 +229,7 @@ def test_adapters_are_planned_for_one_pass_over_the_data(dataset: Dataset) -> No
     settings: dict[str, Any] = {"model": "gpt2", "lora": 2, "peak": 1e12, "device": "cpu"}
     assert plan(dataset, **settings).tokens == dataset.train_tokens
     assert plan(vocab_size=7, tokens=99, **settings).tokens == 99
-    with pytest.raises(UsageError, match="is unknown without a data set"):
+    with pytest.raises(UsageError, match="without a data set, the number of tokens"):
         plan(vocab_size=7, **settings)
 
 
@@ -284,7 +284,7 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
     said = attnlm(*arguments, cwd=tmp_path).stdout
     facts = json.loads(attnlm(*arguments, "--json", cwd=tmp_path).stdout)
     assert f"transformer, {facts['parameters']:,} parameters" in said
-    assert "0.5 of a peak of 1 TFLOP/s in each process" in said
+    assert "0.5 of a stated peak of 1 TFLOP/s in each process" in said
     assert re.search(r"^width × 2 ", said, re.MULTILINE) and "in 4 processes" in said
     assert facts["flops_per_second"] == pytest.approx(0.5e12, rel=1e-6)
     assert sum(facts["memory_by_part"].values()) == facts["memory"]

@@ -462,7 +462,7 @@ def test_processes_with_other_options_end_with_one_error(
     main, other = commands(project, tmp_path, 2, *both)
     # Where the first has ended already, the other cannot ask it who is to say it.
     told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
-    assert told == {"error: 1 of 2 processes have other options than the first"}
+    assert told == {"error: 1 of 2 processes differ in options from the first"}
     assert sorted((project / "checkpoints").glob("*")) == before
 
 

@@ -118,7 +118,7 @@ def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
         done = attnlm("heads", str(built.path), "--windows", "3", cwd=tmp_path)
     finally:
         built.save_config()
-    assert f"3 windows of {T // 2} random tokens that come twice" in done.stderr
+    assert f"3 windows of {T // 2} random tokens, repeated once" in done.stderr
     named = [line.split()[2] for line in done.stdout.splitlines()[1:-1]]
     assert named == [
         BUILT.get((layer, head), "uniform") for layer in range(2) for head in range(HEADS)

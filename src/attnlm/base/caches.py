@@ -45,7 +45,7 @@ def code_folder(name: str = "compiled") -> Path:
             if is_writable and is_ours_alone(about) and may_load_from(folder):
                 return folder.absolute()
     raise AttnlmError(
-        "no folder for compiled code: it must be private, and programs must be able to run from it",
+        "no folder for compiled code is private and allows programs to run from it",
         f"set {_COMPILER_CACHE} to such a folder, or use `compile` off",
     )
 

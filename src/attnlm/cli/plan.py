@@ -196,7 +196,7 @@ def _compute(planned: Plan) -> str:
 def _source(planned: Plan) -> str:
     each = " in each process" if planned.config.training.processes > 1 else ""
     if planned.peak is not None and planned.share is not None:
-        return f"stated, {planned.share:.3g} of a peak of {quantity(planned.peak, 'FLOP/s')}{each}"
+        return f"{planned.share:.3g} of a stated peak of {quantity(planned.peak, 'FLOP/s')}{each}"
     training, reached = planned.config.training, quantity(planned.flops_per_second, "FLOP/s")
     threads = f", threads {training.threads}" if planned.device == "cpu" else ""
     return f"measured, {reached}{each} ({planned.device}, {training.dtype}{threads})"

@@ -100,8 +100,8 @@ def _drawn(attention: Attention, kind: str) -> bytes:
 
     if kind == "png" and (missing := undrawn(attention)):
         console.say(
-            f"no installed font has {missing[:20]}, drawn as boxes: install one, such as Noto Sans "
-            "CJK, or write an .svg or .html"
+            f"no installed font has {missing[:20]}, so boxes are drawn instead: install a font "
+            "such as Noto Sans CJK, or write an .svg or .html"
         )
     return picture(attention, kind)
 
@@ -267,8 +267,8 @@ def report(
     else:
         part = f" on {opened.evaluated_part}" if opened.evaluated_part else ""
         console.say(
-            f"{opened.name}, {chosen}; at best {result.best['val_loss']:.4f} nats per token, "
-            f"{result.best['bits_per_byte']:.3f} bits per byte{part}; {words}"
+            f"{opened.name}, {chosen}; best validation loss {result.best['val_loss']:.4f} nats "
+            f"per token, {result.best['bits_per_byte']:.3f} bits per byte{part}; {words}"
         )
         if gathered.data_gone and opened.config.model.maps_per_layer:
             console.say(f"heads are not measured on validation text: {gathered.data_gone}")

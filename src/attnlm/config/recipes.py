@@ -67,8 +67,8 @@ def load_recipe(name: str) -> Settings:
     settings, *larger = load_sizes(name)
     if larger:
         raise UsageError(
-            f"the recipe {name} has {1 + len(larger)} sizes, one of which is chosen in training",
-            "train with it first, then use the run's config.json: that recipe has one size",
+            f"the recipe {name} has {1 + len(larger)} sizes, and training chooses one of them",
+            "train with it first, then use the config.json of the run, which has one size",
         )
     return settings
 

@@ -152,7 +152,10 @@ def _compiler() -> Iterator[Finding]:
         remedy = "install gcc or clang: small models then train and sample several times as fast"
     elif library("words.c") is None:
         text = f"code compiled by {found[0]} cannot be loaded"
-        remedy = "compile a file with it; or set TMPDIR to a folder that code may be loaded from"
+        remedy = (
+            "check that it can compile a file, or set TMPDIR to a folder that code may be loaded "
+            "from"
+        )
     else:
         text, remedy = f"{found[0]} works", ""
     yield Finding("compiler", text, remedy)

@@ -252,8 +252,8 @@ def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnE
     if form.name == "gpt2" and (context := run.config.model.block_size) % _CONTEXT_STEP:
         on_event(
             Note(
-                f"llama.cpp aborts after the {context:,} tokens of this model's context: its own "
-                f"limit is a multiple of {_CONTEXT_STEP}"
+                f"llama.cpp aborts after {context:,} tokens, the context of this model, because it "
+                f"rounds its own limit up to a multiple of {_CONTEXT_STEP}"
             )
         )
     return Exported(path, form.name, chosen.which)

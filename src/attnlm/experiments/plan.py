@@ -257,7 +257,7 @@ def plan(
     if tokens is not None and "steps" in settings:
         raise UsageError("`tokens` and `steps` cannot be combined", "use only one of them")
     if share is not None and peak is None:
-        raise UsageError("`share` needs a `peak`", "such as 989e12, in FLOP/s")
+        raise UsageError("`share` needs a `peak`", "set `peak` in FLOP/s, such as 989e12")
     given = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}
     for limited, (least, most) in _LIMITS.items():
         if (value := given[limited]) is not None and not least <= value <= most:
@@ -279,7 +279,7 @@ def plan(
         if tokens is None and config.training.adapters is not None:
             if vocab_size is not None:
                 raise UsageError(
-                    "the number of tokens to train adapters on is unknown without a data set",
+                    "without a data set, the number of tokens for training adapters is unknown",
                     "use `tokens` or `steps`",
                 )
             tokens = len(opened.train)

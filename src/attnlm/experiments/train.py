@@ -357,7 +357,7 @@ def check_alike(processes: Processes, *options: object) -> None:
     processes.add_up(differing, "options")
     if differing:
         raise UsageError(
-            f"{int(differing)} of {processes.count} processes have other options than the first",
+            f"{int(differing)} of {processes.count} processes differ in options from the first",
             "start all processes with the same options, version of attnlm, and recipe",
         )
 

@@ -81,7 +81,7 @@ def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
     types = [_NORMAL] * len(tokens)
     if marks := set(_MARKS.split()).intersection(map(byte_characters.written, tokenizer.ranks)):
         raise AttnlmError(
-            f"{min(marks)!r} is an ordinary word of the vocabulary, but special in llama.cpp",
+            f"{min(marks)!r} is an ordinary token of the vocabulary, but special in llama.cpp",
             _OTHER,
         )
     for i, token in enumerate(tokenizer.tokens):

@@ -157,12 +157,12 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
     is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
     if path.name in ("", "..") or not is_there:
         raise AttnlmError(
-            f"{path} is not a run in {parent}, and only those are removed",
-            f"name a run there, or its folder: `checkpoint_dir` {path.absolute().parent}",
+            f"{path} is not a run in {parent}, and only runs there can be removed",
+            f"name a run there, or use `checkpoint_dir` {path.absolute().parent}",
         )
     entry = run_entry(parent / path.name)
     if entry is None:
-        raise AttnlmError(f"{path} is not a run", "only runs and ladders are removed")
+        raise AttnlmError(f"{path} is not a run", "only runs and ladders can be removed")
     if entry.is_training:
         raise AttnlmError(f"{entry.name} is being trained by another process", _WAIT)
     return entry
@@ -213,7 +213,7 @@ def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
     if entry.link is not None:
         warnings.append(f"{name} is a link: {entry.link} stays")
     if children := [other.name for other in others if other.parent == name]:
-        warnings.append(f"started from {name}: {', '.join(children)}")
+        warnings.append(f"runs started from {name}: {', '.join(children)}")
     if ladders := [other.name for other in others if name in other.rungs]:
         warnings.append(
             f"{name} belongs to {', '.join(ladders)}, which would train it again if resumed"

@@ -130,7 +130,7 @@ class _Line:
 
 def ticker_journal(folder: Path) -> Journal:
     """Return the ticker of the run in `folder`."""
-    hint = "remove it: the run does not need it, and writes a new one"
+    hint = "remove it: the run does not need it, and will write a new one"
     return Journal(folder / "ticker.jsonl", _Line, hint, largest=2**25)
 
 
@@ -144,7 +144,7 @@ def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
     """Return the snapshot of a record. Raises ValueError if it does not fit the model."""
     maps = record["maps"]
     if (maps is None) != (architecture.maps_per_layer == 0):
-        raise ValueError("it has maps of a model without heads, or no maps of a model with heads")
+        raise ValueError("it has maps but the model has no heads, or the reverse")
     if maps is not None:
         maps = _unpacked(maps, architecture.layers, architecture.maps_per_layer)
     return Snapshot(record["step"], record["text"], maps)

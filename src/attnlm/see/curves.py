@@ -327,4 +327,4 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
     rates = [float(record.get("learning_rate", 0)) for record in records]
     if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
         return "loss levelled off as the learning rate fell: a longer run may reach a lower loss"
-    return "loss levelled off: a larger model or another learning rate may help, not more steps"
+    return "loss levelled off: instead of more steps, try a larger model or another learning rate"

@@ -107,7 +107,7 @@ class HeadsReport:
     @property
     def measured_on(self) -> str:
         """The windows, in words."""
-        random = f"{self.repeated} random tokens that come twice"
+        random = f"{self.repeated} random tokens, repeated once"
         if not self.has_text:
             return f"{self.windows} windows of {random}"
         return f"{self.windows} windows of {self.window} tokens (induction: {random})"

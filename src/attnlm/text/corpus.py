@@ -204,7 +204,7 @@ def _default(offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     try:
         return _tiny_shakespeare(offline, spool, DEFAULT_DEADLINE, on_event)
     except AttnlmError as error:
-        on_event(Note(f"{error.message}; using `tales`, which needs no network, instead"))
+        on_event(Note(f"{error.message}; using `tales` instead, which needs no network"))
         return _tales(spool)
 
 

@@ -105,7 +105,7 @@ def _value(line: bytes, column: str, where: str) -> object:
         record = json.loads(text)
     except UnicodeDecodeError as error:
         raise AttnlmError(
-            f"{where} is not UTF-8, at its byte {error.start}",
+            f"{where} is not valid UTF-8 at its byte {error.start}",
             "JSON is in UTF-8: convert the file, for example with iconv",
         ) from None
     except (ValueError, RecursionError) as error:

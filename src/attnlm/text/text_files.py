@@ -94,7 +94,7 @@ def texts_among(
         if left:
             named = [str(p.relative_to(where) if Path(where) in p.parents else p) for p in left[:3]]
             more = ", …" if len(left) > 3 else ""
-            left_out = f"left out {len(left)} of {len(paths)} files, which are {what}"
+            left_out = f"left out {len(left)} of {len(paths)} files because they are {what}"
             on_event(Note(f"{left_out}: {', '.join(named)}{more}"))
     return tuple(texts)
 

@@ -32,7 +32,7 @@ from attnlm.tokens.tokenizer import (
 _CHECKED, _LENGTH = 200, 100  # texts, and pieces of each
 _AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\ufeff\U0010ffff"
 _NAMES = (*PUBLISHED, *IMPORTED)
-_HINT = f"attnlm has byte-level pairs with the patterns of {', '.join(_NAMES)}"
+_HINT = f"attnlm supports byte-level BPE with the split patterns of {', '.join(_NAMES)}"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>")  # Llama 3's is the second
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False}
@@ -290,8 +290,9 @@ def _characters(characters: list[str], vocab_size: int) -> Tokenizer:
         raise ValueError("tokens that are not characters")
     if len(characters) != vocab_size:
         raise AttnlmError(
-            f"the model has {vocab_size:,} ids, but its tokenizer {len(characters):,} characters",
-            "attnlm takes a character tokenizer only where each id of the model has a character",
+            f"the model has {vocab_size:,} ids, but its tokenizer has {len(characters):,} "
+            "characters",
+            "attnlm takes a character tokenizer only if each id of the model has a character",
         )
     return CharTokenizer("".join(characters))
 

@@ -244,7 +244,7 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
             "use the run that the adapter was trained for as `base`",
         )
     if not (down.isfinite().all() and up.isfinite().all()):
-        raise AttnlmError(f"the adapters of {module.name} has NaN or infinite values", _COPY)
+        raise AttnlmError(f"the adapters of {module.name} have NaN or infinite values", _COPY)
     return down, up
 
 
@@ -269,7 +269,9 @@ def _of_module(
     value = config.get(key, 8)
     given = config.get(patterns) or {}
     if not isinstance(given, dict):
-        raise AttnlmError(f"{path} has {quoted(patterns)} {quoted(given)}, not a table", _COPY)
+        raise AttnlmError(
+            f"{path} has {quoted(patterns)} {quoted(given)}, which is not a table", _COPY
+        )
     for end in given:
         if not re.fullmatch(r"[\w.]+", end):
             raise AttnlmError(

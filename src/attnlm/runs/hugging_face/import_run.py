@@ -67,7 +67,7 @@ def import_run(
             if (revision, block_size) != (None, None):
                 raise UsageError(
                     "`revision` and `block_size` cannot be combined with an adapter",
-                    "leave them out: the run has a context",
+                    "leave them out: the adapter uses the context of its run",
                 )
             return import_adapter(Path(source), base, name=name, checkpoint_dir=checkpoint_dir)
         origin, folder, file = _found(source, revision, block_size, on_event or ignore)

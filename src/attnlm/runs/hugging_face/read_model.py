@@ -374,9 +374,9 @@ def _check(
         stored = found[name].header.tensors[name]
         if stored.shape != shape:
             raise AttnlmError(
-                f"the tensor {name} has shape {stored.shape}, and config.json means {shape}", _COPY
+                f"the tensor {name} has shape {stored.shape}, but config.json gives {shape}", _COPY
             )
-        check_type(name, stored.dtype, "import a folder that is not quantised")
+        check_type(name, stored.dtype, "import a model that is not quantized")
     embedding = places["token_embedding.weight"][0].name
     if is_tied and not torch.equal(*(read_tensor(found[name], name) for name in (head, embedding))):
         raise AttnlmError(
