@@ -116,7 +116,7 @@ def remedy(error: OSError) -> str:
 
 @contextlib.contextmanager
 def explaining(folder: Path, then: str = "") -> Iterator[None]:
-    """Turn OSError into AttnlmError with a one-line message; its hint is the remedy and `then`."""
+    """Turn OSError into AttnlmError with a one-line message; the hint is a remedy plus `then`."""
     try:
         yield
     except BrokenPipeError:

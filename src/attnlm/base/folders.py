@@ -131,7 +131,7 @@ def folder_names(parent: Path, kind: str) -> list[str]:
 
 
 def how_to_make(kind: str, parent: Path) -> str:
-    """Return a hint at how to make the first folder of this kind in `parent`."""
+    """Return a hint on how to make the first folder of this kind in `parent`."""
     return " ".join([KINDS[kind][-1], *map(shlex.quote, elsewhere(parent, kind))])
 
 
@@ -149,8 +149,8 @@ def command_for(
 ) -> str:
     """Return a command about a run, ladder or data set, to type in the current folder.
 
-    The newest folder in the default parent is left unnamed, unless `named` is True or the command
-    ends in a flag that needs a name.
+    The command does not name the newest folder in the default parent, unless `named` is True or
+    the command ends in a flag that needs a name.
     """
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path

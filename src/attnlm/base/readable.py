@@ -1,4 +1,4 @@
-"""Times, sizes and texts by others, written so that people can read them."""
+"""Format times, sizes and untrusted texts for people to read."""
 
 from __future__ import annotations
 

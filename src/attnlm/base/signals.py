@@ -20,7 +20,7 @@ HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 def signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop us, without a hangup that is ignored, as under `nohup`."""
+    """Return the signals that stop this process, without SIGHUP if it is ignored (`nohup`)."""
     both = (signal.SIGINT, signal.SIGTERM)
     if HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN:
         return both

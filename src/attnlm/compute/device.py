@@ -33,7 +33,10 @@ class Device:
         return torch.device(self.name)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context for bfloat16 matmuls on float32 weights if chosen, else an empty one."""
+        """Return a context that runs matmuls of float32 weights in bfloat16 if chosen.
+
+        Otherwise the context does nothing.
+        """
         if self.dtype != "bfloat16":
             return contextlib.nullcontext()
         return torch.autocast(self.name, dtype=torch.bfloat16)

@@ -132,7 +132,7 @@ class Processes:
         return group
 
     def is_first_to_say(self) -> bool:
-        """Return True once, in one process per machine, which reports why all processes end."""
+        """Return True once per machine: that process reports why all processes end."""
         if (store := self._store) is None:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"

@@ -230,7 +230,7 @@ def ids_at(
 def check_unchanged(ids: NDArray[Any]) -> None:
     """Raise AttnlmError if a mapped file was written to: reading a truncated file kills a process.
 
-    If its path now has another file, or none, the mapped file is unchanged.
+    A file that was deleted, or replaced by another one, is still mapped unchanged.
     """
     if not isinstance(ids, np.memmap) or (before := vars(ids).get("opened")) is None:
         return

@@ -44,7 +44,7 @@ class Text:
     documents: int
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the text again. Raises AttnlmError at its end if it has changed since then."""
+        """Yield the text again. Raises AttnlmError at the end if the text has changed."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
             digest.update(_marked(piece, encoded(piece.text, "utf-8")))

@@ -48,10 +48,10 @@ def attention(
 def scores_and_weights(
     query: Tensor, key: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return scale · q kᵀ, and its softmax over the keys that the mask leaves: both (..., T, S).
+    """Return scale · q kᵀ, and its softmax over the unmasked keys, both (..., T, S).
 
-    `scale` is 1/√D by default. If `causal`, a query sees the keys up to its own; the last query
-    belongs to the last key.
+    `scale` is 1/√D by default. If `causal`, a query sees the keys up to its own position; the last
+    query has the position of the last key.
     """
     new, total = query.size(-2), key.size(-2)
     scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)

@@ -62,7 +62,7 @@ def norm(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
 
 
 def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
-    """Causal attention, (T, C) → (T, C), or (T, H·D) without a projection."""
+    """Return causal attention, (T, C) → (T, C), or (T, H·D) without a projection."""
     T = len(x)
     later = torch.ones(T, T, dtype=torch.bool).triu(1)  # keys after the query
     if a.attention == "uniform":

@@ -25,8 +25,9 @@ For a field that is missing here, the form can express only the default."""
 
 
 class Stored(NamedTuple):
-    """A tensor of another tool, and which of our parameters it holds, concatenated along their
-    outputs.
+    """A tensor of another tool, and the names of the parameters of attnlm that it holds.
+
+    Several parameters are concatenated along their outputs.
 
     A matrix may be transposed. The two halves of rotated heads may be interleaved: the outputs of
     each of the `interleaved` heads are then in the order 0, D/2, 1, D/2 + 1, …

@@ -133,10 +133,11 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 
 
 def keep_base(run: Run) -> Run:
-    """Add the parent's weights to the folder of a run of adapters; return it with their digest.
+    """Copy the parent's weights to the folder of an adapter run; return the run with their digest.
 
-    Link to the parent's file if it holds only these weights, and the file system supports links.
-    Raises as `parent_rows` does, and OSError.
+    Use a hard link to the parent's file if it holds only these weights and the file system
+    supports links.
+    Raises OSError and the errors of `parent_rows`.
     """
     parent, start = _start(run)
     assert run.parent is not None

@@ -135,7 +135,7 @@ def read_folder(
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """Return the facts, and the rows of all tensors that belong to process `rank` of `count`.
 
-    Return None for tensors that do not match `weights`. Each process checks the hashes of some
+    Return None if any tensor does not match `weights`. Each process checks the hashes of some
     files. Without `numbers`, read no rows and check no hash. Raises ValueError for a damaged file,
     OSError, and AttnlmError for facts that can't be read.
     """

@@ -85,7 +85,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """An adapter for the project WANDB_PROJECT, or attnlm; offline with WANDB_MODE=offline."""
+    """Log to the W&B project WANDB_PROJECT (default: attnlm), offline if WANDB_MODE=offline."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import wandb

@@ -118,7 +118,7 @@ def rendered(data: dict[str, Any]) -> bytes:
 def play_data(
     models: Sequence[PlayModel], number_type: str | None = None, prompt: str = ""
 ) -> dict[str, Any]:
-    """Return the JSON values that SCRIPTS read; the templates need its `models` too."""
+    """Return the JSON values that SCRIPTS read; the page template reads `models` as well."""
     return {"models": [_described(model, number_type) for model in models], "prompt": prompt}
 
 

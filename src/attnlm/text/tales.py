@@ -31,8 +31,8 @@ PART = re.compile(r"<(\w+)>|\[(\w+)\]")
 class Rule(NamedTuple):
     """A choice between alternatives with weights.
 
-    An alternative has a text for each of `forms`: the first, with its parts filled in, is written,
-    and all are remembered under the names of the forms.
+    An alternative has a text for each of `forms`. The first text is written, with its parts filled
+    in; all texts are remembered under the names of their forms.
     """
 
     forms: tuple[str, ...]

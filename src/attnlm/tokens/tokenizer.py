@@ -66,7 +66,7 @@ class Tokenizer(abc.ABC):
         return next((token for token in choices if token is not None), 0)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; `decode` gives it back, and a model takes torch.tensor([ids]).
+        """Return the ids of `text`, which `decode` restores; a model takes torch.tensor([ids]).
 
         Raises AttnlmError if the vocabulary lacks a character, or the text is not Unicode.
         """

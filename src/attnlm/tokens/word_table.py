@@ -1,6 +1,6 @@
 """Byte-pair encoding of a long text: a repeated word is looked up, not encoded again.
 
-A text splits at places that no token crosses, for any text on either side: before a space, or any
+A text is split where no token can cross, whatever text is on either side: before a space, or any
 whitespace, that follows text. A word is the text between two such places, including its leading
 whitespace; native/words.c finds the words, and tiktoken encodes new ones.
 """

@@ -72,7 +72,7 @@ def compiled_parts(a: Architecture) -> tuple[CDLL, CDLL] | None:
 def one_layer_form(
     model: LanguageModel, batch_size: int, device: Device, kernels: Kernels
 ) -> OneLayer | None:
-    """Return the model in this form, or None for a model or kernels that it does not suit."""
+    """Return the model in one-layer form, or None if the model or kernels do not allow it."""
     a = model.architecture
     if (
         not kernels.compiled

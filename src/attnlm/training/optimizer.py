@@ -76,9 +76,9 @@ def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, 
 class Optimizer(ABC):
     """Gradients, their running means, and updates by AdamW and Muon.
 
-    Gradients and means are one vector each, in which every parameter has its span. Weight decay
+    Gradients and means are one flat vector each, with a span for every parameter. Weight decay
     applies to matrices (embeddings and head included) or, if the configuration says so, to all
-    parameters. The subclasses differ in where weights lie and in what processes sum.
+    parameters. The subclasses differ in where they keep weights and in what the processes sum.
     """
 
     sums_gradients = True

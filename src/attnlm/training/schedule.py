@@ -44,11 +44,13 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
 
 
 def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the fraction of the highest learning rate for the update after step 0 … `steps` − 1.
+    """Return the fraction of the highest learning rate for the update after `step`.
+
+    `step` is at least 0 and below `steps`.
 
     The rate rises linearly over `warmup` steps, stays, and falls towards `min_learning_rate` over
-    the last `cooldown` fraction of the steps after the warm-up. The `steps` of a run with a budget
-    are the number that fits at its speed so far; its warm-up is at most a quarter of this number.
+    the last `cooldown` fraction of the steps after the warm-up. For a run with a budget, `steps`
+    is the number that fits at its speed so far, and the warm-up is at most a quarter of it.
     """
     warmup: float = config.warmup
     if steps is None:

@@ -144,7 +144,9 @@ def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> Train
 def begun_state(
     run: Run, device: Device, fresh: bool, processes: Processes = ALONE
 ) -> TrainingState:
-    """Return the same state in all processes: a `fresh` run's first state, else the saved one.
+    """Return the state to train from: the initial one if `fresh`, else the saved one.
+
+    All processes get the same state.
 
     A fresh run that starts from a parent gets the parent's weights, and new adapters if it trains
     adapters. Unless the model is sharded, rank 0 reads the state. Raises the errors of

@@ -57,12 +57,13 @@ class AdamW:
 
 
 class Muon:
-    """Momentum whose matrices are made orthogonal before the update (Jordan et al., 2024).
+    """Momentum, orthogonalized before each update of a matrix (Jordan et al., 2024).
 
     Updates N matrices of one `shape`, (R, C), or the rows of each that this process has; gradient
     and mean are stacked, (N, rows, C). Updates are scaled by 0.2 √max(R, C), to the size of AdamW's
     updates, so that both use the same learning rate and weight decay (Liu et al., 2025, "Muon is
-    scalable for LLM training"). For rows, `orthogonalized` gathers and orthogonalizes matrices.
+    scalable for LLM training"). If this process has rows only, `orthogonalized`
+    gathers the matrices and orthogonalizes them.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ def attention_in_c() -> CDLL | None:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Return the attention of queries (B, H, T, D) to keys (B, K, T, D) up to their own."""
+    """Return the attention of queries (B, H, T, D) to (B, K, T, D) keys up to their position."""
     wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
     is_plain = key.shape == value.shape and not torch.is_autocast_enabled("cpu")
     if wanted and is_plain and attention_in_c() is not None:

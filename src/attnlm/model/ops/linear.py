@@ -1,4 +1,4 @@
-"""Linear maps: one, or several of one input as one matmul.
+"""Linear maps: one map, or several maps of the same input as one matmul.
 
 PyTorch has two libraries for matmuls on a CPU. The default is a BLAS, MKL on x86, which does not
 use AVX-512 on processors that are not Intel's; oneDNN does, and can be slower elsewhere. The
