@@ -152,4 +152,4 @@ def test_another_shell_is_an_error_in_two_lines(
 ) -> None:
     monkeypatch.setattr("shellingham.detect_shell", lambda: ("csh", "/bin/csh"))
     for option in ("--show-completion", "--install-completion"):
-        fails(option, cwd=tmp_path, code=2, says="bash, zsh, fish", hints="one of these")
+        fails(option, cwd=tmp_path, code=2, says="for this shell (csh)", hints="bash, zsh, fish")

@@ -121,7 +121,7 @@ def test_the_end_is_not_measured_whole_where_that_costs_too_much(
     assert entry.evaluated_part == part and f"on {part} (" in str(run.checkpoint())
     about = ("--checkpoint-dir", tmp_path / "runs")
     shown = command("list", "runs", *about, cwd=tmp_path)
-    assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ on a part" in shown.stderr
+    assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ measured on a part" in shown.stderr
     assert part in command("rm", run.name, "--yes", *about, cwd=tmp_path).stderr
 
 

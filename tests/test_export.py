@@ -266,7 +266,7 @@ def test_a_tokenizer_that_the_library_encodes_differently_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("attnlm.tokens.tokenizer_json.library_pattern", lambda pattern: r"\S+")
-    with pytest.raises(AttnlmError, match="this bpe:600 and that of"):
+    with pytest.raises(AttnlmError, match="bpe:600 and the installed version of"):
         library_tokenizer(TOKENIZERS[2])
 
 
@@ -282,7 +282,7 @@ def test_a_single_argument_is_never_another_runs_name(tmp_path: Path) -> None:
             **shape,
         )
     fails("export", "old", cwd=tmp_path, code=2, says="old is a run", hints="attnlm export old DIR")
-    fails("export", "a.gguf", cwd=tmp_path, code=2, says="a file's name", hints="--to gguf")
+    fails("export", "a.gguf", cwd=tmp_path, code=2, says="the name of a file", hints="--to gguf")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "data"]
     command("export", "new", "out", cwd=tmp_path)
     fails("sample", "out", cwd=tmp_path, code=1, says="Hugging Face's", hints="attnlm import")

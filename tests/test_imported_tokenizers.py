@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one special text within another": (
         {"added_tokens": [{"id": 600, "content": "<a"}, {"id": 601, "content": "<a>"}]},
-        "has added tokens",
+        "cannot reproduce added tokens",
     ),
     "an id that `tokenizers` would change": (
         {"added_tokens": [added(601, "<a>")], "post_processor": None},

@@ -49,7 +49,7 @@ def test_what_takes_more_than_there_is_is_refused(
     monkeypatch.setattr(memory, "_memory_of", lambda device: int(takes / FACTOR) + 1)
     check_memory(*sizes, CPU)  # it may fit, as the estimate may be off
     monkeypatch.setattr(memory, "_memory_of", lambda device: int(takes / FACTOR) - 1)
-    with pytest.raises(AttnlmError, match="and cpu has") as caught:
+    with pytest.raises(AttnlmError, match="but cpu has") as caught:
         check_memory(*sizes, CPU)
     assert hint in caught.value.hint
     monkeypatch.setattr(memory, "_memory_of", lambda device: None)  # a device that does not tell
@@ -81,7 +81,7 @@ def test_nothing_is_made_of_a_run_that_is_refused(
 ) -> None:
     dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     monkeypatch.setattr(memory, "_memory_of", lambda device: 1000)
-    with pytest.raises(AttnlmError, match="of memory, and cpu has"):
+    with pytest.raises(AttnlmError, match="of memory, but cpu has"):
         attnlm.train(dataset.path, device="cpu", checkpoint_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

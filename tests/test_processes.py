@@ -75,7 +75,7 @@ def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
     (first, failure, told, flushed, stopped, sharded), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(3)
     )
-    assert failure == "loss is no longer a finite number: it happened between steps 1 and 2"
+    assert failure == "loss is no longer a finite number (between steps 1 and 2)"
     assert told == {"a": [1, None, "ü"]}
     assert flushed == [0.0] * 8 or sys.platform != "linux"
     assert stopped == [signal.SIGTERM] * 2 and others[-1][-2] == [signal.SIGHUP] * 2
@@ -133,7 +133,7 @@ def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> No
             assert one[loss] == (found if found is None else pytest.approx(found, rel=1e-4))
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
     content = contents(whole)
-    with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 started"):
+    with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 were started"):
         attnlm.train(resume=whole, steps=600, data_dir=project / "data")
     assert contents(whole) == content
 
@@ -480,7 +480,7 @@ def test_processes_accept_a_finished_run_or_end_with_one_error(
         )
     else:
         told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
-        assert told == {"error: a run called whole exists, and its --learning-rate differs"}
+        assert told == {"error: a run called whole exists, but its --learning-rate differs"}
     assert contents(whole) == content
 
 

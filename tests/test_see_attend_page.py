@@ -46,9 +46,8 @@ def test_its_data_are_the_attention(attention: Attention) -> None:
 def test_a_text_cannot_break_out_of_it(attention: Attention) -> None:
     tokens = ["</script>", "<b>", "&", '"', *attention.tokens[4:]]
     broken = Attention(**{**attention.__dict__, "tokens": tokens})
-    found = elements(attention_page(broken))
-    names = [name for name, _ in found.found]
-    assert names.count("script") == 3 and "b" not in names
+    found, usual = (elements(attention_page(shown)) for shown in (broken, attention))
+    assert [name for name, _ in found.found] == [name for name, _ in usual.found]
     assert json.loads(found.scripts[0])["tokens"][:4] == tokens[:4]
 
 
@@ -265,7 +264,7 @@ def test_the_temperature_is_a_slider(view: Any, attention: Attention) -> None:
         assert view.locator("#temperature-shown").text_content() == f"{temperature:.1f}"
         weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
         wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
-        shown = [float(x[:-1]) for x in view.locator("#next .percent").all_text_contents()]
+        shown = [float(x.strip("< %")) for x in view.locator("#next .percent").all_text_contents()]
         np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.51)
         assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
 

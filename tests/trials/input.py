@@ -360,7 +360,7 @@ _MIXED_ENDS = b"one\r\r\ntwo\n\rthree\r\n" * 50_000
 _NAMED: dict[str, Callable[[Path], str | None]] = {
     "empty": _prepared(b"", 1, "is empty"),
     "a byte order mark and no more": _prepared(codecs.BOM_UTF8, 1, "is empty"),
-    "one character": _prepared(b"a", 1, "less than two tokens"),
+    "one character": _prepared(b"a", 1, "fewer than two tokens"),
     "four characters": _prepared(b"abcd", 0, "", "--val-fraction", "0.5"),
     "latin-1, not named": _prepared(_LINE.encode("latin-1"), 1, "--encoding latin-1"),
     "latin-1": _prepared(_LINE.encode("latin-1"), 0, "", "--encoding", "latin-1"),

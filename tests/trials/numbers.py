@@ -79,7 +79,7 @@ def _train(
 
 def _told(error: attnlm.AttnlmError, kind: str, step: int) -> str | None:
     """Return what is missing in the message (what went wrong, and when) and the hint."""
-    when = re.search(r"(?:at step (\d+)|between steps (\d+) and (\d+))$", error.message)
+    when = re.search(r"\((?:at step (\d+)|between steps (\d+) and (\d+))\)$", error.message)
     numbers = [int(number) for number in when.groups() if number] if when else []
     if not numbers or not numbers[0] <= step <= numbers[-1]:
         return f"the step is not in {error.message!r}"

@@ -123,7 +123,7 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
         raise  # of whoever listens to us
     except OSError as error:
         # NumPy's OSError has no errno, and counts what was written.
-        reason = error.strerror or f"the disk may be full ({error})"
+        reason = error.strerror or f"the disk may be full ({' '.join(map(str, error.args))})"
         hint = f"{remedy(error)}{then}"
         raise AttnlmError(f"cannot write {error.filename or folder}: {reason}", hint) from error
 
