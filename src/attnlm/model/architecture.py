@@ -14,7 +14,7 @@ MODELS = (
     *("gpt2", "llama", "qwen3"),
 )
 RUNGS = MODELS[:7]
-"""The rungs of the ladder: each adds one idea to the one before. Published shapes come after."""
+"""The rungs of the ladder: each adds one idea to the rung before. Published models come after."""
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
@@ -25,7 +25,7 @@ _WIDEST_HEADS = 2**24  # features of a layer's heads together: a matrix's bytes 
 class Architecture:
     """The parts of one model. The defaults of its fields make a one-layer rung.
 
-    Raises UsageError if sizes do not fit each other.
+    Raises UsageError if parts or sizes do not fit each other.
     """
 
     model: str = setting(
@@ -158,9 +158,10 @@ class Architecture:
 
     @property
     def slides(self) -> bool:
-        """Return True if a full context slides by one token, which is exact for one layer only.
+        """Return True if the model slides a full context by one token.
 
-        Other models keep the newer half of the context and compute it again.
+        Sliding is exact for one layer only. Other models keep the newer half of the context and
+        compute it again.
         """
         return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
 
@@ -216,7 +217,7 @@ def _check_heads(a: Architecture, width: int) -> None:
 
 
 def _nearest(wanted: int, possible: Sequence[int]) -> str:
-    """Return which of ascending numbers are next below and above `wanted`: `4 or 8`."""
+    """Return the next numbers below and above `wanted` in ascending `possible`: `4 or 8`."""
     above = bisect.bisect(possible, wanted)
     return " or ".join(map(str, possible[max(0, above - 1) : above + 1]))
 
@@ -288,7 +289,7 @@ _NEEDS: dict[str, tuple[str, _Holds]] = {
 
 
 def unused(name: str, settings: Mapping[str, object]) -> str | None:
-    """Return what a setting lacks to have an effect, or None for a setting that has an effect."""
+    """Return what the setting `name` needs to have an effect, or None if it has an effect."""
     needs, holds = _NEEDS.get(name, ("", lambda s: True))
     return None if holds(settings) else needs
 
@@ -361,8 +362,8 @@ def settings_of(model: str) -> tuple[str, ...]:
 def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
     """Return the architecture of a preset with some of its settings changed.
 
-    Raises UsageError for a setting that the preset does not have, a setting that has no effect with
-    the others, and sizes that do not fit.
+    Raises UsageError if the preset lacks a setting, if a setting has no effect, or if parts or
+    sizes do not fit each other.
     """
     preset = PRESETS[model]
     for name in settings:

@@ -1,7 +1,7 @@
-"""The attention function, its cache, and the modules that use it.
+"""The attention function, the cache of keys and values, and the attention modules.
 
-Axes: B batch, T new tokens, S all tokens (in the cache and new), C embed_dim, H heads,
-K key and value heads, D head size, E value size, N outputs of several maps, concatenated.
+Axes: B batch, T new tokens, S all tokens (cached and new), C embed_dim, H heads,
+K key and value heads, D head size, E value size, N concatenated outputs of several linear maps.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def attention(
 ) -> Tensor:
     """Return softmax(mask(scale · q kᵀ)) v (Vaswani et al., 2017).
 
-    query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) → (B, H, T, E), where each of K key and
-    value heads serves H / K query heads (Ainslie et al., 2023). `scale` is 1/√D by default.
-    The causal mask is aligned to the last key: query t sees keys up to S − T + t, so queries can be
-    the newest tokens only, while the keys of older tokens come from a cache. `dropout` is the
+    query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) → (B, H, T, E). Each key and value
+    head serves H / K query heads (Ainslie et al., 2023). `scale` is 1/√D by default.
+    The causal mask is aligned to the last key: query t sees keys up to S − T + t. The newest tokens
+    alone can therefore be the queries, with the keys of older tokens from a cache. `dropout` is the
     probability with which each attention weight is dropped.
     """
     new, total = query.size(-2), key.size(-2)
@@ -50,7 +50,7 @@ def scores_and_weights(
 ) -> tuple[Tensor, Tensor]:
     """Return scale · q kᵀ, and its softmax over the unmasked keys, both (..., T, S).
 
-    `scale` is 1/√D by default. If `causal`, a query sees the keys up to its own position; the last
+    `scale` is 1/√D by default. If `causal`, a query sees the keys up to its position. The last
     query has the position of the last key.
     """
     new, total = query.size(-2), key.size(-2)
@@ -70,7 +70,7 @@ class LayerCache:
         self._stored: tuple[Tensor, ...] = ()
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Append tensors (..., T, size) of T new tokens; return the whole ones (..., S, size)."""
+        """Append tensors (..., T, size) of new tokens; return those of all, (..., S, size)."""
         if not self._stored:
             self._stored = tuple(n.new_empty(*n.shape[:-2], self.capacity, n.size(-1)) for n in new)
         start, self.length = self.length, self.length + new[0].size(-2)
@@ -79,16 +79,16 @@ class LayerCache:
         return tuple(stored[..., : self.length, :] for stored in self._stored)
 
     def clear(self) -> None:
-        """Remove all tokens; keep the memory for the next ones."""
+        """Remove all tokens, but keep the memory allocated."""
         self.length = 0
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention with H heads of any size D, computed for all heads together.
+    """Causal self-attention with H heads of any size D, all computed together.
 
-    D = C/H is the usual, narrow multi-head attention; D = C is the wide one. The outputs (H·D wide)
-    are concatenated and, with a projection, mapped to width C. Queries and keys may be normalised
-    (Henry et al., 2020) and rotated according to their positions, as in Qwen3.
+    D = C/H gives the usual, narrow heads, and D = C gives wide heads. The outputs of the heads are
+    concatenated (width H·D) and, with a projection, mapped to width C. Queries and keys may be
+    normalised (Henry et al., 2020) and rotated according to their positions, as in Qwen3.
     """
 
     joins_weights = True
@@ -143,7 +143,7 @@ def mix(
     recorder: Recorder | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return `attention` over a cache's keys and values and the new ones; let `recorder` record."""
+    """Return `attention` over cached and new keys and values; record it if `recorder` is set."""
     if cache is not None:
         key, value = cache.append(key, value)
     if recorder is None:

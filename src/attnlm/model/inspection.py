@@ -17,13 +17,13 @@ from attnlm.model.language_model import LanguageModel, build_model
 
 
 def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
-    """Return the model without memory and numbers: names and shapes, on torch's meta device."""
+    """Return the model on torch's meta device: names and shapes without memory and numbers."""
     with torch.device("meta"), _WithoutInitialisation():
         return build_model(architecture, vocab_size)
 
 
 def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return all names and shapes. One block is made for all layers: a file may claim thousands."""
+    """Return shapes by name. Only one block is built, as a file may claim thousands of layers."""
     skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
     return {
@@ -39,7 +39,7 @@ _FIRST = "blocks.0."
 def model_of(
     architecture: Architecture, vocab_size: int, weights: Mapping[str, Tensor]
 ) -> LanguageModel:
-    """Return the model whose parameters are these weights, without a copy."""
+    """Return the model with these weights as its parameters, without copying them."""
     model = empty_model(architecture, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
@@ -48,14 +48,14 @@ def model_of(
 
 
 def empty_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
-    """Return a model with uninitialised weights, to whose memory nothing is written."""
+    """Return a model with uninitialised weights, without writing to their memory."""
     with _WithoutInitialisation():
         return build_model(architecture, vocab_size)
 
 
 class _WithoutInitialisation(TorchFunctionMode):
-    """A mode that skips torch.nn.init, which draws random numbers, and imports torch's compiler
-    for a meta tensor, which takes 1.5 seconds."""
+    """A mode that skips the functions of torch.nn.init. They draw random numbers and, for a meta
+    tensor, import torch's compiler, which takes 1.5 seconds."""
 
     def __torch_function__(
         self,
@@ -70,7 +70,7 @@ class _WithoutInitialisation(TorchFunctionMode):
 
 
 def check_finite(*tensors: Tensor) -> None:
-    """Raise NotFiniteError if a model's weights, or numbers computed by it, are NaN or infinite."""
+    """Raise NotFiniteError if a model's weights or results contain NaN or infinity."""
     for tensor in tensors:
         # Minimum and maximum are NaN if any number is. A mask of finite numbers would take memory.
         if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
@@ -78,5 +78,5 @@ def check_finite(*tensors: Tensor) -> None:
 
 
 def parameters_of(architecture: Architecture, vocab_size: int) -> int:
-    """Return the number of parameters of such a model; tied parameters count once."""
+    """Return the number of parameters of the model; tied parameters count once."""
     return sum(map(math.prod, parameter_shapes(architecture, vocab_size).values()))

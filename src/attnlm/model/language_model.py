@@ -1,7 +1,7 @@
 """The models: tokens (B, T) in, logits (B, T, V) out.
 
-An Architecture says which parts a model has; this file, read from top to bottom, puts them
-together. Axes as in attention.py; V is the size of the vocabulary, F the width of an MLP.
+An Architecture says which parts a model has. This file puts the parts together and can be read
+from top to bottom. Axes are as in attention.py; V is the vocabulary size, F the width of an MLP.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
     sines: Tensor
 
     recompute = False
-    """True to recompute the inside of blocks in the backward pass instead of keeping it."""
+    """True to recompute the activations of blocks in the backward pass instead of keeping them."""
 
     def __init__(
         self, architecture: Architecture, vocab_size: int, placed: Callable[[Block], Block]
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         caches: list[LayerCache] | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """Return logits, (B, T) → (B, T, V). With caches, T counts the tokens not in them yet."""
+        """Return logits, (B, T) → (B, T, V). With caches, pass only the tokens not cached yet."""
         return self.read_out(self._body(tokens_BT, caches, recorder))
 
     def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
@@ -153,9 +153,9 @@ class Transformer(nn.Module):
 
 
 def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
-    """Return the position after the last of the tokens, the first of which has position `start`.
+    """Return the position after the last token, if the first token has position `start`.
 
-    Raises AttnlmError if they are not of shape (B, T), or reach beyond the context.
+    Raises AttnlmError if the tokens are not of shape (B, T), or reach beyond the context.
     """
     if tokens_BT.dim() != 2:
         raise AttnlmError(
@@ -226,7 +226,7 @@ _ATTENTION: dict[str, Callable[[Architecture], nn.Module | None]] = {
 class MLP(nn.Module):
     """An MLP, down(f(up(x))), where f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
 
-    SwiGLU (Shazeer, 2020) multiplies instead: down(silu(gate(x)) · up(x)).
+    With SwiGLU (Shazeer, 2020), the MLP is down(silu(gate(x)) · up(x)).
     """
 
     joins_weights = True
@@ -269,7 +269,8 @@ def build_model(
 ) -> LanguageModel:
     """Return a model, initialised from torch's global random state.
 
-    `placed` is applied to each block before the next is made: all may be too large for one device.
+    `placed` is applied to each block before the next block is built, since all blocks together may
+    be too large for one device.
     """
     if architecture.embed_dim is None:
         return Bigram(architecture, vocab_size)

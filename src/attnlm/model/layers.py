@@ -18,7 +18,7 @@ from attnlm.model.ops.pointwise import rms_norm
 
 
 class Linear(nn.Linear):
-    """A linear map x Wᵀ + b; with an adapter (Hu et al., 2021), W + scale · B A in place of W.
+    """A linear map x Wᵀ + b. An adapter (Hu et al., 2021) replaces W by W + scale · B A.
 
     With `std`, weights are initialised from N(0, std²) and biases to zeros.
     """
@@ -45,7 +45,7 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def adapt(self, rank: int, scale: float) -> None:
-        """Add an adapter that changes nothing yet: A uniform as in PEFT, B zero."""
+        """Add an adapter that changes nothing yet: A is uniform, as in PEFT, and B is zero."""
         down = torch.empty(rank, self.in_features, device=self.weight.device)
         self.lora_down = nn.Parameter(down.uniform_(-1, 1).mul_(self.in_features**-0.5))
         self.lora_up = nn.Parameter(self.weight.new_zeros(self.out_features, rank))
@@ -102,9 +102,10 @@ _source = _Source()
 
 @contextlib.contextmanager
 def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
-    """Let dropout in this thread draw for sequence i of a batch from generator i.
+    """Let dropout in this thread use generator i for sequence i of a batch.
 
-    The draws then do not depend on how a batch is divided. Without generators, PyTorch's is used.
+    The draws then do not depend on how a batch is divided. Without generators, dropout uses
+    PyTorch's generator.
     """
     before, _source.generators = _source.generators, generators
     try:
@@ -114,7 +115,7 @@ def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Zero each number with probability p, else divide by 1 − p (Srivastava et al., 2014)."""
+    """Zero numbers with probability p and divide the others by 1 − p (Srivastava et al., 2014)."""
     if not _source.generators:
         return F.dropout(x, p)
     kept = torch.empty_like(x)
@@ -136,11 +137,11 @@ class Dropout(nn.Module):
 
 
 def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
-    """Return the output of `module`, which is computed again in the backward pass.
+    """Return the output of `module`, and recompute it in the backward pass.
 
-    Only the arguments are kept (Chen et al., 2016). PyTorch restores its own random state for the
-    repetition; `_same_draws` restores the generators of sequences. PyTorch does not allow such a
-    context in a compiled step, which has no generators.
+    Only the arguments are kept (Chen et al., 2016). For the recomputation, PyTorch restores its
+    random state, and `_same_draws` restores the generators of sequences. PyTorch does not allow
+    `_same_draws` in a compiled step, but such a step has no generators of sequences.
     """
     more: Any = {"context_fn": _same_draws} if _source.generators else {}
     computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)
@@ -148,7 +149,7 @@ def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
 
 
 def _same_draws() -> tuple[Any, Any]:
-    """Return contexts for the computation and for its repetition, which draws the same numbers."""
+    """Return contexts for a computation and for its recomputation with the same random draws."""
     generators = _source.generators
     states = [generator.get_state() for generator in generators]
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters of a model (Hu et al., 2021): added to it, and folded into its weights."""
+"""Add low-rank adapters (Hu et al., 2021) to a model, and fold them into its weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnlm.model.sizes import LoRA, map_path
 
 
 def adapt(model: nn.Module, lora: LoRA) -> None:
-    """Add adapters to a model and freeze its weights; draw them from torch's random state."""
+    """Freeze a model's weights and add adapters, initialised from torch's random state."""
     model.requires_grad_(False)
     for layer in range(model.architecture.layers):  # type: ignore[arg-type, union-attr]
         for name in lora.on:
@@ -28,7 +28,7 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
 
 
 def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return W + scale · B A, summed in float64 and rounded once: the order does not matter."""
+    """Return W + scale · B A, summed in float64 and rounded once, so that order does not matter."""
     where = torch.device("cpu") if weight.is_mps else weight.device  # Apple's GPUs lack float64
     precise, down, up = (t.to(where, torch.float64) for t in (weight, down, up))
     return (precise + scale * (up @ down)).to(weight)

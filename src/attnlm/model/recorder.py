@@ -1,7 +1,7 @@
 """Records of a model's forward pass: what each head attends to, and what each part computes.
 
 A model's `forward` stores its intermediate results in the Recorder that is passed to it, so the
-numbers are exactly the model's. A Recorder can also silence one head.
+recorded numbers are exactly the model's. A Recorder can also silence one head.
 
 Axes as in attention.py; L layers.
 """
@@ -58,9 +58,9 @@ class Layer:
 class Recorder:
     """The record of one forward pass. The output of the head `silenced`, if any, is set to zero.
 
-    With `watch`, nothing of the heads is kept: `watch` receives each layer's weights, (B, H, T, S),
-    in the order of the layers. For many heads and a long text, all weights and scores together take
-    gigabytes.
+    If `watch` is set, the heads are not recorded. Instead, `watch` receives each layer's attention
+    weights, (B, H, T, S), in the order of the layers. For many heads and a long text, a record of
+    all weights and scores takes gigabytes.
     """
 
     silenced: Head | None = None
@@ -72,7 +72,7 @@ class Recorder:
     """the output of the model, (B, T, V)"""
 
     def begin_layer(self) -> Layer:
-        """Return the new record of the next block, to which the block writes its parts."""
+        """Append and return an empty record, to which the next block writes its parts."""
         self.layers.append(Layer())
         return self.layers[-1]
 

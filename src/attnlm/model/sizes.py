@@ -1,7 +1,7 @@
 """Sizes of an architecture, computed without loading torch: matrices, adapters, FLOPs.
 
 A matmul of (M, K) and (K, N) takes 2·M·K·N floating-point operations (FLOPs). Only matmuls count,
-as in PyTorch's own counter; attention counts in full, including the scores that its mask removes.
+as in PyTorch's FLOP counter. Attention counts in full, including the scores that are masked.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PLACES = {
     **dict.fromkeys(("gate", "up", "down"), "mlp"),
 }
 MAP_NAMES = tuple(_PLACES)
-"""The linear maps of a block, in the order in which it computes them."""
+"""The linear maps of a block, in the order of computation."""
 
 
 @dataclass(frozen=True)
 class LoRA:
     """Low-rank adapters (Hu et al., 2021): in each block, W + alpha/rank · B A for the maps `on`.
 
-    A, `lora_down`, is (rank, inputs); B, `lora_up`, (outputs, rank).
+    A (`lora_down`) has shape (rank, inputs), and B (`lora_up`) has shape (outputs, rank).
     """
 
     rank: int
@@ -33,12 +33,12 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """Return the factor of B A."""
+        """Return the factor that multiplies B A."""
         return self.alpha / self.rank
 
 
 def map_shapes(a: Architecture) -> dict[str, Shape]:
-    """Return the outputs and inputs of each map of a block."""
+    """Return the shape (outputs, inputs) of each linear map of a block."""
     width = a.embed_dim or 0
     shapes: dict[str, Shape] = {}
     if a.attention == "softmax":
@@ -79,7 +79,7 @@ def adapter_numbers(a: Architecture, lora: LoRA) -> int:
 
 
 def block_shapes(a: Architecture) -> list[tuple[int, int]]:
-    """Return the outputs and inputs of each matrix of one block."""
+    """Return the shape (outputs, inputs) of each matrix of one block."""
     return list(map_shapes(a).values())
 
 
@@ -89,12 +89,12 @@ def block_matrices(a: Architecture) -> int:
 
 
 def multiplied_weights(a: Architecture, vocab_size: int) -> int:
-    """Return the number of weights that multiply a token, in all blocks and the head."""
+    """Return the number of weights in the matmuls of one token, in all blocks and the LM head."""
     return vocab_size * a.body_dim + a.layers * block_matrices(a)
 
 
 def mixed_width(a: Architecture) -> int:
-    """Return how many features per token attention mixes in all heads; 0 without attention."""
+    """Return the number of features per token that attention mixes in one layer; 0 without it."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
 
 
@@ -107,8 +107,8 @@ def forward_flops(a: Architecture, vocab_size: int) -> int:
 def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
     """Return the FLOPs of one token's forward and backward pass, without the optimizer's update.
 
-    The backward pass of a matmul takes two matmuls, one for each factor's gradient. It takes none
-    for uniform attention, and no gradient of weights that are frozen because of adapters.
+    The backward pass of a matmul takes two matmuls, one for each factor's gradient. Uniform
+    attention needs only the gradient of its values. Weights frozen for adapters need no gradient.
     """
     flops = 3 * forward_flops(a, vocab_size)
     if a.attention == "uniform":

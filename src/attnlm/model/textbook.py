@@ -1,7 +1,7 @@
 """The forward pass of every model in plain textbook form: a function of the weights alone.
 
-Nothing here is fast or shared with the modules: it is what tests hold them to, and what
-`attnlm trace --as-code` prints, with the branches that a model does not take left out.
+This code is slow and shares nothing with the modules. Tests compare the modules with this code,
+and `attnlm trace --as-code` prints it without the branches that a model does not take.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Weights = Mapping[str, Tensor]
 
 
 def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
-    """Ids (T,) → logits (T, V), without dropout, from the weights by their names."""
+    """Return logits, (T,) → (T, V), without dropout; `weights` holds the weights by name."""
     if a.embed_dim is None:
         return weights["table.weight"][ids]  # each token's row of the table
     x = weights["token_embedding.weight"][ids]
@@ -42,18 +42,18 @@ def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
 
 
 def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """The weights whose names begin so, under what is left of their names."""
+    """Return the weights whose names begin with `prefix`, by their names without the prefix."""
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
-    """x Wᵀ, plus a bias if there is one."""
+    """Return x Wᵀ, plus a bias if there is one."""
     y = x @ weights[f"{name}.weight"].T
     return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
 
 
 def norm(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
-    """RMS norm or layer norm over the last axis."""
+    """Return the RMS norm or layer norm of x over the last axis."""
     if a.norm == "rms":
         return x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt() * weights["gain"]
     x = x - x.mean(-1, keepdim=True)
@@ -89,7 +89,7 @@ def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
 
 
 def rotate(a: Architecture, x: Tensor) -> Tensor:
-    """Rotary positions: each pair of a head's elements is rotated by its angle."""
+    """Apply rotary positions: rotate each pair of a head's elements by its angle."""
     T, D = x.shape[-2:]
     frequencies = a.rotary_base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     if a.rotary_factor is not None:
@@ -105,7 +105,7 @@ def rotate(a: Architecture, x: Tensor) -> Tensor:
 
 
 def mlp(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
-    """The part of a block that looks at one token at a time."""
+    """Return the output of the MLP, which processes each token separately."""
     hidden = linear(weights, "up", x)
     if a.mlp == "swiglu":
         hidden = F.silu(linear(weights, "gate", x)) * hidden

@@ -16,11 +16,11 @@ from attnlm.compute.native import library
 from attnlm.model.ops import compiled_for, kernels_in_use, place
 
 _ALONE = 2**22
-"""Multiplications: with fewer, a second thread costs more than it saves."""
+"""Number of multiplications below which a second thread costs more than it saves."""
 
 
 def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
-    """Return keys or values (B, K, S, D), repeated for the H heads of queries that use them."""
+    """Return keys or values (B, K, S, D) repeated for all query heads, (B, H, S, D)."""
     return tuple(
         x if x.size(-3) == heads else x.repeat_interleave(heads // x.size(-3), dim=-3) for x in kv
     )
@@ -46,9 +46,9 @@ def kernel_of_pytorch(
 
 
 def reads_groups(query: Tensor) -> bool:
-    """Return True if the kernel reads shared keys and values where they are, without a copy.
+    """Return True if PyTorch's kernel reads shared keys and values in place, without a copy.
 
-    Only the flash kernel of CUDA does, in half precision. On a CPU this is slower.
+    Only CUDA's flash kernel does so, in half precision. On a CPU, this is slower than a copy.
     """
     is_half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
     return query.is_cuda and is_half
@@ -60,7 +60,7 @@ def attention_in_c() -> CDLL | None:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Return the attention of queries (B, H, T, D) to (B, K, T, D) keys up to their position."""
+    """Return the causal attention of queries (B, H, T, D) to keys and values (B, K, T, D)."""
     wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
     is_plain = key.shape == value.shape and not torch.is_autocast_enabled("cpu")
     if wanted and is_plain and attention_in_c() is not None:
@@ -71,7 +71,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class Blocks(Function):
-    """Attention by attention.c, in blocks of scores; threads do not change the result."""
+    """Attention by attention.c in blocks of scores; the thread count does not change the result."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -97,7 +97,7 @@ def _with_rows(x_BHTD: Tensor) -> Tensor:
 
 
 def _like(x_BHTD: Tensor) -> Tensor:
-    """Return an empty tensor of this shape, in memory (B, T, H, D)."""
+    """Return an uninitialised tensor of this shape, with the memory layout (B, T, H, D)."""
     windows, heads, length, size = x_BHTD.shape
     return x_BHTD.new_empty(windows, length, heads, size).transpose(1, 2)
 

@@ -1,8 +1,8 @@
 """Linear maps: one map, or several maps of the same input as one matmul.
 
-PyTorch has two libraries for matmuls on a CPU. The default is a BLAS, MKL on x86, which does not
-use AVX-512 on processors that are not Intel's; oneDNN does, and can be slower elsewhere. The
-kernels in use name the library.
+PyTorch has two libraries for matmuls on a CPU. The default is a BLAS (MKL on x86). On
+processors that are not Intel's, MKL does not use AVX-512, but oneDNN does. Elsewhere, oneDNN can be
+slower. `Kernels.matmul` names the library to use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnlm.model.layers import Linear
 
 FEWEST_BY_ONEDNN = 2**20
-"""Multiplications: with fewer, a call to oneDNN, a dozen microseconds, costs more than it saves."""
+"""Multiplications below which a call to oneDNN, a dozen microseconds, costs more than it saves."""
 
 
 def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -82,8 +82,8 @@ class _Linear(Function):
 def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = True) -> Tensor:
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
-    Joining the weights is faster. Frozen maps are computed one by one, since autograd would keep a
-    copy of their weights, and since they may have adapters.
+    Joining the weights is faster. Frozen maps are computed one by one, because autograd would keep
+    a copy of their joined weights, and because they may have adapters.
     """
     if not (joins_weights and maps[0].weight.requires_grad):
         return torch.cat([m(x) for m in maps], dim=-1)

@@ -1,4 +1,4 @@
-"""The cross-entropy, with the matmul that makes the logits: only a part is in memory at a time."""
+"""Cross-entropy with the LM head's matmul; only some of the logits are in memory at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnlm.model.ops import compiled_for, place
 from attnlm.model.ops.linear import linear, product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
-"""Logits in memory at a time; on a CPU they fit its last cache with the weights of the head."""
+"""Logits in memory at a time. On a CPU, they and the head's weights fit the last-level cache."""
 # Tokens per matmul: the number of features, within these bounds, is fastest.
 _FEWEST_COMPILED, MOST_COMPILED = 64, 128
 
@@ -32,8 +32,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return `cross_entropy(x Wᵀ + b, targets)`, computed a few tokens at a time.
 
-    The gradient is computed in the forward pass, since the logits are gone in the backward pass
-    (Hsu et al., 2024, "Liger Kernel"). Under autocast its precision is used.
+    The gradient is computed in the forward pass, since logits are not kept for the backward pass
+    (Hsu et al., 2024, "Liger Kernel"). Under autocast, the precision of autocast is used.
     """
     logits = x_BTC.numel() // x_BTC.size(-1) * weight_VC.size(0)
     if torch.compiler.is_compiling() or logits <= LOGITS_AT_ONCE[x_BTC.device.type]:
@@ -70,7 +70,8 @@ class _LinearCrossEntropy(Function):
 
 
 _Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
-"""Gradients of x (M, C), set, and weights (V, C) and bias (V), added to; None if not needed."""
+"""Gradients of x (M, C), which is overwritten, and of weights (V, C) and bias (V), which are
+accumulated; None if not needed."""
 
 
 def _in_pieces(
@@ -120,7 +121,7 @@ def _compiled(
     targets_M: Tensor,
     wanted: _Gradients,
 ) -> Tensor:
-    """Return the mean loss by logits (V, m), with tokens adjacent: faster for few tokens."""
+    """Return the mean loss. The layout (V, m), with tokens adjacent, is faster for few tokens."""
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)

@@ -1,6 +1,7 @@
 """Operations on one token's features: activations, RMS norm, and the split into heads.
 
-Each is written in PyTorch's own calls and, for a CPU, in C (`pointwise.c`), forward and backward.
+Each operation is written with PyTorch functions and, for a CPU, also in C (`pointwise.c`), forward
+and backward.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) · up of both, concatenated: (..., 2F) → (..., F) (Shazeer, 2020)."""
+    """Return silu(gate) · up of concatenated gate and up, (..., 2F) → (..., F) (Shazeer, 2020)."""
     if (parts := compiled_for(gate_up)) is not None:
         return _apply(gate_up, parts, "swiglu", gate_up.size(-1) // 2)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -49,7 +50,7 @@ def _apply(x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
 
 
 class _Activation(Function):
-    """A compiled function of each row, and its gradient: `name` and `name`_backward."""
+    """The C function `name`, applied to each row, and its gradient, `name`_backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
@@ -100,7 +101,7 @@ class _RMSNorm(Function):
 def split_heads(
     packed_BTN: Tensor, heads: int, kv_heads: int, gains: Gains | None, rotation: Rotation | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split N = (H + 2K)·D features a token into q (B, H, T, D), and k and v (B, K, T, D).
+    """Split N = (H + 2K)·D features per token into q (B, H, T, D), and k and v (B, K, T, D).
 
     Queries and keys are RMS-normalised if `gains` is set (Henry et al., 2020), and then rotated if
     `rotation` is set.
@@ -142,9 +143,10 @@ def rotary_angles(
 ) -> Rotation:
     """Return cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
 
-    The two halves of a head hold the pairs, as in Llama and Qwen. `factor` divides frequencies
-    (Chen et al., 2023). With `context`, frequencies of 4 or more turns in it are not divided, and
-    frequencies of 1 to 4 turns are divided in part, as in Llama 3.1.
+    Each feature in the first half of a head is paired with one in the second, as in Llama and Qwen.
+    `factor` divides frequencies (Chen et al., 2023). With `context`, frequencies that make 4 or
+    more turns within `context` positions are not divided, and frequencies that make 1 to 4 turns
+    are divided in part, as in Llama 3.1.
     """
     if torch.get_default_device().type == "meta":  # a model's skeleton has no numbers
         return torch.empty(length, head_size), torch.empty(length, head_size)
