@@ -1,1 +1,1 @@
-"""From text to ids and back."""
+"""Conversion of text to ids and back."""

@@ -1,4 +1,4 @@
-"""The notation of bytes in vocabularies of GPT-2 and `tokenizers`: one visible character each."""
+"""The notation of GPT-2 and `tokenizers` for bytes: each byte is one visible character."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def written(token: bytes) -> str:
 
 
 def read(token: str) -> bytes:
-    """Return the bytes that `written` wrote. Raises KeyError for any other character."""
+    """Return the bytes of a token from `written`. Raises KeyError for any other character."""
     return bytes(BYTE_OF[character] for character in token)

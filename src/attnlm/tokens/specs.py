@@ -13,7 +13,7 @@ SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_bas
 
 
 def canonical_spec(text: str) -> str:
-    """Return the spec that a text such as "GPT-2" means; the text itself if it means none."""
+    """Return the spec that matches a text such as "GPT-2", or the text itself if none matches."""
     bare = re.sub("[-_ ]", "", text.lower())
     for name in ("char", "byte", *PUBLISHED):
         if bare == name.replace("_", ""):
@@ -23,7 +23,7 @@ def canonical_spec(text: str) -> str:
 
 
 def bpe_size(spec: str) -> int | None:
-    """Return N of "bpe:N", None for the other specs. Raises UsageError for any other text."""
+    """Return N of "bpe:N", or None for other specs. Raises UsageError for any other text."""
     if spec in ("char", "byte", *PUBLISHED):
         return None
     pairs = re.fullmatch(r"bpe:(0|[1-9][0-9]{0,8})", spec)
@@ -68,10 +68,10 @@ _PATTERNS = {
 
 
 def pattern_of(name: str) -> str:
-    """Return the pattern of a byte-pair vocabulary: GPT-2's for vocabularies that attnlm trains."""
+    """Return the split pattern of a vocabulary. Vocabularies trained by attnlm use GPT-2's."""
     return _PATTERNS.get(name, GPT2_PATTERN)
 
 
 def takes_line_ends(pattern: str) -> bool:
-    """Return True if signs and the line ends that follow them are in the same word."""
+    """Return True if the pattern puts signs and the line ends after them into one word."""
     return pattern not in (GPT2_PATTERN, SMOLLM_PATTERN)

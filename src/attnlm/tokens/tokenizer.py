@@ -40,12 +40,12 @@ class UnknownCharactersError(AttnlmError):
 
 
 class Tokenizer(abc.ABC):
-    """A vocabulary, with the conversion of text to its ids and back.
+    """A vocabulary, with the conversion of text to ids and back.
 
-    `name` is its spec, as in "bpe:512"; ids are below `vocab_size`; `tokens` are the bytes of each
-    id. `end_of_text` is the id of "<|endoftext|>", `newline` the id of "\\n", and `beginning` the
-    id that a text begins with; each may be None. `dataset` is the name of the data set with this
-    tokenizer, if known.
+    `name` is the spec, such as "bpe:512". Ids are below `vocab_size`, and `tokens` are the bytes of
+    each id. `end_of_text` is the id of "<|endoftext|>", `newline` the id of "\\n", and `beginning`
+    the id that a text begins with; each may be None. `dataset` is the name of the data set with
+    this tokenizer, if known.
     """
 
     dataset: str | None = None
@@ -66,7 +66,7 @@ class Tokenizer(abc.ABC):
         return next((token for token in choices if token is not None), 0)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, which `decode` restores; a model takes torch.tensor([ids]).
+        """Return the ids of `text`. `decode` restores the text; a model takes torch.tensor([ids]).
 
         Raises AttnlmError if the vocabulary lacks a character, or the text is not Unicode.
         """
@@ -74,12 +74,12 @@ class Tokenizer(abc.ABC):
         return ids
 
     def encode_array(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of `text` in a NumPy array, as `encode` does in a list."""
+        """Return the same ids of `text` as `encode`, but in a NumPy array."""
         found = [self.encode_piece(piece.text) for piece in safe_pieces([Piece(text)])]
         return np.concatenate([np.empty(0, np.uint32), *found])
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Return the ids of a text from its start, with `beginning` as the first if it is set."""
+        """Return the ids of a text from its start. The first id is `beginning` if that is set."""
         ids = self.encode(text)
         if self.beginning is None or ids[:1] == [self.beginning]:
             return ids
@@ -90,7 +90,7 @@ class Tokenizer(abc.ABC):
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the UTF-8 bytes of `ids`, which may begin or end within a character."""
+        """Return the UTF-8 bytes of `ids`. These bytes may begin or end within a character."""
         return b"".join(self.tokens[token] for token in ids)
 
     def to_json(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One id for each of 256 bytes: encodes any text, in UTF-8."""
+    """One id for each of the 256 bytes. Any text can be encoded, in UTF-8."""
 
     def __init__(self) -> None:
         super().__init__("byte", [bytes([byte]) for byte in range(256)])
@@ -149,11 +149,11 @@ class ByteTokenizer(Tokenizer):
 class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
-    `ranks` are the bytes of each id from 0 up, in the order of their merges, empty for ids without
-    a merge; the pattern of `name` splits a text to the words within which bytes are merged.
-    `special` maps texts to ids of their own: `end_of_text`, by default the id of "<|endoftext|>",
-    and others. With `nfc`, text is first normalised to Unicode's form NFC. Raises ValueError if
-    the arguments don't make a valid tokenizer.
+    `ranks` are the bytes of each id from 0 up, in the order of merges, and empty for ids without a
+    merge. The pattern of `name` splits a text into words, and bytes are merged only within words.
+    `special` maps special texts to their ids. If `special` lacks the id `end_of_text`, it is
+    given to "<|endoftext|>". With `nfc`, text is first normalised to Unicode's form NFC. Raises
+    ValueError if the arguments don't make a valid tokenizer.
     """
 
     def __init__(
@@ -214,11 +214,11 @@ class BpeTokenizer(Tokenizer):
         return self._encode(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of text in which special texts, as "<|endoftext|>", are ordinary text."""
+        """Return the ids of `text`; special texts, as "<|endoftext|>", are ordinary text here."""
         return self._encode(_nfc(text) if self.nfc else text, set())
 
     def normalised(self, text: str) -> str:
-        """Return the text that is encoded for `text`: in NFC if `nfc` is set, else unchanged."""
+        """Return `text`, normalised to NFC (except special texts) if `nfc` is set."""
         if not self.nfc or text.isascii():
             return text
         parts = self._special.split(text)  # odd parts are special and stay unchanged
@@ -234,7 +234,7 @@ class BpeTokenizer(Tokenizer):
 
 
 def are_apart(special: Iterable[str]) -> bool:
-    """Return True if special texts are unambiguous: without whitespace, none begins another."""
+    """Return True if special texts are unambiguous: no whitespace, and none begins another."""
     texts = sorted(special)
     return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
         later.startswith(text) for text, later in itertools.pairwise(texts)
@@ -249,11 +249,11 @@ def _nfc(text: str) -> str:
 
 
 def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
-    """Yield the same text in pieces of at most `limit` characters, for any given pieces.
+    """Yield the text in new pieces of at most `limit` characters, however `pieces` divide it.
 
-    Each piece is as long as possible and ends at a place that no token crosses, or with a document;
-    if `limit` characters have no such place, the piece ends after `limit` characters. The end of a
-    document counts the characters of "<|endoftext|>".
+    Each new piece is as long as possible and ends at a place that no token crosses, or with a
+    document. If `limit` characters have no such place, the piece ends after `limit` characters. The
+    end of a document counts as many characters as "<|endoftext|>" has.
     """
     text, ends = "", list[int]()
     for piece in pieces:
@@ -282,7 +282,7 @@ def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) ->
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
-    """Return the code points of the characters, shape (characters,). Raises AttnlmError."""
+    """Return the code points of `text`, (characters,). Raises AttnlmError as `encoded` does."""
     return np.frombuffer(encoded(text, "utf-32-le"), "<u4")
 
 
@@ -305,7 +305,7 @@ def save(tokenizer: Tokenizer, path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
-    """The content of a tokenizer's file. The characters are for "char", the rest for byte pairs."""
+    """The content of a tokenizer's file. `characters` is for "char", the rest for byte pairs."""
 
     name: str
     characters: str = ""
@@ -319,7 +319,7 @@ class _Description:
 
 
 def load(path: Path) -> Tokenizer:
-    """Return the tokenizer that `save` wrote there.
+    """Return the tokenizer that `save` wrote to `path`.
 
     Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
     """

@@ -1,11 +1,11 @@
-"""Tokenizers of other tools: writes and reads a tokenizer.json of the `tokenizers` library.
+"""Tokenizers of other tools: write and read a tokenizer.json of the `tokenizers` library.
 
-tiktoken merges any two neighbours that make a token, the token of the lowest id first; `tokenizers`
-merges the listed pairs, in their order. So all pairs that make a token are listed, pairs of lower
-ids first, and a word that is a token becomes this token without merges, as in tiktoken.
+tiktoken merges any two neighbours that make a token, the token of the lowest id first. `tokenizers`
+merges listed pairs, in the order of the list. attnlm therefore lists all pairs that make a token,
+pairs of lower ids first. As in tiktoken, a word that is a token becomes this token without merges.
 
-A file that is read may have only features that attnlm's tokenizers have too; an error names any
-other. Then texts are encoded by both, as a check that attnlm's tokenizer equals the library's.
+If a file has a feature that attnlm's tokenizers lack, an error names the feature. Otherwise, both
+tokenizers encode texts, as a check that attnlm's tokenizer equals the library's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Is
 def library_tokenizer(tokenizer: Tokenizer) -> Any:
     """Return the `tokenizers.Tokenizer` that encodes and decodes as `tokenizer` does.
 
-    Raises AttnlmError if `check_equal` finds that it does not.
+    Raises AttnlmError if `check_equal` finds a difference.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -65,7 +65,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
 
 
 def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
-    """Compare a `tokenizers.Tokenizer` with ours on texts of its tokens and awkward characters.
+    """Compare `tokenizer` with a `tokenizers.Tokenizer` on texts of tokens and awkward characters.
 
     Raises AttnlmError if they differ.
     """
@@ -115,8 +115,8 @@ def pairs_tokenizer(
 def library_pattern(pattern: str) -> str:
     """Return a pattern in the syntax of the library's regular expressions.
 
-    Possessive quantifiers are dropped: they only add speed and don't change a match. `$` would
-    match the end of a line there, not of the text.
+    Possessive quantifiers are dropped, since they only add speed and don't change a match. `$` is
+    replaced, since it would match the end of a line in the library, not the end of the text.
     """
     return re.sub(r"([+*?]|\{\d,\d\})\+", r"\1", pattern).replace("$", r"\z")
 
@@ -134,7 +134,7 @@ def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield texts of its tokens and awkward characters, the same for the same tokenizer."""
+    """Yield texts of tokens and awkward characters, always the same for a given tokenizer."""
     drawn = random.Random(0)
     is_char = isinstance(tokenizer, CharTokenizer)
     for _ in range(_CHECKED):
@@ -151,7 +151,7 @@ def _texts(tokenizer: Tokenizer) -> Iterator[str]:
 def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     """Return the tokenizer that equals a tokenizer.json, for a model of `vocab_size` ids.
 
-    Raises AttnlmError, with the reason, if attnlm can't encode and decode exactly so.
+    Raises AttnlmError, with the reason, if attnlm can't encode and decode in exactly the same way.
     """
     try:
         for key in ("truncation", "padding"):
@@ -243,7 +243,7 @@ def _beginning(processor: object) -> int | None:
 
 
 def _special(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return special texts and their ids. Raises AttnlmError if attnlm would match others."""
+    """Return special texts and their ids. Raises AttnlmError if attnlm would match other texts."""
     special: dict[str, int] = {}
     for added in content.get("added_tokens") or []:
         widens = any(added.get(key) for key in ("lstrip", "rstrip", "single_word"))
@@ -258,7 +258,7 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _pattern_name(splits: Any) -> str:
-    """Return the name of attnlm's pattern that splits text to words in the same way."""
+    """Return the name of attnlm's pattern that splits text into words as `splits` does."""
     *before, last = splits["pretokenizers"] if _kind(splits) == "Sequence" else [splits]
     by_gpt2 = _has(last, _BYTES) and last.get("use_regex", True)
     if by_gpt2 and not before:
@@ -316,7 +316,7 @@ def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
 
 
 def _name(pattern: str, count: int, end: int | None, vocab_size: int) -> str:
-    """Return a spec with the same pattern; the vocabulary is in the run's folder."""
+    """Return a spec that has this pattern. The vocabulary itself is in the run's folder."""
     if pattern != "gpt2" or (count, end, vocab_size) == (50256, 50256, 50257):
         return pattern
     return f"bpe:{count}" if 257 <= count <= 65536 else "gpt2"

@@ -1,8 +1,8 @@
 """Byte-pair encoding of a long text: a repeated word is looked up, not encoded again.
 
-A text is split where no token can cross, whatever text is on either side: before a space, or any
-whitespace, that follows text. A word is the text between two such places, including its leading
-whitespace; native/words.c finds the words, and tiktoken encodes new ones.
+A text is split at places that no token can cross, whatever the surrounding text: before a space, or
+before any whitespace, that follows text. A word is the text between two such places, including its
+leading whitespace. native/words.c finds the words, and tiktoken encodes the new ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PieceEncoder = Callable[[str], NDArray[np.unsignedinteger[Any]]]
 def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
     """Return `tokenizer.encode_piece`, or a faster function with the same result.
 
-    Several threads may call the function.
+    Several threads may call the returned function.
     """
     if not isinstance(tokenizer, BpeTokenizer) or (compiled := library("words.c")) is None:
         return tokenizer.encode_piece
@@ -61,7 +61,7 @@ class _Words(ctypes.Structure):
 
 
 class WordTable:
-    """A table of words that occurred, and their ids; it is cleared when it is full."""
+    """A table of the words seen so far and their ids. The table is cleared when it is full."""
 
     def __init__(
         self,
@@ -136,10 +136,11 @@ class WordTable:
 
 
 def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
-    """Return for each byte what has to follow for a word to end after it.
+    """Return, for each byte, the whitespace that must follow the byte for a word to end there.
 
-    Words end after ASCII letters, digits and signs, before any whitespace; after signs only before
-    a space if signs take line ends into their tokens. No word ends after other characters.
+    A word ends between an ASCII letter, digit or sign and any whitespace. If signs take line ends
+    into their tokens, a word ends after a sign only before a space. No word ends after other
+    characters.
     """
     ends = np.zeros(256, np.uint8)
     for byte in range(ord("!"), ord("~") + 1):
