@@ -1,6 +1,6 @@
 """Checkpoints of weights, optimizer state and facts: written atomically, checked when loaded.
 
-Each is one safetensors file, or for a sharded run a folder (see sharded_checkpoint.py).
+A checkpoint is one safetensors file, or a folder for a sharded run (see sharded_checkpoint.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     optimizer: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write weights by their names, `facts` (JSON values) and, if given, the optimizer's state.
+    """Write named weights, `facts` (JSON values) and, if given, the optimizer's state.
 
     For a model with adapters, `weights` are the adapters. The file replaces an older one
     atomically, contains a digest of its content, and has the same bytes for the same content.
@@ -118,7 +118,7 @@ def load_checkpoint(
     If `count` processes share the rows of all tensors, return the rows of process `rank`
     (`rows_of`). With `lora`, the weights are the adapters. Pass `header` to avoid reading it again.
     Raises AttnlmError if the file is missing, damaged or of another model, and NotFiniteError for
-    weights that are NaN or infinite, which training never saves.
+    weights that are NaN or infinite. Training never saves such weights.
     """
     found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))

@@ -58,9 +58,9 @@ def put_new(
     checkpoint_dir: Path,
     fill: Callable[[Run], Run] | None = None,
 ) -> Run:
-    """Create the folder of a run with the files that `fill` writes, and move it into place.
+    """Create the folder of a run with the files that `fill` writes, and move the folder into place.
 
-    `fill` returns a run that records what it wrote. Raises as `create_run` does.
+    `fill` returns the run to save in config.json. Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)

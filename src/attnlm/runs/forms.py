@@ -1,7 +1,7 @@
 """Model formats of other tools: the models they can express, their names of sizes and tensors.
 
-Whether a form fits depends on the model's parts, not on its name. If a form has biases or positions
-that the model lacks, they are filled with zeros, which changes no logit.
+Whether a form fits a model depends on the model's parts, not on the model's name. Biases and
+positions that a form has and the model lacks are filled with zeros, which changes no logit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ For a field that is missing here, the form can express only the default."""
 
 
 class Stored(NamedTuple):
-    """A tensor of another tool, and the names of the parameters of attnlm that it holds.
+    """A tensor of another tool, and the names of the parameters of attnlm that the tensor holds.
 
     Several parameters are concatenated along their outputs.
 
-    A matrix may be transposed. The two halves of rotated heads may be interleaved: the outputs of
-    each of the `interleaved` heads are then in the order 0, D/2, 1, D/2 + 1, …
+    A matrix may be transposed. The two halves of each rotated head may be interleaved. Then
+    `interleaved` is the number of heads, and each head has its outputs in the order 0, D/2, 1,
+    D/2 + 1, …
     """
 
     name: str
@@ -51,11 +52,11 @@ class Form:
     """our modules, and the tool's names for them, with {} for the block's number; a key names
     several modules, separated by spaces, if one tensor of the tool holds them all"""
     has_bias: Callable[[Architecture, str], bool]
-    """whether the tool's module has a bias, by the last part of our name"""
+    """whether the tool's module has a bias, given the last part of our name for the module"""
     transposes: bool = field(default=False, kw_only=True)
     """whether the matrices of linear layers are transposed"""
     interleaves: bool = field(default=False, kw_only=True)
-    """whether rotary positions rotate adjacent pairs; ours pair the two halves of a head"""
+    """whether rotary positions rotate adjacent pairs; attnlm pairs the two halves of a head"""
 
     def reasons(self, a: Architecture) -> list[str]:
         """Return the parts of the model that this form can't express, in words."""
@@ -77,7 +78,7 @@ class Form:
         return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
 
     def stored(self, a: Architecture) -> Iterator[Stored]:
-        """Yield all tensors of the model; the LM head only if it is not tied to the embedding."""
+        """Yield all tensors of the model, except an LM head that is tied to the embedding."""
         for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
             for ours, theirs in self.modules.items():
                 if ("{}" in theirs) == (layer >= 0) and _has_module(a, ours):
@@ -126,7 +127,7 @@ class Exported:
     form: str
     """the stock class of `transformers`, the architecture of llama.cpp, or a page and its size"""
     checkpoint: str
-    """best or last; for a page with several runs, every one that occurs, separated by commas"""
+    """best or last; for a page with several runs, all values that occur, separated by commas"""
 
 
 def check_format(to: str, type: str | None) -> None:
@@ -204,7 +205,7 @@ def _own_biases(a: Architecture, kind: str) -> bool:
 
 
 def _llama_biases(a: Architecture, kind: str) -> bool:
-    """Return the same, but with one switch for the query, key, value and output projections."""
+    """Return True for modules with a bias; all attention projections have one if any has."""
     if kind in ("query", "key", "value", "projection"):
         return a.qkv_bias or a.bias
     return _own_biases(a, kind)
@@ -288,8 +289,8 @@ _GGUF_LLAMA_SIZES = {
 # --- What config.json contains in addition to sizes -----------------------------------------------
 
 LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""rotations within the original context: frequencies with fewer than the first number are divided
-by the factor, frequencies with more than the second are not"""
+"""limits in rotations within the original context: a frequency with fewer rotations than the first
+limit is divided by the factor, a frequency with more than the second limit is unchanged"""
 
 
 def _gpt2_options(a: Architecture) -> dict[str, Any]:

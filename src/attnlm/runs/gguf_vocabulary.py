@@ -1,8 +1,8 @@
 """Tokenizers as llama.cpp reads them: a vocabulary and the name of a pre-tokenizer.
 
 For BPE, llama.cpp splits texts by built-in patterns, which a file can only name. Character and byte
-tokenizers use its RWKV tokenizer, which takes the longest token that matches next; it is the only
-one without a default end-of-text id.
+tokenizers use llama.cpp's RWKV tokenizer, which takes the longest token that matches next. Only
+the RWKV tokenizer has no default end-of-text id.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Load the model of a run, the weights that it started from, and its adapters merged.
+"""Load the model of a run, with adapters merged, and the weights that the run started from.
 
-The checkpoints of a run that trains adapters hold only the adapters. Its folder has the base
-weights, if possible as a hard link to the parent's file: it takes no space and stays valid if that
-file is replaced.
+The checkpoints of a run that trains adapters hold only the adapters. The run's folder also has the
+base weights, if possible as a hard link to the parent's file. A hard link takes no space and stays
+valid if the parent's file is replaced.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 def keep_base(run: Run) -> Run:
     """Copy the parent's weights to the folder of an adapter run; return the run with their digest.
 
-    Use a hard link to the parent's file if it holds only these weights and the file system
+    Use a hard link to the parent's file if that file holds only these weights and the file system
     supports links.
     Raises OSError and the errors of `parent_rows`.
     """

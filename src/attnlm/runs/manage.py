@@ -37,7 +37,7 @@ _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetenso
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """A run or a ladder in a list, possibly damaged, with None for unknown values."""
+    """A run or a ladder in a list, possibly damaged. None stands for unknown values."""
 
     name: str
     path: Path
@@ -55,7 +55,7 @@ class RunEntry:
     evaluated_part: str | None = None
     """the part of the split that the loss is measured on; None for the whole split"""
     bits_per_byte: float | None = None
-    """from the same evaluation"""
+    """the bits per byte in the evaluation that `val_loss` is from"""
     seconds: float | None = None
     """duration of training"""
     bytes: int = 0
@@ -84,7 +84,8 @@ def list_runs(
 
         best = min(attnlm.list_runs(), key=lambda entry: entry.val_loss or 99.0)
 
-    A Note lists folders that are neither. Raises AttnlmError if `checkpoint_dir` can't be read.
+    A Note lists folders that are neither runs nor ladders. Raises AttnlmError if `checkpoint_dir`
+    can't be read.
     """
     entries, others = newest_first(Path(checkpoint_dir), run_entry)
     if others and on_event is not None:
@@ -169,11 +170,11 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
 
 
 def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
-    """Remove a run in `checkpoint_dir`, or a ladder's own folder, in one step.
+    """Remove a run in `checkpoint_dir`, or a ladder's folder but not its runs, in one step.
 
         attnlm.remove_run("transformer-001")
 
-    If a link stands for the folder, the link is removed and its target stays. `latest` then names
+    If the folder is a link, the link is removed and its target stays. `latest` then names
     the newest run that is left. Raises AttnlmError as `removable` does.
     """
     entry = removable(run, checkpoint_dir)
@@ -230,14 +231,14 @@ Pairs = Mapping[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Two runs and the values that differ, as (a, b) by name, with None for a missing value."""
+    """Two runs and the values that differ: a pair (a, b) by name, None for a missing value."""
 
     a: Run
     b: Run
     settings: Pairs
     data: Pairs
     result: Pairs
-    """all results, equal ones too"""
+    """all results, including equal ones"""
     warnings: tuple[str, ...]
     """reasons why the results are not directly comparable"""
 

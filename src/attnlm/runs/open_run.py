@@ -21,8 +21,8 @@ def open_run(
         run = attnlm.open_run("multi-head-001")
         run.config.training.steps, run.metrics()[-1]["val_loss"]
 
-    A Run is returned unchanged. Raises AttnlmError if it does not exist or its
-    configuration is damaged.
+    A Run is returned unchanged. Raises AttnlmError if the run does not exist or its configuration
+    is damaged.
     """
     if isinstance(name, Run):
         return name

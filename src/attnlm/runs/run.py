@@ -168,7 +168,7 @@ class Checkpoint:
     part: str = ""
     """the part of the validation split that the loss was measured on; "" for the whole split"""
     header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
-    """passed on, so that loading does not read it again"""
+    """the header that was already read, so that loading does not read it again"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -185,9 +185,9 @@ class Run:
     vocab_size: int
     parameters: int
     dataset: Mapping[str, Any]
-    """its name, path, file hashes, token counts, and losses to compare with (see DatasetFacts)"""
+    """the data set's name, path, hashes, token counts and reference losses (see DatasetFacts)"""
     stopped_after: float = 0.0
-    """seconds of training when it was stopped between evaluations; 0 if it was not"""
+    """seconds of training until the run was stopped between two evaluations; 0 otherwise"""
     parent: Mapping[str, Any] | None = None
     """the run whose weights it started from: name, path, checkpoint, step and hash (see Parent)"""
     imported_from: str = ""
@@ -248,7 +248,7 @@ class Run:
         return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
 
     def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
-        """Return the `best` or `last` checkpoint; `auto`: best; last if only step 0 was evaluated.
+        """Return a checkpoint: `best`, `last` or `auto` (best; last if only step 0 was evaluated).
 
         Raises UsageError for any other word, AttnlmError if the file is missing or damaged.
         """
@@ -350,8 +350,9 @@ class Run:
     def whole(self) -> dict[str, dict[str, Any]]:
         """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
-        Each is like a record of the metrics. Empty if evaluations covered the whole split anyway,
-        or if measuring it would have taken too long. Raises AttnlmError if the file is damaged.
+        Each value is like a record of the metrics. The result is empty if evaluations covered the
+        whole split anyway, or if measuring the whole split would have taken too long. Raises
+        AttnlmError if the file is damaged.
         """
         path = self.path / _WHOLE
         if not path.exists():

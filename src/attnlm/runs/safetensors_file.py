@@ -1,6 +1,7 @@
 """Read and write safetensors files one tensor at a time.
 
-The safetensors library maps whole files and holds all tensors that it writes: both count as memory.
+The safetensors library needs more memory: it maps whole files, and holds all tensors that it
+writes.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class TensorFile(NamedTuple):
 
 @contextlib.contextmanager
 def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
-    """Turn errors while reading a file into AttnlmError; `damaged` follows "is damaged"."""
+    """Turn read errors into AttnlmError; `damaged` follows "is damaged" in the message."""
     try:
         yield
     except OSError as error:
@@ -136,8 +137,9 @@ def write_tensors(
 ) -> None:
     """Write float32 tensors atomically, sorted by name.
 
-    `tensor` returns the tensor of a name. `metadata` is called after the last tensor, since it may
-    contain a digest of the tensors, and once before the first, to learn its length.
+    `tensor` returns the tensor of a name. `metadata` is called twice: before the first tensor, to
+    learn the length of the metadata, and after the last tensor, since the metadata may contain a
+    digest of the tensors.
     """
     names, header, end = sorted(shapes), {}, 0
     for name in names:

@@ -1,8 +1,8 @@
 """Sharded checkpoints: folders that all processes write while training continues.
 
 The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP): `shard-K` holds
-rows of every tensor, and their offsets. facts.json has the checkpoint's facts and the hashes of the
-files.
+rows of every tensor, and the offsets of these rows. facts.json has the checkpoint's facts and the
+hashes of the files.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class ShardedCheckpoints:
     ) -> None:
         """Start to write the tensors and facts of checkpoints to `folder`, one after the other.
 
-        The tensors must not change any more; weights are named `model.…`. Waits for the checkpoints
-        of the previous call. Raises OSError if these could not be written, and LostProcessError.
+        The tensors must not change after the call. Weights are named `model.…`. First waits for the
+        checkpoints of the previous call. Raises OSError if those checkpoints could not be written,
+        and LostProcessError.
         """
         from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -124,7 +125,7 @@ def whole_shape(name: str, weights: Mapping[str, Shape]) -> Shape | None:
 
 
 def parameter_of(name: str) -> str:
-    """Return the name of the parameter that a tensor is, or whose optimizer state it is."""
+    """Return a parameter's name, given the name of its weight or of its optimizer state."""
     if name.startswith("optimizer."):
         return name.removeprefix("optimizer.").rpartition("/")[0]
     return name.removeprefix("model.")
@@ -180,7 +181,7 @@ class _Part(NamedTuple):
 
 
 def _first_row(places: Any, name: str) -> int:
-    """Return the first row of a part of a tensor. Raises ValueError for parts of rows."""
+    """Return the first row of a part of a tensor. Raises ValueError if the part divides rows."""
     try:
         first, *others = places[name]["saved_offsets"]
     except (KeyError, TypeError):

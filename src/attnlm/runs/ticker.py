@@ -1,4 +1,4 @@
-"""The files metrics.jsonl and ticker.jsonl: a line for each evaluation, with its own checksum.
+"""The files metrics.jsonl and ticker.jsonl: one line with a checksum for each evaluation.
 
 The ticker has snapshots of the model. Axes: L layers, H heads, T tokens of a short passage.
 """
@@ -141,7 +141,7 @@ def snapshot_record(snapshot: Snapshot) -> Record:
 
 
 def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
-    """Return the snapshot of a record. Raises ValueError if it does not fit the model."""
+    """Return the snapshot of a record. Raises ValueError if the maps do not fit the model."""
     maps = record["maps"]
     if (maps is None) != (architecture.maps_per_layer == 0):
         raise ValueError("it has maps but the model has no heads, or the reverse")

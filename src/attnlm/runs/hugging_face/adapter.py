@@ -1,8 +1,9 @@
 """Write and read adapters in the format of `peft`: adapter_config.json and
 adapter_model.safetensors.
 
-The modules have the names of the stock class that the model is exported as. A module that holds
-several of our linear layers, as GPT-2's c_attn holds query, key and value, has their summed rank.
+The modules have the names of the stock class that the model is exported as. If a module holds
+several of our linear layers, its rank is the sum of their ranks. For example, GPT-2's c_attn holds
+query, key and value.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _OFF: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 class _Module(NamedTuple):
-    """A linear layer of a stock class, and the paths of ours that it holds, in output order."""
+    """A linear layer of a stock class, and the paths of its parts in our model, in output order."""
 
     name: str
     maps: tuple[str, ...]
@@ -223,7 +224,7 @@ def _read_adapter(
 
 
 def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor] | None:
-    """Return a module's A (rank, inputs) and B (outputs, rank), or None without an adapter."""
+    """Return a module's A (rank, inputs) and B (outputs, rank), or None if it has no adapter."""
     there = [name for name in module.tensors if name in file.header.tensors]
     if not there:
         return None
@@ -262,9 +263,10 @@ def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) ->
 def _of_module(
     config: Mapping[str, Any], patterns: str, module: _Module, key: str, path: Path
 ) -> float:
-    """Return a module's value as peft does: `config[patterns]` maps the ends of names to values.
+    """Return a module's value by the rules of peft.
 
-    `config[key]` is the value of the others.
+    `config[patterns]` maps the ends of module names to values. `config[key]` is the value of all
+    other modules.
     """
     value = config.get(key, 8)
     given = config.get(patterns) or {}

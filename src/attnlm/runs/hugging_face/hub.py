@@ -48,7 +48,7 @@ def check_source(source: str | Path) -> None:
 def downloaded(
     name: str, revision: str | None, check: Callable[[Path], None], on_event: OnEvent
 ) -> Path:
-    """Download the files that an import needs; return their folder, whose name is the commit.
+    """Download the files that an import needs, and return their folder. Its name is the commit.
 
     `check` is called with the folder before the weights are downloaded. The client caches files,
     resumes an interrupted download, and uses the cached model if the network is unavailable. Raises

@@ -46,7 +46,7 @@ def import_run(
 
         run = attnlm.import_run("exported", name="imported")
 
-    The folder has config.json, safetensors files, and tokenizer.json, or vocab.json and
+    The folder has config.json, safetensors files, and either tokenizer.json or both vocab.json and
     merges.txt. The model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. A name such as
     Qwen/Qwen3-0.6B is downloaded from the Hugging Face Hub if no such folder exists; `revision` is
     a branch, tag or commit. The run has a context of `block_size` tokens, by default the model's

@@ -1,11 +1,11 @@
 """Read a Hugging Face folder of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families.
 
-config.json becomes an Architecture. A key is a size, an option with values that our models can
-express, or known to have no effect. Any other key is an error that names it, since it could mean a
-slightly different model.
+config.json becomes an Architecture. A known key is a size, an option with values that our models
+can express, or a key without effect. Any other key raises an error that names the key, since it
+could mean a slightly different model.
 
-The tensors are in model.safetensors, or in the files listed in model.safetensors.index.json. Their
-names, shapes and types are checked before one is read.
+The tensors are in model.safetensors, or in the files listed in model.safetensors.index.json. The
+names, shapes and types of all tensors are checked before any tensor is read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Family:
     defaults: Mapping[str, Any]
     """defaults of sizes that a config may lack; None stands for the default of our setting"""
     allowed: Mapping[str, tuple[Any, ...]]
-    """the values of keys that ours can express; () if they are checked elsewhere"""
+    """the values that our models can express, by key; () for a key that is checked elsewhere"""
 
 
 _GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
@@ -134,10 +134,10 @@ class Described:
 
 
 def read_config(path: Path, block_size: int | None = None) -> Described:
-    """Return the model that a config.json describes, with a context of `block_size` tokens if
-    given.
+    """Return the model that a config.json describes.
 
-    Raises AttnlmError if our models can't express it, UsageError if its context is shorter.
+    If given, `block_size` is the context in tokens. Raises AttnlmError if our models can't express
+    the model, UsageError if the model's context is shorter than `block_size`.
     """
     content = read_object(path)
     kind = content.get("model_type")
@@ -216,7 +216,8 @@ def check_options(
 ) -> None:
     """Raise AttnlmError for a value that our models can't express.
 
-    `allowed` has the possible values by key, () for any value; other keys have to be `off`.
+    `allowed` maps a key to its possible values, or to () for any value. The value of any other key
+    has to be in `off`.
     """
     for key, value in content.items():
         if (values := allowed.get(key, off)) and value not in values:
@@ -310,10 +311,11 @@ _COMPUTED = re.compile(
 def opened_weights(
     folder: Path, described: Described, file: Path | None = None
 ) -> Iterator[Callable[[str], Tensor]]:
-    """Yield a function that returns the parameter of one of our names, in float32.
+    """Yield a function that returns a parameter in float32, given our name for the parameter.
 
     Raises AttnlmError, before any tensor is read, if files or tensors are missing, unexpected, or
-    of another shape or type than `described` says. The function raises it for NaN and infinity.
+    of another shape or type than `described` says. The function raises AttnlmError for NaN and
+    infinity.
     """
     found: dict[str, TensorFile] = {}
     with contextlib.ExitStack() as opening:
@@ -357,7 +359,7 @@ def opened_weights(
 def _check(
     found: Mapping[str, TensorFile], places: Mapping[str, tuple[Stored, int]], described: Described
 ) -> None:
-    """Raise AttnlmError if the tensors in the files are not those of the model."""
+    """Raise AttnlmError if the tensors in the files do not match the model."""
     wanted = {stored.name: _shape(stored, described) for stored, _ in places.values()}
     head = "lm_head.weight"  # may be stored although it is tied
     is_tied = head not in wanted and head in found
@@ -386,7 +388,7 @@ def _check(
 
 
 def _shape(stored: Stored, described: Described) -> Shape:
-    """Return the shape of a tensor in the folder, which has the positions of the whole context."""
+    """Return a stored tensor's shape. A stored position embedding covers the whole context."""
     shapes = described.shapes | {
         "position_embedding.weight": (described.positions, described.config.model.embed_dim or 0)
     }
