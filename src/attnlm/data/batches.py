@@ -1,7 +1,7 @@
-"""The windows of the text that a step trains on: a pure function of (seed, step).
+"""The windows of the text that a step trains on, as a pure function of (seed, step).
 
-No random stream has a state, so a resumed run, or one that divides batches among processes, sees
-the same data as one uninterrupted run.
+No random stream has a state, so a resumed run, or a run that divides batches among processes, sees
+the same data as an uninterrupted run of one process.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Batches:
 
     Without `stride`, windows start at uniformly random places. With `stride`, each epoch is a pass
     over windows that start `stride` tokens apart, in a new order and from a new place below
-    `stride`; the default of `train` is `stride` equal to `block_size`. `rows` selects rows of each
-    batch: processes that share a batch take different rows.
+    `stride`. By default, `train` sets `stride` to `block_size`. `rows` selects rows of each batch:
+    processes that share a batch take different rows.
 
     The arrays are views of a cache: copy them before you write to them. Raises UsageError for
-    invalid arguments, AttnlmError if `tokens` is too short for one window, and at a call if the
-    file of the ids was written to since it was opened, or an id is not below `vocab_size`.
+    invalid arguments, AttnlmError if `tokens` is too short for one window. A call raises
+    AttnlmError if the file of the ids was written to since it was opened, or if an id is not below
+    `vocab_size`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Batches:
         return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the offsets of windows by number; step s begins with window s · batch_size."""
+        """Return the offsets of numbered windows. Step s begins with window s · batch_size."""
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
@@ -108,7 +109,7 @@ def check_length(
 
 
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
-    """Return a seed for the dropout of each of `count` windows of a step, from `first` on."""
+    """Return the dropout seeds of `count` windows of a step, beginning with window `first`."""
     windows = np.arange(first, first + count, dtype=np.uint64)
     hashed = _hash(seed, (np.uint64(step) << np.uint64(24)) + windows)
     return [int(h) for h in hashed >> np.uint64(1)]

@@ -39,8 +39,8 @@ _PIECE = PIECE  # characters that a worker encodes in one call
 class Bin:
     """A split that was written to a file; `utf8_bytes` is the length of its text.
 
-    `pair_counts`, shape (V, V), counts how often each id (row) is followed by each id (column), or
-    None for large vocabularies.
+    `pair_counts`, shape (V, V), counts how often each id (row) is followed by each id (column). It
+    is None for large vocabularies.
     """
 
     path: Path
@@ -95,7 +95,7 @@ def write_bins(
 def _encode(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, has_documents: bool, piece: Piece
 ) -> tuple[Ids, int, int, NDArray[np.int64] | None]:
-    """Return the ids of a piece as they are stored, its characters and UTF-8 bytes, its pairs."""
+    """Return a piece's stored ids, number of characters, number of UTF-8 bytes and pair counts."""
     text, vocab_size = piece.text, tokenizer.vocab_size
     if has_documents and isinstance(tokenizer, BpeTokenizer):
         ids = encode_documents(encode_piece, tokenizer, piece)
@@ -112,7 +112,7 @@ def _encode(
 def encode_documents(
     encode_piece: PieceEncoder, tokenizer: BpeTokenizer, piece: Piece
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the ids of a piece; special texts in it, as "<|endoftext|>", are ordinary text."""
+    """Return the ids of a piece. Special texts in a piece ("<|endoftext|>") are ordinary text."""
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
     if not tokenizer.has_special(piece.text):
@@ -130,7 +130,7 @@ def encode_documents(
 def _pair_counts(
     ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
 ) -> NDArray[np.int64] | None:
-    """Return counts of ids (columns) after ids (rows), (V, V), or None for large vocabularies."""
+    """Return how often ids (columns) follow ids (rows), (V, V), or None for large vocabularies."""
     if vocab_size > _MOST_BIGRAM_IDS:
         return None
     dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
@@ -140,7 +140,7 @@ def _pair_counts(
 
 
 def bigram_loss(train: Bin, val: Bin) -> float | None:
-    """Return nats per validation token of training counts plus 1; None for large vocabularies."""
+    """Return the validation loss (nats per token) of training counts + 1; None if V is large."""
     if train.pair_counts is None or val.pair_counts is None:
         return None
     counts_VV = train.pair_counts + 1

@@ -1,4 +1,4 @@
-"""Prepared data sets, which are opened, checked, and mapped to memory."""
+"""Open prepared data sets: check their files, and map their ids to memory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Dataset(Facts):
     the validation text in UTF-8. `bigram_loss` (the loss of counted bigrams) and `floor` (the least
     possible loss) are in nats per token of the validation split; None stands for unknown.
     `tokenizer_from` is the folder of the tokenizer, if it was not made for this text. The hash
-    `source_sha256` covers the text in UTF-8 and the places where its documents end, the other
+    `source_sha256` covers the text in UTF-8 and the places where its documents end. The other
     hashes cover files.
     """
 
@@ -126,8 +126,9 @@ def open_dataset(
 
         dataset = attnlm.open_dataset("tales-char")
 
-    The hashes of all files are checked, but only 64 samples of a split over 1 GiB, unless `verify`,
-    which also opens an opened data set again. Raises AttnlmError if a file is missing or damaged.
+    The hashes of all files are checked; for a split over 1 GiB, only the hash of 64 samples. With
+    `verify`, every file is checked whole, and a Dataset is opened again. Raises AttnlmError if a
+    file is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
         path = find_folder(path_or_name, Path(data_dir), kind="data set")
@@ -201,7 +202,7 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
 
 
 def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> None:
-    """Check a bin's hash, and that its ids are in the vocabulary; of a large bin only samples."""
+    """Check a bin's hash and the range of its ids; for a large bin, only the hash of samples."""
     path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
     expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
     if (file_hash if is_whole else sampled_hash)(path) != expected:
@@ -215,8 +216,8 @@ def ids_at(
 ) -> NDArray[Any]:
     """Return the ids at `places`; `origin` is the name of their file in messages.
 
-    Raises AttnlmError if the file was written to since it was opened, or an id is not below
-    `vocab_size`: opening a large file does not read all ids.
+    Raises AttnlmError if the file was written to since it was opened, or if an id is not below
+    `vocab_size`. Opening a large file does not check its ids.
     """
     check_unchanged(ids)
     found: NDArray[Any] = ids[places]

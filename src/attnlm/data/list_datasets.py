@@ -46,7 +46,7 @@ class DatasetEntry:
 def list_datasets(
     data_dir: str | Path = "data", *, on_event: OnEvent | None = None
 ) -> list[DatasetEntry]:
-    """Return the data sets in a folder, newest first, including damaged ones with the reason.
+    """Return the data sets in a folder, newest first; damaged ones have a `problem`.
 
         large = [entry.name for entry in attnlm.list_datasets() if entry.bytes > 10**9]
 

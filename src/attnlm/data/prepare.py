@@ -1,4 +1,4 @@
-"""Preparation of a data set: streams the text twice, and puts the complete folder in place."""
+"""Prepare a data set: stream the text twice, and move the complete folder into place."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def prepare(
         dataset = attnlm.prepare("my-novel.txt", tokenizer="bpe:512")
 
     `source` is a file, a folder, a pattern, a URL, "hf:NAME",
-    "tinyshakespeare", "tales", or "-" for stdin. Several are joined in their order. The default is
-    Tiny Shakespeare, or `tales` if that is not available. `column` holds the text of records.
+    "tinyshakespeare", "tales", or "-" for stdin. Several sources are joined in their order. The
+    default is Tiny Shakespeare, or `tales` if Tiny Shakespeare is not available. `column` is the
+    column that holds the text of records.
 
     `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is used: ids then
     have the same meaning. Records, and each of several files, are documents: the end-of-text id
     follows each document if the tokenizer has such an id.
 
-    The last `val_fraction` of the characters are the validation split; or, with `val_file`, the
-    whole text of this file. Line ends are kept, or CR LF and CR become LF with `newlines` "unix".
+    The validation split is the last `val_fraction` of the characters, or the whole text of
+    `val_file` if given. Line ends are kept; with `newlines` "unix", CR LF and CR become LF.
 
     A data set with the same content is left unchanged; a data set with other content is replaced
     only with `force`. A new data set appears at its path when it is complete; a preparation that is
@@ -245,7 +246,7 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
 
 
 def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Move the folder `new` to `target`, unless another process has just made the same there."""
+    """Move the folder `new` to `target`, unless another process just put the same data there."""
     while True:
         try:
             if not os.path.lexists(target):

@@ -32,8 +32,8 @@ _END = b"\xff"  # marks a document's end in hashed bytes; never in UTF-8
 class Text:
     """A corpus that was read once.
 
-    `sha256` covers its UTF-8 and the ends of its documents; `distinct` are its characters, sorted.
-    `documents` counts the documents whose ends are marked.
+    `sha256` covers the text in UTF-8 and the ends of its documents. `distinct` has the distinct
+    characters of the text, sorted. `documents` counts the documents whose ends are marked.
     """
 
     corpus: Corpus
@@ -62,7 +62,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Split:
-    """A training and a validation split: two texts, or the start and the end of one."""
+    """A training and a validation split: two texts, or the start and the end of one text."""
 
     text: Text
     val_fraction: float | None
