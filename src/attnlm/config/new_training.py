@@ -63,7 +63,7 @@ def resolve_planned(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Config:
-    """Return the configuration of a planned run, whose adapters need no `parent`."""
+    """Return the configuration of a planned run. Low-rank adapters need no `parent` here."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
@@ -95,7 +95,8 @@ def resolve_from(
 ) -> Config:
     """Resolve settings, recipe and defaults for a model with the weights of the run `whose`.
 
-    Settings override the recipe. Raises as `resolve` does, and for changes of the model.
+    Settings override the recipe. Raises as `resolve` does; also raises UsageError if the settings
+    change the model, AttnlmError if the recipe changes the model.
     """
     recipe, fixed = recipe or {}, weights.settings()
     for given, error, origin in (

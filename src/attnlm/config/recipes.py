@@ -23,7 +23,7 @@ _ABOUT, _SIZES = "about", "sizes"
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeEntry:
-    """A recipe of the package, listed. None stands for values that were not measured."""
+    """A recipe of the package, in a list. None stands for values that were not measured."""
 
     name: str
     purpose: str
@@ -35,7 +35,7 @@ class RecipeEntry:
     val_loss: float | None = None
     """The median of several seeds, in nats per token of Tiny Shakespeare's validation split."""
     val_loss_range: tuple[float, float] | None = None
-    """The lowest and the highest loss of these seeds."""
+    """The lowest and the highest loss of the seeds of `val_loss`."""
     seconds_range: tuple[float, float] | None = None
     """The shortest and the longest measured training time, on two cores of a server CPU."""
 
@@ -74,7 +74,7 @@ def load_recipe(name: str) -> Settings:
 
 
 def load_sizes(name: str) -> list[Settings]:
-    """Return a recipe's settings for each of its `[[sizes]]`, or a single item if it has none.
+    """Return a recipe's settings for each of its `[[sizes]]`, or one item if it has no sizes.
 
     Raises AttnlmError as `load_recipe` does.
     """
@@ -122,7 +122,7 @@ def _loaded(name: str) -> dict[str, Any]:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe without its table `[about]`; a setting of that name is refused later."""
+    """Return a recipe without its table `[about]`. A setting named `about` is refused later."""
     if isinstance(recipe.get(_ABOUT), dict):
         del recipe[_ABOUT]
     return recipe

@@ -27,7 +27,7 @@ from attnlm.model.sizes import MAP_NAMES, map_shapes
 class Config:
     """A resolved configuration.
 
-    `dropped` has the recipe's keys that the model does not use, `recipe_tokenizer` the tokenizer
+    `dropped` has the recipe's keys that the model does not use. `recipe_tokenizer` is the tokenizer
     that the recipe was made for.
     """
 
@@ -103,7 +103,7 @@ def described_settings() -> str:
 def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | None = None) -> Config:
     """Resolve settings, recipe and defaults, in this order of precedence, and check them.
 
-    Raises UsageError if the given settings are wrong, AttnlmError if the recipe is.
+    Raises UsageError if the given settings are wrong, AttnlmError if the recipe is wrong.
     """
     recipe = dict(recipe or {})
     recipe.pop("stages", None)  # attnlm 1.0.0 recorded the changing plan of a budget here
@@ -177,7 +177,7 @@ def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
 def _without_unused(
     recipe: Settings, settings: Mapping[str, Setting]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Return a recipe without keys that `settings` replace, and the keys that the model lacks."""
+    """Return a recipe without replaced or unused keys, and the keys that the model lacks."""
     if "budget" in settings:
         recipe.pop("steps", None)
     if "steps" in settings:
@@ -236,7 +236,7 @@ def _check_training(
 
 
 def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingConfig:
-    """Return the settings with defaults for low-rank adapters, if the run trains some."""
+    """Return the settings, with defaults for low-rank adapters if the run trains adapters."""
     if training.lora is None:
         for name in ("lora_alpha", "lora_on"):
             if getattr(training, name) is not None:
@@ -292,7 +292,7 @@ _TIME = re.compile(
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of 90s, 5min, 1h30m, 90 or the like. Raises UsageError for other texts."""
+    """Convert a time such as 90s, 5min, 1h30m or 90 to seconds. Raises UsageError otherwise."""
     match = _TIME.fullmatch(text.strip().lower())
     parts = match.groups("0") if match else ()
     total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))

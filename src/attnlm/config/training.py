@@ -178,7 +178,7 @@ class TrainingConfig:
 
     @property
     def length(self) -> str:
-        """Return the number of steps, as `800`, or `2 min` for an unfinished run with a budget."""
+        """Return the number of steps (`800`), or the budget of an unfinished run (`2 min`)."""
         if self.steps is None:
             return "?" if self.budget is None else duration(self.budget)
         return f"{self.steps:,}"
