@@ -55,7 +55,7 @@ class RunEntry:
     evaluated_part: str | None = None
     """the part of the split that the loss is measured on; None for the whole split"""
     bits_per_byte: float | None = None
-    """the bits per byte in the evaluation that `val_loss` is from"""
+    """bits per byte in the same evaluation as `val_loss`"""
     seconds: float | None = None
     """duration of training"""
     bytes: int = 0
@@ -170,7 +170,7 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
 
 
 def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
-    """Remove a run in `checkpoint_dir`, or a ladder's folder but not its runs, in one step.
+    """Remove a run in `checkpoint_dir`, or a ladder without its runs, in one step.
 
         attnlm.remove_run("transformer-001")
 

@@ -1,7 +1,7 @@
 """Read and write safetensors files one tensor at a time.
 
-The safetensors library needs more memory: it maps whole files, and holds all tensors that it
-writes.
+The safetensors library maps whole files, and holds all tensors that it writes. Mapped files and
+held tensors both count as memory.
 """
 
 from __future__ import annotations
