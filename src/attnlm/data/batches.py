@@ -85,7 +85,7 @@ class Batches:
         return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the offsets of numbered windows. Step s begins with window s · batch_size."""
+        """Return the offsets of windows by number. Step s begins with window s · batch_size."""
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)

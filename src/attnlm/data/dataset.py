@@ -126,8 +126,8 @@ def open_dataset(
 
         dataset = attnlm.open_dataset("tales-char")
 
-    The hashes of all files are checked; for a split over 1 GiB, only the hash of 64 samples. With
-    `verify`, every file is checked whole, and a Dataset is opened again. Raises AttnlmError if a
+    The hashes of all files are checked. Of a split over 1 GiB, only 64 samples are hashed. With
+    `verify`, every file is hashed whole, and a Dataset is opened again. Raises AttnlmError if a
     file is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
@@ -217,7 +217,7 @@ def ids_at(
     """Return the ids at `places`; `origin` is the name of their file in messages.
 
     Raises AttnlmError if the file was written to since it was opened, or if an id is not below
-    `vocab_size`. Opening a large file does not check its ids.
+    `vocab_size`. Without `verify`, opening a large file does not check its ids.
     """
     check_unchanged(ids)
     found: NDArray[Any] = ids[places]
