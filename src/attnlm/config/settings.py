@@ -177,7 +177,8 @@ def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
 def _without_unused(
     recipe: Settings, settings: Mapping[str, Setting]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Return a recipe without replaced or unused keys, and the keys that the model lacks."""
+    """Return a recipe without the keys that `settings` replace or the model lacks, and the keys
+    that the model lacks."""
     if "budget" in settings:
         recipe.pop("steps", None)
     if "steps" in settings:
