@@ -1,4 +1,4 @@
-"""The cost of evaluations and samples compared with training, and their number of tokens.
+"""The numbers of tokens of evaluations and samples, chosen by their cost compared with training.
 
 Costs are counted in floating-point operations and follow from the configuration alone, so that the
 same run makes the same choices on any machine, even a busy one.
@@ -31,20 +31,21 @@ _STEP = 3.0
 
 
 def forward_cost(a: Architecture, vocab_size: int) -> float:
-    """Return the operations of one token's forward pass, its loss included."""
+    """Return the number of operations of one token's forward pass, including the loss."""
     return float(forward_flops(a, vocab_size)) + _PER_LOGIT * vocab_size
 
 
 def step_cost(config: Config, vocab_size: int) -> float:
-    """Return the operations of one training step."""
+    """Return the number of operations of one training step."""
     return _STEP * config.tokens_per_step * forward_cost(config.model, vocab_size)
 
 
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
-    The whole split is used if it costs at most `_EVALUATION_FRACTION` of the training since the
-    last evaluation, or at most `_CHEAP` operations and half of this training; else a part is used.
+    The whole split is used if it costs at most `_EVALUATION_FRACTION` of the training between two
+    evaluations, or at most `_FREE` operations, or at most `_CHEAP` operations and half of this
+    training. Otherwise, a part is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.model, vocab_size)
@@ -58,7 +59,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
 
 
 def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
-    """Return the tokens of an evaluation in a run with a budget, at `speed` tokens per second."""
+    """Return how many tokens a run with a budget evaluates, at `speed` tokens per second."""
     assert config.training.budget is not None
     tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
     if tokens <= _WHOLE_FRACTION * most:
@@ -67,7 +68,7 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
-    """Return `tokens` or at least `_FEWEST_TOKENS`, rounded down to one or more windows."""
+    """Return at least `_FEWEST_TOKENS` or `tokens`, rounded down to whole windows, at least one."""
     length = config.model.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
@@ -88,5 +89,5 @@ def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int)
 
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:
-    """Return the operations between two evaluations, or 0 if evaluations follow the clock."""
+    """Return how many operations lie between evaluations, or 0 if evaluations follow the clock."""
     return (config.training.eval_every or 0) * step_cost(config, vocab_size)

@@ -21,7 +21,7 @@ class Started:
     device: Device
     first_step: int
     memory: int
-    """About how many bytes the run will take."""
+    """The estimated memory of the run in bytes."""
 
     def __str__(self) -> str:
         return (
@@ -34,10 +34,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Progress, reported a few times a second, with the newest batch's loss in nats per token.
+    """Progress, reported a few times a second. `loss` is the newest batch's, in nats per token.
 
-    `seconds_left` counts the remaining steps and evaluations, at the speed of the latest ones.
-    `steps` is the number of steps in the whole run; with a budget, an estimate at this speed.
+    `seconds_left` is estimated from the speed of the latest steps and evaluations; with a budget,
+    it is the time until the budget ends. `steps` is the number of steps in the whole run; with a
+    budget, it is estimated from the progress so far.
     """
 
     step: int
@@ -46,7 +47,7 @@ class Stepped:
     seconds_left: float
     gradient_norm: float | None = None
     """Norm of the batch's whole gradient before clipping; None if not computed. For a sharded
-    model it needs all processes, and is computed for clipping only."""
+    model the norm needs all processes, and is computed only if gradients are clipped."""
     learning_rate: float | None = None
     steps: int | None = None
 
@@ -60,13 +61,13 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation that is on disk; `record` is its line of metrics.jsonl.
+    """An evaluation that was written to disk. `record` is its line in metrics.jsonl.
 
-    The fields of the record are attributes too: `step`, `tokens` trained on, `seconds` of the run,
+    The fields of the record are also attributes: `step`, `tokens` trained on, `seconds` of the run,
     `train_loss` since the last evaluation (None at step 0), `val_loss` and `bits_per_byte` over
     `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
-    `improved`: the validation loss is the lowest so far. `snapshot`: a sample, with attention maps.
-    `is_last`: the run ends here.
+    `improved` is True if the validation loss is the lowest so far. `snapshot` holds a sample and
+    attention maps. `is_last` is True if the run ends here.
     """
 
     record: dict[str, Any]
@@ -80,7 +81,7 @@ class Evaluated:
         return self.record[name]
 
     def __str__(self) -> str:
-        """Return `step    100  train 2.6485  validation 2.4236*  …`; the best has a star."""
+        """Return `step    100  train 2.6485  validation 2.4236*  …`; a star marks the best."""
         record = self.record
         train, speed = record["train_loss"], record["tokens_per_second"]
         return (

@@ -22,7 +22,7 @@ _MOST_TOKENS, _MOST_OUTPUTS, _MOST_KV_HEADS = 512, 4096, 4
 
 
 def kernels_of(training: TrainingConfig) -> Kernels:
-    """Return the kernels that a configuration names; PyTorch's own are the default."""
+    """Return the kernels that a configuration selects, by default PyTorch's."""
     return Kernels(
         compiled=training.compile == "parts",
         matmul="onednn" if training.matmul == "onednn" else "blas",
@@ -31,7 +31,7 @@ def kernels_of(training: TrainingConfig) -> Kernels:
 
 
 def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Return True if operations of this model exist in C, for batches of this many tokens."""
+    """Return True if some of this model's operations exist in C for batches of `tokens` tokens."""
     return a.embed_dim is not None and (
         is_one_layer(a, vocab_size, tokens)
         or vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
@@ -42,7 +42,7 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 
 def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Compile these operations unless they are compiled; return False if no compiler works."""
+    """Compile the operations in C unless they are cached; return False if no compiler works."""
     if is_one_layer(a, vocab_size, tokens):
         return compiled_parts(a) is not None
     return operations_in_c() is not None and attention_in_c() is not None
@@ -80,7 +80,7 @@ def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
 
 
 def _with(kernels: Kernels, compute: Callable[[], object]) -> Callable[[], object]:
-    """Return a function that computes with these kernels, in one thread."""
+    """Return a function that calls `compute` with these kernels in one thread."""
 
     def way() -> None:
         with using(kernels), threads_of_torch(1):
@@ -90,7 +90,7 @@ def _with(kernels: Kernels, compute: Callable[[], object]) -> Callable[[], objec
 
 
 def _tokens_measured(tokens: int) -> int:
-    """Return the power of two that is measured in place of this many tokens."""
+    """Return `tokens` rounded down to a power of two, at most `_MOST_TOKENS`, for timing."""
     return min(_MOST_TOKENS, 1 << (max(1, tokens).bit_length() - 1))
 
 

@@ -41,7 +41,7 @@ _REPORT_FRACTION = 0.01
 _EVALUATION_FRACTION, _CLOSING_FRACTION, _CLOSING = 0.15, 0.05, 1.0
 
 OnStep = Callable[[int, Tensor], object]
-"""Receives the number of steps made and the loss of the last one, a tensor () on the device."""
+"""Receives the number of steps made and the last step's loss, a tensor () on the device."""
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
 """Returns a snapshot of the model at a step, and the tokens of its attention maps."""
 
@@ -60,11 +60,12 @@ def fit(
 ) -> Run:
     """Train from `state` to the run's last step; report events from Started to Finished.
 
-    A run with a budget ends by the `clock` of rank 0; the returned run says how many steps it
-    made. `take_snapshot` is called at each evaluation, `on_step` after each step. Started reports
-    the estimated `memory`. A signal to one process stops all processes; rank 0 writes.
-    Raises AttnlmError when numbers are no longer finite or can't be saved; LostProcessError;
-    Interrupted on a signal, after saving if a step was made.
+    The `clock` of rank 0 ends a run with a budget; the returned run says how many steps were made.
+    `take_snapshot` is called at each evaluation, `on_step` after each step. Started reports the
+    estimated `memory`. A signal to one process stops all processes. Rank 0 writes the files; if
+    the model is sharded, each process writes its rows. Raises AttnlmError if numbers are no longer
+    finite or a file can't be written, LostProcessError if another process has ended or does not
+    answer, and Interrupted on a signal, after saving if a step was made.
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
@@ -93,7 +94,7 @@ def fit(
 def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
     """Convert StepNotFiniteError and errors of the disk to AttnlmError.
 
-    Its hint says which step of the run is saved.
+    The hint of the AttnlmError says which step of the run is saved.
     """
     try:
         yield
@@ -151,7 +152,7 @@ class _Loop:
             replace(self.run, stopped_after=round(state.seconds, 3)).save_config()
 
     def begin(self, memory: int) -> None:
-        """Report the start; before it, choose how many tokens a run with a budget evaluates."""
+        """Choose how many tokens a run with a budget evaluates, then report the start."""
         if self._config.budget is not None and self._config.eval_tokens is None:
             few = evaluated_part(self.run.config, 0.0, self.dataset.val_tokens)
             for _ in range(2):  # the first evaluation is slower than others
@@ -171,7 +172,7 @@ class _Loop:
             self.run.save_config()
 
     def goes_on(self) -> bool:
-        """Evaluate if this is due; return False after the last step or when patience runs out."""
+        """Evaluate if due; return False after the last step or when patience runs out."""
         state, optimizer = self._state, self._state.optimizer
         self.stepper.stop.check()
         if self._is_evaluation_due():
@@ -200,7 +201,7 @@ class _Loop:
         return True
 
     def stepped(self, loss: Tensor) -> None:
-        """Note a step, and report it if a report is due."""
+        """Record the time of a step, and report the step if a report is due."""
         now = time.perf_counter()
         self._step_seconds = now - self._step_began
         if self.stepper.clock is not None:
@@ -221,9 +222,10 @@ class _Loop:
         return self._config.patience is not None and self._state.stale >= self._config.patience
 
     def _closing_seconds(self) -> float:
-        """Return the seconds after the last step, plus half a step: runs end on time on average.
+        """Return the expected seconds of work after the last step, plus half a step.
 
-        The whole split is measured by `measure_on_whole`, and the curve is drawn.
+        The half step makes runs end on time on average. The work is an evaluation, drawing the
+        curve and, if affordable, the loss over the whole split by `measure_on_whole`.
         """
         budget, most = self._config.budget or 0.0, self._config.eval_tokens or 0
         closing = self._evaluation_seconds + self._step_seconds / 2
@@ -346,5 +348,5 @@ class _Loop:
 
 
 def _after(progress: float) -> float:
-    """Return the next tenth, where a run with a budget evaluates."""
+    """Return the next multiple of 0.1, at which a run with a budget evaluates; at most 1."""
     return min(1.0, (math.floor(10 * progress + 1e-6) + 1) / 10)

@@ -1,8 +1,8 @@
 """Estimates of the memory of a training run before it starts, within a factor of 2.
 
 A short formula sums bytes per parameter, numbers per token and layer, and the logits that are in
-memory together. Its constants were fitted to measured peaks (docs/speed.md), from above for large
-vocabularies.
+memory together. Its constants were fitted to measured peaks (docs/speed.md). For large
+vocabularies, the fit lies above the peaks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BYTES_PER_TOKEN = 2**16
 class MemoryEstimate:
     """Bytes that one process takes on the training device, in addition to PyTorch itself.
 
-    The total is the sum of all fields: on a CPU a process mostly keeps memory that it frees.
+    The total is the sum of all fields, since on a CPU a process mostly keeps freed memory.
     """
 
     weights: int
@@ -60,9 +60,9 @@ class MemoryEstimate:
     """One set of gradients for each thread."""
     optimizer: int
     activations: int
-    """What a step keeps for the backward pass."""
+    """Activations that a step keeps for the backward pass."""
     logits: int
-    """The logits in memory at the same time, their softmax and its gradient."""
+    """Logits in memory at the same time, their softmax and their gradient."""
     evaluation: int
     checkpoint: int
     """The copies of a sharded model for checkpoints and samples."""
@@ -151,7 +151,7 @@ def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
 
 
 def widest_place(a: Architecture) -> int:
-    """Return about how many numbers per token a block holds at its widest place."""
+    """Return about how many numbers per token a block holds where it holds the most."""
     mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.holds_weights
     return 2 * (a.embed_dim or 0) + max(3 * a.mlp_dim, mixed)
 
@@ -166,7 +166,7 @@ def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
 def affordable_micro_batch(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> int | None:
-    """Return the largest micro-batch that leaves some memory free, or None for the whole batch.
+    """Return the largest micro-batch size that leaves memory free, or None for the whole batch.
 
     If every size takes too much memory, the micro-batch is one window.
     """
@@ -207,7 +207,7 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Return the free memory of a GPU, or a process's part of the machine's, or None."""
+    """Return a GPU's free memory or a process's share of the machine's; None if unknown."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     there = machine_memory()

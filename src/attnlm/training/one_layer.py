@@ -1,14 +1,15 @@
 """A hand-written loss and gradient for models of one attention layer.
 
-Such a model spends most time on the overhead of operations. This form has few operations,
-allocates memory once, and has no autograd graph. With one layer, queries, keys and values are
-functions of a token plus functions of a position, W(e + p) = We + Wp: they are computed once for
-each token of the vocabulary, and then looked up. Attention and the loss are in C.
+Such a model spends most time on the overhead of operations. The one-layer form in this module has
+few operations, allocates memory once, and has no autograd graph. With one layer, queries, keys and
+values are functions of a token plus functions of a position, W(e + p) = We + Wp. Both functions are
+tabulated, for all tokens of the vocabulary and all positions, and then looked up. Attention and the
+loss are in C.
 
 A step under autograd with the same C code takes twice as long.
 
-Axes as in attention.py. M counts the tokens of a batch, B·T; N the features of queries, keys and
-values side by side, 3·H·D; R the rows of the tables, V + T.
+Axes as in attention.py. M is the number of tokens of a batch, B·T; N of the features of queries,
+keys and values side by side, 3·H·D; R of the rows of the tables, V + T.
 `d_x` is the gradient of the loss with respect to x.
 """
 
@@ -46,7 +47,7 @@ _QKV_BIASES = ("query.bias", "key.bias", "value.bias")
 
 
 def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Return True if this form computes this model, in batches of this many tokens.
+    """Return True if the one-layer form computes this model in batches of `tokens` tokens.
 
     With a vocabulary larger than the batch, the tables would be larger than the rows looked up.
     """
@@ -62,8 +63,8 @@ def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 
 def compiled_parts(a: Architecture) -> tuple[CDLL, CDLL] | None:
-    """Return attention for heads of this size and the pointwise operations; None without a working
-    compiler."""
+    """Return the C libraries for attention with this head size and for pointwise operations, or
+    None if no compiler works."""
     pointwise = operations_in_c()
     attention = library("one_layer.c", SIZE=a.head_dim) if pointwise is not None else None
     return (attention, pointwise) if attention is not None and pointwise is not None else None
@@ -90,8 +91,8 @@ def one_layer_form(
 class OneLayer:
     """Loss and gradients of a model of one attention layer, for batches of one size.
 
-    Holds views of the model's parameters and, from the first call on, of their gradients: both
-    must keep their addresses in memory.
+    Holds views of the model's parameters and, from the first call on, of their gradients. The
+    parameters and gradients must keep their addresses in memory.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class OneLayer:
         torch.mm(d_x_MC, p["projection.weight"], out=self._d_mixed_MC)
 
     def _cross_entropy(self, targets_M: Tensor) -> Tensor:
-        """Return the mean loss; overwrite the logits by the gradient of the loss."""
+        """Return the mean loss, and overwrite the logits with the gradient of the loss."""
         logits_VM, tokens = self._logits_VM, targets_M.numel()
         loss = torch.zeros((), dtype=torch.float64)
         self._pointwise.cross_entropy(
@@ -217,6 +218,6 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Return a plain tensor for each parameter, by its name without the prefix of the block."""
+    """Return `tensor_of` each parameter, by the parameter's name without the block's prefix."""
     named = model.named_parameters()
     return {n.removeprefix("blocks.0.attention."): tensor_of(parameter) for n, parameter in named}

@@ -29,7 +29,7 @@ _ROOM = 8
 
 
 class Span(NamedTuple):
-    """The place of a parameter, or of this process's rows, in the vectors of all parameters."""
+    """The place of a parameter, or of this process's rows of it, in the flat vectors."""
 
     name: str
     values: Tensor
@@ -40,9 +40,9 @@ class Span(NamedTuple):
 def placed_spans(
     model: nn.Module, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
-    """Return the spans of the trained parameters, one place after another.
+    """Return the spans of the trained parameters, sorted by place.
 
-    `local` gives the part of a parameter that this process holds.
+    `local` returns the part of a parameter that this process holds.
     """
     named = [
         (name, p, place_of(name, p, config))
@@ -60,8 +60,8 @@ def placed_spans(
 def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
     """Move all parameters into one vector; return the vector and each parameter's span.
 
-    Matmuls round differently by their operands' alignment: evaluations repeat a training run's
-    numbers only if the parameters lie in memory as they did there.
+    Rounding in matmuls depends on the alignment of the operands. An evaluation therefore repeats a
+    training run's numbers only if the parameters have the same layout in memory as in that run.
     """
     spans = placed_spans(model, config, lambda values: values)
     flat = torch.cat([span.values.flatten() for span in spans])
@@ -76,13 +76,13 @@ def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, 
 class Optimizer(ABC):
     """Gradients, their running means, and updates by AdamW and Muon.
 
-    Gradients and means are one flat vector each, with a span for every parameter. Weight decay
+    Gradients and means are flat vectors, with a span for every parameter. Weight decay
     applies to matrices (embeddings and head included) or, if the configuration says so, to all
     parameters. The subclasses differ in where they keep weights and in what the processes sum.
     """
 
     sums_gradients = True
-    """Whether processes sum gradients here; FSDP has averaged a sharded model's already."""
+    """Whether `all_reduce` sums gradients; FSDP has already averaged those of a sharded model."""
 
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
         self._config, self._spans, self._kernels = config, spans, kernels_of(config)
@@ -108,7 +108,7 @@ class Optimizer(ABC):
     def all_reduce(
         self, processes: Processes, numbers: Sequence[Tensor | float], after: str
     ) -> Tensor:
-        """Sum gradients and a few numbers over all processes in one call; return the latter."""
+        """Sum gradients and `numbers` over all processes in one call; return the summed numbers."""
         behind = self._with_room[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             behind[i] = number
@@ -116,7 +116,7 @@ class Optimizer(ABC):
         return behind
 
     def add_up(self, others: Sequence[Tensor]) -> None:
-        """Add the gradients of replicas to this one, and set the replicas' gradients to 0."""
+        """Add the gradients of replicas to `gradient`, and set the replicas' gradients to 0."""
         for gradient in others:
             self.gradient.add_(gradient)
             gradient.zero_()
@@ -138,10 +138,11 @@ class Optimizer(ABC):
         threads: int = 1,
         steps: float | None = None,
     ) -> None:
-        """Make the update after step 0, 1, … and set the gradients to 0.
+        """Make the update after `step` steps (0, 1, …), and set the gradients to 0.
 
-        The work is divided among `threads` threads, of `pool` and this one; the result is the
-        same. `steps` is the number of the run's steps, by default as configured.
+        The work is divided among `threads` threads: those of `pool` and the calling thread. The
+        result does not depend on the number of threads. `steps` is the number of steps of the run,
+        by default the configured one.
         """
         clip = self._config.gradient_clip
         self.norm = self._norm() if self.wants_norm or clip is not None else None
@@ -161,14 +162,14 @@ class Optimizer(ABC):
         self.gradient.zero_()
 
     def _shared_out(self, threads: int) -> list[list[AdamW | Muon]]:
-        """Return each thread's rules: the largest comes first, to the thread with least work."""
+        """Assign rules, the largest first, to the thread with least work; return each thread's."""
         shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
         for rule in sorted(self._rules, key=lambda rule: -rule.work):
             min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
         return [share for share in shares if share]
 
     def not_finite(self) -> list[str]:
-        """Return which are not finite: gradient (seen in its running means) or weights."""
+        """Return what is not finite: gradient (seen in its running means), weights, or both."""
         kinds = {"gradient": [self._mean, self._square], "weights": self._weights}
         return [
             kind
@@ -197,10 +198,11 @@ class Optimizer(ABC):
 
 
 class FlatOptimizer(Optimizer):
-    """The optimizer of a model that this process holds whole; lays its weights in one vector.
+    """The optimizer of a model that this process holds whole, with all weights in one vector.
 
-    Each kind of parameter is then one long vector, as are its gradients, and takes a handful of
-    operations for any number of parameters. The model's parameters become views of the vector.
+    All parameters of a kind, and their gradients, are contiguous in memory, so that an update takes
+    a handful of operations for any number of parameters. The model's parameters become views of the
+    vector.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
@@ -230,7 +232,7 @@ class FlatOptimizer(Optimizer):
             parameters[span.name].grad = gradient[span.part].view(span.values.shape)
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
-        """Return a copy of the model on the same weights, and the vector of its own gradients."""
+        """Return a copy of the model with shared weights, and the copy's vector of gradients."""
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
         copied, gradient = copy.deepcopy(model, frozen), torch.zeros_like(self._values)
         parameters = dict(copied.named_parameters())

@@ -14,11 +14,11 @@ _AT_LEAST = 2.0  # seconds
 
 @dataclass
 class Clock:
-    """The time of a run with a budget, which ends at `ends` of `time.perf_counter`."""
+    """The clock of a run with a budget. The run ends when `time.perf_counter` reaches `ends`."""
 
     ends: float
     closing: float = 0.0
-    """Seconds that are needed after the last step: to evaluate, save, measure and draw."""
+    """Seconds needed after the last step to evaluate, save, measure and draw."""
     _read: float | None = None
 
     @classmethod
@@ -27,10 +27,10 @@ class Clock:
         return cls(max(began + seconds, time.perf_counter() + min(seconds, _AT_LEAST)))
 
     def advance(self, progress: float) -> float:
-        """Return the progress now, 1 at the end; `progress` is what the last call returned, or 0.
+        """Return the current progress, 1 at the end; `progress` is the last call's result, or 0.
 
-        Progress grows in proportion to the remaining time. Time counts from the first call on,
-        since the first step is slower than others.
+        What is missing to 1 shrinks in proportion to the remaining time. Time counts from the first
+        call on, since the first step is slower than others.
         """
         now = time.perf_counter()
         since, self._read = now if self._read is None else self._read, now
@@ -39,7 +39,7 @@ class Clock:
 
 
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the learning rate of the update that led to `step`; at step 0, of the first one."""
+    """Return the learning rate of the update that led to `step`; at step 0, of the first update."""
     return config.learning_rate * learning_rate_factor(max(0, step - 1), config, steps)
 
 
@@ -48,9 +48,10 @@ def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None 
 
     `step` is at least 0 and below `steps`.
 
-    The rate rises linearly over `warmup` steps, stays, and falls towards `min_learning_rate` over
-    the last `cooldown` fraction of the steps after the warm-up. For a run with a budget, `steps`
-    is the number that fits at its speed so far, and the warm-up is at most a quarter of it.
+    The rate rises linearly over `warmup` steps, stays constant, and falls towards
+    `min_learning_rate` over the last `cooldown` fraction of the steps after the warm-up. For a run
+    with a budget, `steps` is the number of steps that fit at the speed so far, and the warm-up
+    takes at most a quarter of these steps.
     """
     warmup: float = config.warmup
     if steps is None:

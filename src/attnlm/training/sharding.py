@@ -1,6 +1,6 @@
 """Sharding: each process holds some rows of every parameter (FSDP2; Zhao et al., 2023).
 
-A block's rows are gathered before it is computed; its gradients are averaged and sharded again.
+A block's rows are gathered before its computation. Its gradients are averaged and sharded again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def sharded_model(
 
 
 def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 0) -> DTensor:
-    """Return a tensor of this shape sharded along `dim` over `mesh`; `part` is this process's."""
+    """Return a tensor of this shape, sharded along `dim` over `mesh`; this process holds `part`."""
     from torch.distributed.tensor import DTensor, Shard
 
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -69,7 +69,7 @@ def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 
 
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
-    """Return the whole model on rank 0's CPU, else None. All processes have to call this."""
+    """Return the whole model on the CPU in rank 0, else None. All processes must call this."""
     whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
     # PyTorch's collectives below have a shorter timeout.

@@ -28,8 +28,8 @@ MOST_SHARES = 8
 
 
 class Cut(NamedTuple):
-    """How a process computes its rows of a batch: in micro-batches, one after another, each of
-    which has a share of `windows` windows for each thread."""
+    """How a process divides its rows of a batch: into micro-batches, computed one after another,
+    and each micro-batch into one share of `windows` windows per thread."""
 
     micro_batches: int
     shares: int
@@ -113,8 +113,8 @@ class Share:
 def _compiled_anew() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
     """Return the loss function, to be compiled at the first step.
 
-    PyTorch compiles one function for a few models only, and runs it uncompiled for others. So
-    what it compiled for earlier training runs of this process is discarded here.
+    PyTorch compiles one function for a few models only, and runs the function uncompiled for
+    others. The compiled code of earlier training runs of this process is therefore discarded.
     """
     use_own_compiler_cache()
     torch._dynamo.reset()
@@ -128,8 +128,8 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
     """Return ids as a tensor on a device.
 
-    CUDA copies pinned memory while the CPU goes on. Other GPUs might read memory that is reused
-    already.
+    CUDA copies pinned memory asynchronously. For other GPUs the copy is synchronous, since they
+    might otherwise read memory that is already reused.
     """
     if device.name != "cuda":
         return torch.from_numpy(ids).to(device.torch)

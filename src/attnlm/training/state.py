@@ -46,7 +46,7 @@ class TrainingState:
     progress: float = 0.0
     """The fraction of its budget that a run with a budget has used."""
     seconds: float = 0.0
-    """Wall time of the run, with evaluations and saving, without listeners. Not saved with the
+    """Wall time of the run, including evaluations and saving but not listeners. Not saved with the
     weights."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
@@ -68,7 +68,7 @@ class TrainingState:
                 processes.copy_from_main(vector)
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved with the tensors: seed and step define batches and dropout."""
+        """Return the fields saved with the tensors. Seed and step determine batches and dropout."""
         return {name: getattr(self, name) for name in _FACTS}
 
 
@@ -79,7 +79,7 @@ _FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum
 def keeping_random_state(device: Device) -> Iterator[None]:
     """Restore the random state of the CPU, the device and all GPUs afterwards.
 
-    torch.manual_seed seeds all generators, on whichever device the model is.
+    torch.manual_seed seeds the generators of all devices, whichever device the model is on.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     apple = torch.mps.get_rng_state() if device.name == "mps" else None
@@ -96,7 +96,7 @@ def initial_state(
 ) -> TrainingState:
     """Return the state before the first step; the weights are drawn from the seed.
 
-    With `shard` each of several processes keeps its rows only, and all have to call this.
+    If the model is sharded, each process keeps only its rows, and all processes must call this.
     """
     training = config.training
     assert training.seed is not None
@@ -149,7 +149,7 @@ def begun_state(
     All processes get the same state.
 
     A fresh run that starts from a parent gets the parent's weights, and new adapters if it trains
-    adapters. Unless the model is sharded, rank 0 reads the state. Raises the errors of
+    adapters. Only rank 0 reads the state, unless the model is sharded. Raises the errors of
     `saved_state` and `parent_rows`.
     """
     is_sharded = run.config.training.is_sharded
@@ -203,9 +203,10 @@ def _not_of(run: Run) -> AttnlmError:
 
 
 class Saver:
-    """Writer of checkpoints. Rank 0 writes whole files, or each process its rows if sharded.
+    """Writer of checkpoints.
 
-    Rows are copied, and written while training goes on.
+    Rank 0 writes whole files. If the model is sharded, each process copies its rows and writes the
+    copies while training goes on.
     """
 
     def __init__(self, run: Run, state: TrainingState, processes: Processes) -> None:
@@ -216,7 +217,7 @@ class Saver:
         """Whether this process has to call `save`."""
 
     def save(self, best_loss: float | None = None) -> None:
-        """Write the best checkpoint if given `best_loss`, then the last. Raises OSError."""
+        """Write the best checkpoint if `best_loss` is given, then the last one. Raises OSError."""
         run, state, optimizer = self._run, self._state, self._state.optimizer
         about_best = {"step": state.step, "val_loss": best_loss}
         weights = optimizer.weights()  # all, even while the model computes with others

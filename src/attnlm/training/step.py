@@ -39,7 +39,7 @@ class TrainingData(Protocol):
 
 
 class StepNotFiniteError(Exception):
-    """Error for numbers that are NaN or infinite; the message says which, and after which step."""
+    """Error for numbers that are NaN or infinite; the message says which numbers, at which step."""
 
 
 class Stepper:
@@ -124,13 +124,13 @@ class Stepper:
         return loss
 
     def expected_steps(self, made: int) -> float | None:
-        """Return how many steps a run with a budget will make, after `made` steps; else None."""
+        """Estimate, after `made` steps, the steps of a run with a budget; None without a budget."""
         if self.config.budget is None:
             return None
         return max(made, 1) / max(self.state.progress, _BEFORE_THE_CLOCK)
 
     def _progress(self) -> float:
-        """Return the progress after this step, by the clock or by steps: the larger of both."""
+        """Return the progress after this step, the larger of progress by clock and by steps."""
         state, steps = self.state, self.config.steps
         if self.clock is None:
             return state.progress
@@ -138,9 +138,10 @@ class Stepper:
         return max(self.clock.advance(state.progress), by_steps)
 
     def _kind(self) -> str:
-        """Return the kind of the next step, which sets the timeout for other processes.
+        """Return the kind of the next step. The kind sets the timeout for other processes.
 
-        After the start and after an evaluation the others may be ahead or behind.
+        The first step after the start or after an evaluation is a separate kind, since the other
+        processes may then be ahead or behind.
         """
         kind, self._is_first = "a first step" if self._is_first else _STEP, False
         return kind
@@ -148,7 +149,7 @@ class Stepper:
     def _add_up_processes(self, loss: Tensor) -> Tensor:
         """Sum the gradients of all processes; return the mean of their losses.
 
-        The same all-reduce sums what all have to agree on: whether the loss is finite, whether a
+        The same all-reduce lets all processes agree on whether the loss is finite, whether a
         signal has come, and the progress of rank 0. Raises StepNotFiniteError, and
         LostProcessError if a process has ended.
         """

@@ -1,6 +1,7 @@
 """The updates of weights and running means by AdamW and Muon.
 
-torch.optim is not used: its import loads PyTorch's compiler, which takes longer than a small run.
+torch.optim is not used, since importing it takes longer than a small run: the import loads
+PyTorch's compiler.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AdamW:
     def __init__(
         self, tensors: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
     ) -> None:
-        """Take values, gradient, mean and mean square of each of some parameters."""
+        """Take the values, gradient, mean and mean square of each parameter."""
         self._columns = [list(column) for column in zip(*tensors, strict=True)]
         self._options: dict[str, Any] = {"weight_decay": weight_decay, "eps": 1e-8}
         self._options |= {"beta1": config.beta1, "beta2": config.beta2}
@@ -49,7 +50,7 @@ class AdamW:
         self._made = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
 
     def update(self, rate: float, step: int) -> None:
-        """Make the update after step 0, 1, …"""
+        """Make the update after `step` steps (0, 1, …)."""
         self._made[0].fill_(step + 1)
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         update: Any = torch._fused_adamw_  # its types do not allow a dictionary of options
@@ -62,8 +63,8 @@ class Muon:
     Updates N matrices of one `shape`, (R, C), or the rows of each that this process has; gradient
     and mean are stacked, (N, rows, C). Updates are scaled by 0.2 √max(R, C), to the size of AdamW's
     updates, so that both use the same learning rate and weight decay (Liu et al., 2025, "Muon is
-    scalable for LLM training"). If this process has rows only, `orthogonalized`
-    gathers the matrices and orthogonalizes them.
+    scalable for LLM training"). If this process has only some rows, `orthogonalized` gathers the
+    matrices and orthogonalizes them.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Muon:
         self._dtype = torch.bfloat16 if half else gradient.dtype
 
     def update(self, rate: float, step: int) -> None:
-        """Make the update after step 0, 1, …"""
+        """Make the update after `step` steps (0, 1, …)."""
         self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
         direction = self._gradient.lerp(self._mean, self._momentum)
@@ -99,8 +100,8 @@ class Muon:
 def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Return N matrices with singular values set to about 1 by Newton-Schulz iterations, (N, R, C).
 
-    Computes in `dtype`. The coefficients are Jordan's: few steps, at the cost of exactness
-    (singular values end between 0.7 and 1.2).
+    Computes in `dtype`. Jordan's coefficients need few steps, but are not exact: singular values
+    end between 0.7 and 1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices_NRC.to(dtype)

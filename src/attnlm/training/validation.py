@@ -58,9 +58,9 @@ def validation_loss(
 
     Windows of block_size follow each other without overlap; the last may be shorter. With `most`,
     only about this many tokens are evaluated, in windows spread evenly over the split. `kernels`
-    equal those of the training run. Processes and threads divide the windows; their number does not
-    change the result. Raises AttnlmError if the split is too short for one window or has ids that
-    the model lacks, and Interrupted in all processes if one process receives `stop`.
+    are those of the training run. The windows are divided among processes and threads, whose number
+    does not change the result. Raises AttnlmError if the split is too short for one window or has
+    ids that the model lacks, and Interrupted in all processes if one process receives `stop`.
     """
     stop = stop or StopSignal()
     inputs, targets, rest = _windows(tokens, most, model)
@@ -100,7 +100,7 @@ def validation_loss(
 def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
     """Return inputs and targets, each (windows, block_size), and the ids that remain.
 
-    The first remaining id is only an input: it was predicted already.
+    The first remaining id is used only as an input, since it was already a target.
     """
     length = model.architecture.block_size
     check_length(len(tokens), length, "validation")
@@ -150,7 +150,7 @@ def _summed_losses(
     """Return the summed loss of each group of windows.
 
     Groups of `at_once` windows may be computed by the one-layer form. After `stop` has come,
-    nothing more is computed: the result will not be used.
+    no further group is computed, since the result will not be used.
     """
     form = None
     if at_once is not None and groups and len(groups[0][0]) == at_once:
