@@ -42,8 +42,8 @@ class Choice:
 
 @contextlib.contextmanager
 def keeping_threads() -> Iterator[None]:
-    """Flush subnormal numbers. Afterwards, restore this mode, PyTorch's number of threads and the
-    precision of its matmuls."""
+    """Flush subnormal numbers in a context. On exit, restore the flushing mode, PyTorch's number of
+    threads and the precision of PyTorch's matmuls."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with flushing_subnormals():
@@ -61,11 +61,11 @@ def fastest(
     about: object = None,
     worth: float = 0.0,
 ) -> str:
-    """Return the name of the fastest of several ways to do the same; if it is close, the first way.
+    """Return the name of the fastest of several ways to do the same work.
 
-    Another way must save more than the fraction `worth` of the first way's time. A choice is
-    remembered by `kind`, `sizes`, the names of the ways, `about` (JSON values), and the machine, so
-    that the same configuration gives the same numbers again.
+    The first way is returned unless the fastest saves more than the fraction `worth` of the first
+    way's time. A choice is remembered by `kind`, `sizes`, the names of the ways, `about` (JSON
+    values), and the machine, so that the same configuration gives the same numbers again.
     """
     path, key = _path(), _key([kind, sizes, list(ways), about])
     remembered = _read(path)

@@ -33,7 +33,7 @@ class Device:
         return torch.device(self.name)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that runs matmuls of float32 weights in bfloat16 if chosen.
+        """Return a context that runs matmuls of float32 weights in bfloat16 if `dtype` is.
 
         Otherwise the context does nothing.
         """
@@ -69,7 +69,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
 
 
 def tried_devices() -> dict[str, str | None]:
-    """Return for each device why it can't train, or None after a small trial that succeeded."""
+    """Return for each device why the device can't train, or None if a small trial succeeded."""
     return {device: _problem(device) for device in DEVICES if device != "auto"}
 
 
@@ -84,13 +84,13 @@ def _check_one_each(device: str) -> None:
 
 
 def use_precision(device: Device) -> None:
-    """Let CUDA's float32 matmuls use TF32 if it was chosen, and full precision otherwise."""
+    """Let CUDA's float32 matmuls use TF32 if `dtype` is tf32, and full precision otherwise."""
     if device.name == "cuda":
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
 
 
 def _problem(device: str) -> str | None:
-    """Return in a few words why a device can't train, or None after a trial that succeeded."""
+    """Return in a few words why a device can't train, or None if a small trial succeeded."""
     if device == "cuda" and not torch.cuda.is_available():
         return "not available"
     if device == "mps" and not torch.backends.mps.is_available():
@@ -126,8 +126,9 @@ def _choose_dtype(device: str, dtype: str) -> str:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the tensors of the next step.
 
-    By default it returns large blocks to the system, which has to clear them when they are used
-    again: page faults took a tenth of a step. Allocators of other systems are left unchanged.
+    By default, glibc returns large blocks to the system, and the system has to clear the blocks
+    when they are used again. These page faults took a tenth of a step. Allocators of other systems
+    are left unchanged.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

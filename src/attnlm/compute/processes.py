@@ -1,4 +1,4 @@
-"""The processes that train one model together: torch.distributed, started by torchrun or by us."""
+"""Processes that train one model by torch.distributed, started by torchrun or `run_processes`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 _HOST, _PORT, _MOST = "MASTER_ADDR", "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 _WATCHED = "ATTNLM_WATCHED"
-"""The variable that our own launcher sets to its process id. It reports killed processes."""
+"""The variable that our launcher sets to its process id. Our launcher reports killed processes."""
 _LEFT_TO_LAUNCHER = 75
 """The exit code of processes that leave the report to our launcher."""
 
@@ -69,7 +69,7 @@ class LostProcessError(Exception):
 
 
 class Processes:
-    """This process, number `rank` of `count`. With a `count` of 1 it never waits."""
+    """This process, with rank `rank` of `count` processes. If `count` is 1, no method waits."""
 
     def __init__(self, rank: int = 0, count: int = 1, store: Store | None = None) -> None:
         self.rank, self.count, self._store = rank, count, store
@@ -79,11 +79,11 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Return True if this process, rank 0, writes and reports."""
+        """Return True if this process is rank 0, which writes and reports."""
         return self.rank == 0
 
     def add_up(self, tensor: Tensor, after: str) -> None:
-        """Replace the tensor by the sum over all processes (all-reduce), the same bytes in each.
+        """Replace the tensor by its sum over all processes (all-reduce), the same bytes in each.
 
         `after` names the work before this call, such as a step. Raises LostProcessError if another
         process has ended, or takes far longer for this work than ever before.
@@ -116,7 +116,7 @@ class Processes:
         return json.loads(bytes(content.tolist()))
 
     def mesh(self, device: str) -> DeviceMesh:
-        """Return a one-dimensional mesh of all processes, for sharding. All must call this."""
+        """Return a 1-D mesh of all processes, for sharding. Each process must call this."""
         from torch.distributed.device_mesh import DeviceMesh
 
         if device not in self._meshes:
@@ -125,14 +125,14 @@ class Processes:
         return self._meshes[device]
 
     def new_group(self, patience: float = _AT_FIRST, backend: str | None = None) -> ProcessGroup:
-        """Return a group whose collectives wait `patience` seconds. All must call this."""
+        """Return a group whose collectives wait `patience` seconds. Each process must call this."""
         import torch.distributed as dist
 
         group: ProcessGroup = dist.new_group(timeout=timedelta(seconds=patience), backend=backend)
         return group
 
     def is_first_to_say(self) -> bool:
-        """Return True once per machine: that process reports why all processes end."""
+        """Return True in one process per machine, which then reports why all processes end."""
         if (store := self._store) is None:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
@@ -176,13 +176,13 @@ ALONE = Processes()
 
 def rows_of(rows: int, rank: int, count: int) -> slice:
     """Return the slice of `rows` rows that process `rank` of `count` has, as torch.chunk divides
-    them: of equal size, except that the last processes have fewer rows or none."""
+    rows. All slices have equal size, except that the last processes have fewer rows or none."""
     size = -(-rows // count)
     return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
 def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
-    """Run `work` in a thread, since the main thread can't handle signals while it is in C++."""
+    """Run `work` in a thread, since the main thread can't handle signals while it runs C++."""
     future = Future[_Result]()
 
     def run() -> None:
@@ -196,7 +196,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """Wait for a result by many short waits, since a signal just before a wait does not end it."""
+    """Wait for a result in many short waits, since no signal just before a wait ends that wait."""
     while not wait([future], timeout=_LOOK).done:
         pass
     return future.result()
@@ -204,7 +204,7 @@ def _result(future: Future[_Result]) -> _Result:
 
 @contextlib.contextmanager
 def noticing_lost() -> Iterator[None]:
-    """Raise LostProcessError if PyTorch's own collectives fail, of which sharding has many."""
+    """Raise LostProcessError if PyTorch's own collectives fail, such as those of sharding."""
     try:
         yield
     except RuntimeError as error:
@@ -216,7 +216,7 @@ def noticing_lost() -> Iterator[None]:
 
 
 def _meaning(error: RuntimeError) -> Exception:
-    """Return the exception for a collective's failure, by the texts of gloo, NCCL and the store."""
+    """Return the exception for a failed collective, from the text of gloo, NCCL or the store."""
     if _SILENT.search(str(error)):
         return LostProcessError(is_silent=True)
     if _ENDED.search(str(error)):
@@ -268,10 +268,10 @@ def restarts() -> int:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Processes]:
-    """Yield the processes that a launcher has started, or this one alone.
+    """Yield the processes that a launcher has started, or this process alone.
 
-    If they end with an error, one process on each machine raises it, and the other processes raise
-    SaidElsewhereError.
+    If the processes end with an error, one process on each machine raises it, and the
+    other processes raise SaidElsewhereError.
     """
     count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
     rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
@@ -306,7 +306,7 @@ def joined() -> Iterator[Processes]:
 
 
 def _join(rank: int, count: int) -> Processes:
-    """Meet the other processes. Raises AttnlmError if they can't be reached."""
+    """Connect to the other processes. Raises AttnlmError if they can't be reached."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -358,9 +358,9 @@ def _store(rank: int, count: int) -> Store:
 def run_processes(count: int, arguments: Sequence[str]) -> None:
     """Run `attnlm` with these arguments in `count` processes of this machine, until all end.
 
-    They share the processors. A signal is passed on to them, and Interrupted is raised when they
-    have answered. Raises AttnlmError if a process was killed, and SaidElsewhereError if a process
-    has reported what is wrong.
+    The processes share the processors. A signal is passed on to the processes, and Interrupted is
+    raised after they have ended. Raises AttnlmError if a process was killed, and SaidElsewhereError
+    if a process has reported the error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -1,6 +1,6 @@
 """Thread pools, and whether their threads flush subnormal numbers to zero.
 
-PyTorch's own threads wait for each other at every operation: on a busy machine, each operation of a
+PyTorch's own threads wait for each other at every operation. On a busy machine, each operation of a
 step takes as long as its slowest thread. The threads here wait for each other once per step.
 
 If attention saturates, probabilities and gradients become subnormal, and Intel's processors compute
@@ -36,10 +36,10 @@ def cores() -> int:
 def map_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item], workers: int = 1
 ) -> Generator[_Result, None, None]:
-    """Yield `function(item)` for all items, in order; threads compute it while the caller works.
+    """Yield `function(item)` for all items, in order, computed in threads while the caller works.
 
     The items are drawn in the caller's thread, and at most `workers` + 1 are pending, so that
-    memory stays bounded. What `function` raises is raised in place of its result.
+    memory stays bounded. An exception of `function` is raised in place of the result.
     """
     under_way: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -58,9 +58,9 @@ def map_ahead(
 def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor) -> list[_Result]:
     """Return the results of all jobs, in order.
 
-    The calling thread runs the first job, and then jobs that no thread of the pool has started: on
-    a busy machine, it may have a processor while the pool has none. If a job fails or a signal
-    comes, jobs that have started are still waited for.
+    The calling thread runs the first job, and then jobs that no thread of the pool has started. On
+    a busy machine, the calling thread may have a processor while the pool has none. If a job fails
+    or a signal comes, this function still waits for jobs that have started.
     """
     futures = [pool.submit(job) for job in jobs[1:]]
     try:
@@ -74,9 +74,9 @@ def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor)
 def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
     """Return a pool of `threads` threads, counting the calling thread.
 
-    Each computes with `each` of PyTorch's own threads, and flushes subnormal numbers if the calling
-    thread does. The calling thread must compute in the same way, since any thread may run a job,
-    and the results must not depend on which.
+    Each thread of the pool computes with `each` of PyTorch's own threads, and flushes subnormal
+    numbers if the calling thread does. The calling thread must compute in the same way, since any
+    thread may run a job, and the results must not depend on which thread does.
     """
     import torch
 
@@ -111,7 +111,7 @@ class FlushingHere:
     """A context that flushes subnormal numbers in the calling thread and threads that it starts.
 
     Entering it takes less than a microsecond, so it can surround the work for a single token.
-    PyTorch's thread pool keeps its mode if it exists already.
+    If PyTorch's thread pool exists already, the pool keeps its mode.
     """
 
     def __enter__(self) -> None:
@@ -144,7 +144,7 @@ def flushing_subnormals() -> Iterator[None]:
 
 
 def _end_torch_pool() -> None:
-    """End the OpenMP threads of the calling thread. New ones will begin in its mode."""
+    """End the OpenMP threads of the calling thread. New threads will start in its mode."""
     import torch
 
     with contextlib.suppress(AttributeError):  # other runtimes set the mode for each operation

@@ -1,6 +1,6 @@
 """Kernels in C, compiled once for this machine and cached.
 
-Each C file has a reference implementation in Python, with which tests compare it.
+Tests compare each C file with a reference implementation in Python.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
     """Return the functions of a C file in this folder, compiled with these flags and constants.
 
-    Return None on Windows, where a loaded library can't be removed; without a compiler that works
-    (what CC names, cc, gcc, clang); and if the user has no folder from which code may be loaded.
+    Return None if no compiler works (the one that CC names, cc, gcc or clang), if the user has no
+    folder from which code may be loaded, or on Windows, where a loaded library can't be removed.
     """
     if sys.platform == "win32" or (place := _loadable_place()) is None:
         return None
@@ -74,7 +74,7 @@ def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
 
 
 def _loadable_place() -> str | None:
-    """Return a folder for private folders from which code may be loaded, or None."""
+    """Return a folder that may contain private folders to load code from, or None."""
     with contextlib.suppress(OSError):  # the system has no temporary folder
         if may_load_from(tempfile.gettempdir()):
             return tempfile.gettempdir()

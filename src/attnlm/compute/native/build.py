@@ -41,7 +41,8 @@ def commands() -> Iterator[list[str]]:
 def run_compiler(command: list[str], folder: str) -> None:
     """Run a compiler, which keeps its temporary files in `folder`.
 
-    Raises OSError if it fails or takes far too long. Processes that it started end with it.
+    Raises OSError if the compiler fails or takes far too long. If the compiler is killed, the
+    processes that it started are killed too.
     """
     if _would_ask_the_user(command[0]):
         raise OSError
@@ -66,7 +67,7 @@ def run_compiler(command: list[str], folder: str) -> None:
 
 
 def _would_ask_the_user(compiler: str) -> bool:
-    """Return True for the placeholder of macOS, which offers to install a compiler."""
+    """Return True if the compiler is a placeholder of macOS that offers to install a compiler."""
     if sys.platform != "darwin" or not compiler.startswith("/usr/bin/"):
         return False
     return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode != 0
@@ -96,7 +97,7 @@ def processor() -> list[str]:
 
 
 def kept(name: str) -> bytes | None:
-    """Return the library that was cached under a name, or None after a loss or a change."""
+    """Return the library that was cached under a name, or None if the file is lost or changed."""
     with contextlib.suppress(OSError, AttnlmError):
         with files.open_regular(code_folder("native") / name) as file:
             is_ours = is_ours_alone(os.fstat(file.fileno()))
