@@ -68,7 +68,7 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
-    """Return at least `_FEWEST_TOKENS` or `tokens`, rounded down to whole windows, at least one."""
+    """Return the larger of `tokens` and `_FEWEST_TOKENS`, rounded down to one or more windows."""
     length = config.model.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 

@@ -172,7 +172,7 @@ class _Loop:
             self.run.save_config()
 
     def goes_on(self) -> bool:
-        """Evaluate if due; return False after the last step or when patience runs out."""
+        """Evaluate when due; return False after the last step or when patience runs out."""
         state, optimizer = self._state, self._state.optimizer
         self.stepper.stop.check()
         if self._is_evaluation_due():

@@ -1,7 +1,7 @@
 """Estimates of the memory of a training run before it starts, within a factor of 2.
 
 A short formula sums bytes per parameter, numbers per token and layer, and the logits that are in
-memory together. Its constants were fitted to measured peaks (docs/speed.md). For large
+memory together. The constants were fitted to measured peaks (docs/speed.md). For large
 vocabularies, the fit lies above the peaks.
 """
 
