@@ -33,7 +33,7 @@ class Device:
         return torch.device(self.name)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that runs matmuls of float32 weights in bfloat16 if `dtype` is.
+        """Return a context for matmuls of float32 weights in bfloat16 if `dtype` is bfloat16.
 
         Otherwise the context does nothing.
         """

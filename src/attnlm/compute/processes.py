@@ -196,7 +196,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """Wait for a result in many short waits, since no signal just before a wait ends that wait."""
+    """Wait for a result in many short waits, since a signal just before a wait won't end it."""
     while not wait([future], timeout=_LOOK).done:
         pass
     return future.result()
