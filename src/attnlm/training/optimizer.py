@@ -162,7 +162,7 @@ class Optimizer(ABC):
         self.gradient.zero_()
 
     def _shared_out(self, threads: int) -> list[list[AdamW | Muon]]:
-        """Assign rules, the largest first, to the thread with least work; return each thread's."""
+        """Assign rules, largest first, to the thread with least work; return them by thread."""
         shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
         for rule in sorted(self._rules, key=lambda rule: -rule.work):
             min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)

@@ -29,8 +29,8 @@ class Clock:
     def advance(self, progress: float) -> float:
         """Return the current progress, 1 at the end; `progress` is the last call's result, or 0.
 
-        What is missing to 1 shrinks in proportion to the remaining time. Time counts from the first
-        call on, since the first step is slower than others.
+        The remaining progress (1 minus progress) shrinks in proportion to the remaining time. Time
+        counts from the first call on, since the first step is slower than others.
         """
         now = time.perf_counter()
         since, self._read = now if self._read is None else self._read, now

@@ -29,7 +29,7 @@ MOST_SHARES = 8
 
 class Cut(NamedTuple):
     """How a process divides its rows of a batch: into micro-batches, computed one after another,
-    and each micro-batch into one share of `windows` windows per thread."""
+    and each micro-batch into `shares` shares of `windows` windows, one for each thread."""
 
     micro_batches: int
     shares: int
