@@ -1,4 +1,4 @@
-"""Make an HTML page of attention: a grid of all heads, one enlarged, and the text tinted."""
+"""Make an HTML page of attention: a grid of all heads, one enlarged head, and the tinted text."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
     """Return all heads' maps in a few MB, for attend.js.
 
     An attention weight is a byte, in steps of 1/255. The page holds the largest weights of all
-    maps, up to a maximum number: for a short text all that are not 0. The script divides the rest
-    of a row equally among its other tokens, each of which has less than `least` steps. So no drawn
-    weight is off by more than `least` steps, and rows sum to 1.
+    maps, up to a maximum number. For a short text, it holds all weights that do not round to 0. The
+    script divides the rest of a row equally among the row's other tokens, each of which has less
+    than `least` steps. So no drawn weight is off by more than `least` steps, and rows sum to 1.
 
     For each row, head by head, `counts` is the number of weights held; `columns` and `steps` have
     the column and the steps of each weight. All are base64, of 16-bit numbers (`steps`: 8-bit).

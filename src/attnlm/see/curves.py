@@ -135,7 +135,7 @@ def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float])
 
 
 def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -> str:
-    """Return one panel as an SVG element for a page, which takes font and colours from its style.
+    """Return one panel as an SVG element that takes font and colours from the style of its page.
 
     The attributes `data-left` and `data-right` are the ends of the x axis as fractions of the
     width, and `data-end` is the largest value on the axis.
@@ -177,7 +177,7 @@ def _draw_losses(
 ) -> None:
     """Draw curves, and horizontal lines of `known` losses.
 
-    The legend shows the last loss of each, sorted from high to low.
+    The legend shows the last loss of each curve and line, sorted from high to low.
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 

@@ -10,15 +10,16 @@ A head with attention weights a (T, T) over a window of tokens x, row t for the 
     induction        mean of Σ a[t, s] over 1 ≤ s < t with x_{s−1} = x_t
 
 Each score is a fraction of attention, from 0 to 1. The means of same-token, start-of-word and
-induction cover only the t ≥ 1 that have a target: an earlier x_s = x_t, a word start at some s ≤ t,
-or an s as for induction above. Each mean is taken over the tokens of all windows together.
+induction cover only queries t ≥ 1 that have a target: for same-token an s < t with x_s = x_t, for
+start-of-word a word start at some s ≤ t, for induction an s as in the table. Each mean is taken
+over the tokens of all windows together.
 
 Induction is measured as in the literature (Olsson et al., 2022), on L random tokens repeated once,
 where it is the mean of a[t, t − (L − 1)] over the second L. The other scores are measured on a
 text, if one is available.
 
-Part of a score is chance: the score of uniform attention, a[t, s] = 1/(t+1), on the same tokens.
-docs/insight.md explains the names.
+The chance level of a score is the score of uniform attention, a[t, s] = 1/(t+1), on the same
+tokens. docs/insight.md explains the names.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ PATTERNS = (
     "induction",
 )
 THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
-"""The lowest score that names a head; higher for uniform, which any head overlaps with a lot."""
+"""The lowest score that names a head, by pattern. It is higher for uniform attention, because any
+head overlaps with uniform attention a lot."""
 
 TIMES_CHANCE = 2
-"""A score must also be this multiple of uniform attention's score, except for uniform."""
+"""A score must also be at least this multiple of the chance level, except for `uniform`."""
 
 REPEATED = 50
 """The number of random tokens that a window for induction repeats, if they fit."""
@@ -133,8 +135,8 @@ def study_heads(
     `text` is a file or ids, by default the run's validation split. Induction is measured on random
     tokens; for an imported run without `text`, so are all scores. `ablate` also silences one head
     after another and measures the loss over the same windows. Raises AttnlmError if there is no
-    such text, if files are missing or damaged, and for a bigram; TooShortError if the text or the
-    context is too short; NotFiniteError for NaN and infinity.
+    text for `ablate`, if files are missing or damaged, and for a bigram; TooShortError if the text
+    or the context is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
@@ -232,7 +234,8 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
     """Mark tokens at word starts: a letter or digit after a token that ends with neither.
 
     A token with letters after another character, such as " the", also starts a word. Bytes above
-    127 count as letters. The first token of a window never does, since its past is unknown.
+    127 count as letters. The first token of a window is never marked, since the token before
+    it is unknown.
     """
     begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
     for token in np.unique(ids_NT).tolist():

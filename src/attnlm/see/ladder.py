@@ -91,13 +91,14 @@ class Rung:
     whole: Mapping[str, Any] = field(default_factory=dict)
     """losses of the best checkpoint on the whole split, if measured for every rung"""
     losses: tuple[float, ...] = ()
-    """the lowest loss of each of its runs, ascending; with several seeds, `run` has the median"""
+    """the lowest loss of each run of the rung, ascending; `run` has the (lower) median loss"""
     every_seed: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """the metrics of each of its runs"""
+    """the metrics of each run of the rung"""
 
     @property
     def best(self) -> Mapping[str, Any]:
-        """The record of the best evaluation, whose checkpoint `text` is sampled from."""
+        """The record of the best evaluation, updated with `whole`. `text` is sampled from the
+        checkpoint of that evaluation."""
         return {**best_record(self.records), **self.whole}
 
     @property
@@ -140,7 +141,7 @@ class Ladder:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Short names of the rungs: `…positions=none` if all variants have the same model."""
+        """Short names by rung, such as `…positions=none` if all variants are of the same model."""
         models = [rung.model for rung in self.rungs]
         changed = {model.partition(":")[0] for model in models if ":" in model}
         shared = f"{changed.pop()}:" if len(changed) == 1 else ":"
@@ -222,7 +223,8 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
 
 
 def explained(ladder: Ladder) -> list[tuple[str, str]]:
-    """Return each rung's name and sentences: what it adds, its gain over the best so far, and why.
+    """Return each rung's name and sentences: what it adds, its gain over the best rung before it,
+    and why.
 
     For a variant of a model, the sentences state the change and the gain, without a reason.
     """
@@ -314,7 +316,7 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
 
 
 def _band(rung: Rung) -> list[tuple[float, float]]:
-    """Return the lowest and highest loss of all seeds at each evaluation, if all seeds have it."""
+    """Return the lowest and highest loss of all seeds by evaluation; [] if a seed lacks one."""
     seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
     steps = [record["step"] for record in rung.records]
     if len(seeds) < 2 or not all(step in seed for seed in seeds for step in steps):

@@ -1,4 +1,4 @@
-"""Log training to other tools: an adapter for each, and a listener that sends them events.
+"""Log training to other tools: an adapter for each tool, and a listener that calls the adapters.
 
 A tool's package is imported only when a training run that it logs starts.
 """
@@ -85,7 +85,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Log to the W&B project WANDB_PROJECT (default: attnlm), offline if WANDB_MODE=offline."""
+    """An adapter for W&B project WANDB_PROJECT (default: attnlm), offline if WANDB_MODE=offline."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import wandb
@@ -152,7 +152,7 @@ class MLflow:
 
 
 class Trackio:
-    """An adapter for a project on this machine, or where Trackio's own settings point."""
+    """An adapter for Trackio project attnlm, on this machine or where Trackio's settings point."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import trackio

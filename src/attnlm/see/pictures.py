@@ -1,4 +1,4 @@
-"""Draw attention with matplotlib, which is loaded late and quietly, in a fixed style."""
+"""Draw attention with matplotlib in a fixed style. Import matplotlib late, without warnings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CELL = 6  # pixels per attention weight
 
 @contextlib.contextmanager
 def drawing(**style: object) -> Iterator[None]:
-    """Set a fixed style inside this context, whatever the user's matplotlib settings are."""
+    """Set a fixed matplotlib style in this context, keeping only the user's backend and fonts."""
     # Hide the warning that matplotlib uses a temporary folder if the home folder is read-only.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib as mpl
@@ -80,7 +80,7 @@ def picture(attention: Attention, format: str) -> bytes:
 
 
 def undrawn(attention: Attention) -> str:
-    """Return the characters that no installed font has: a PNG shows them as boxes."""
+    """Return the characters that no installed font has. A PNG shows such characters as boxes."""
     return fonts_for(_shown(attention))[1]
 
 
@@ -103,7 +103,8 @@ def _label(axes: Axes, tokens: list[str]) -> None:
 def fonts_for(text: str) -> tuple[list[str], str]:
     """Return the font families that draw a text, and the characters that no installed font has.
 
-    The user's family comes first, then whichever font has most of the missing characters.
+    The user's families come first, then repeatedly the font that has most of the characters still
+    missing.
     """
     with drawing():
         import matplotlib as mpl

@@ -40,7 +40,7 @@ class PlayModel(NamedTuple):
     """The weights by parameter name, with adapters merged."""
     tokenizer: Tokenizer
     told: str
-    """Kind, size and data of the model, in words."""
+    """The model's kind, number of parameters and origin, in words."""
 
 
 def export_to_html(
@@ -168,15 +168,15 @@ def described_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def in_javascript(pattern: str) -> str:
-    """Return a pattern that finds the same words in JavaScript with flag `u`, which lacks
-    possessive quantifiers and case-insensitive groups, and has another \\s."""
+    """Return a pattern that finds the same words in JavaScript with flag `u`. JavaScript lacks
+    possessive quantifiers and case-insensitive groups, and its \\s matches other characters."""
     pattern = re.sub(r"([+*?]|\{\d+,\d+\})\+", r"\1", pattern)
     pattern = pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
     return re.sub(r"\(\?i:([^()]*)\)", lambda part: f"(?:{_any_case(part[1])})", pattern)
 
 
 def _any_case(letters: str) -> str:
-    """Return a pattern of letters, classes of letters and |, extended to match capitals too."""
+    """Extend a pattern of letters, classes of letters and | so that it also matches capitals."""
     in_class = letters.replace("[sdmt]", "[sSſdDmMtT]")
     outside = re.split(r"(\[[^]]*\])", in_class)
     both = [part if i % 2 else re.sub("[a-z]", _both, part) for i, part in enumerate(outside)]

@@ -1,6 +1,7 @@
 """Show the progress of a task: a bar in a terminal or a notebook, lines elsewhere.
 
-This is the only module outside `cli` that writes to the screen, if passed as `on_event`.
+Outside `cli`, this is the only module that writes to the screen, and only if a ProgressBar is
+passed as `on_event`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ class ProgressBar:
         run = attnlm.train("tales-char", steps=50, on_event=attnlm.ProgressBar())
 
     In a terminal or notebook it shows a bar, and one line at the end of a training run. Notes are
-    lines. If stderr is a file, it writes a line per evaluation, or every ten seconds of a task.
+    shown as lines. If stderr is a file, the listener writes a line per evaluation, or every ten
+    seconds of a task.
     """
 
     def __init__(self) -> None:
         self.total: float | None = None
-        """The size of the current task, or None for unknown."""
+        """The size of the current task; None if unknown."""
         self._bar: Any = None  # a tqdm, in a terminal or a notebook
         self._task = ""
         self._next_line = 0.0
@@ -154,6 +156,6 @@ def _write_line(text: str) -> None:
 
 
 def _in_notebook() -> bool:
-    """Return True in the process of a notebook: IPython with a kernel."""
+    """Return True in a notebook, that is, in IPython with a kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -39,7 +39,7 @@ from attnlm.see.text import ids_within_context
 from attnlm.training.schedule import learning_rate
 
 STAGES = 3
-"""The number of stages: heads, the longer text, and the page that `report_page` makes."""
+"""The number of stages: scoring heads, sampling the longer text, and `report_page`."""
 
 _TOKENS, _SEED = 500, 1  # of the longer text
 
@@ -62,13 +62,13 @@ class Report:
     run: Run
     checkpoint: str
     result: Result | None
-    """results of its evaluations; None for an imported run"""
+    """the results of the run's evaluations; None for an imported run"""
     snapshots: Sequence[Snapshot]
     """snapshots at evaluations; empty if not recorded"""
     passage: Sequence[str]
     """the tokens that the snapshots' maps show"""
     text_is: str
-    """where the text comes from, in words"""
+    """the origin of the text, in words"""
     ids: list[int]
     attention: Attention
     lens: Sequence[LensRow]
@@ -101,7 +101,7 @@ class Report:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the main results as JSON values."""
         return {
             "run": str(self.run.path),
             "model": self.run.config.model.model,
@@ -129,7 +129,7 @@ def report(
     data_dir: Path = Path("data"),
     on_event: OnEvent = ignore,
 ) -> Report:
-    """Gather the results of a run. Reports its stages, and the stages of `ablate`, as Progress.
+    """Gather the results of a run. Progress events report its stages, including those of `ablate`.
 
     The model reads `text` (default: the beginning of the validation split). Heads are scored over
     `windows` windows of that split; `ablate` also measures the loss without each head. If the data
@@ -137,7 +137,7 @@ def report(
     has no data set: without `text` its heads are scored on random tokens.
 
     Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
-    trained here and never evaluated, and if its files are missing or damaged.
+    trained here and never evaluated, and if the run's files are missing or damaged.
     """
     result = run.result()
     if result is None and not run.imported_from:
@@ -227,10 +227,11 @@ def _own_words(run: Run, sampler: Sampler) -> list[int]:
 def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[LensRow]:
     """Return the logit lens: the LM head applied after each layer (nostalgebraist, 2020).
 
-    In a transformer every layer adds to one residual stream, and the final norm and LM head turn
-    its last state into the prediction. The lens applies them to the earlier states too, skipping
-    the layers above: one row for the embeddings and one for each layer, the last of which is the
-    model's own prediction. A row has the `count` likeliest tokens, or the whole vocabulary.
+    In a transformer every layer adds to one residual stream. The final norm and the LM head turn
+    the last state of the stream into the prediction. The lens applies both to the earlier states
+    too, skipping the layers above. The result has one row for the embeddings and one for each
+    layer; the last row is the model's prediction. A row has the `count` likeliest tokens, or the
+    whole vocabulary if it is smaller.
 
     The result is empty for a bigram. Embeddings have no row if their width differs from the input
     of the LM head, as in some one-layer rungs. Raises NotFiniteError for NaN and infinity.

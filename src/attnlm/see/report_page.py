@@ -84,10 +84,11 @@ def _shown(text: str) -> str:
 
 
 def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Return each head's maps and previous-token scores over training, if maps are recorded.
+    """Return heads' maps and previous-token scores over training; [] if maps are not recorded.
 
-    A map is its lower triangle row by row, in bytes that count steps of 1/255. If a model has many
-    heads, keep those with the largest final scores: a head takes about 10 KB.
+    A map is stored as its lower triangle, row by row, in bytes that count steps of 1/255. If a
+    model has many heads, only the heads with the largest final scores are kept, since each head
+    takes about 10 KB.
     """
     maps = [one.maps for one in snapshots if one.maps is not None]
     shapes = {one.shape for one in maps}

@@ -30,10 +30,10 @@ def prepare_command(dataset: Dataset) -> str:
 
 
 def train_command(run: Run) -> str:
-    """Return the command that trains the run again, with all settings, whatever the defaults are.
+    """Return the command that trains the run again, with all settings, independent of defaults.
 
-    For a run with a budget, it gives the steps that the run made. The learning rate then follows
-    the steps, not the clock, so the resulting bytes differ.
+    For a run with a budget, the command gives the steps that the run made. The learning rate then
+    follows the steps, not the clock, so the resulting bytes differ.
     """
     words = ["attnlm", "train", run.dataset["name"]]
     if run.parent is not None:

@@ -42,7 +42,8 @@ def token_texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 def visible(text: str) -> str:
-    """Return a text with symbols for spaces and line ends, and with other invisibles escaped."""
+    """Return a text with symbols for spaces and line ends, and other invisible characters
+    escaped."""
     return "".join(
         _SHOWN.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
         for c in text
@@ -50,6 +51,6 @@ def visible(text: str) -> str:
 
 
 def tint(share: float) -> str:
-    """Return a terminal style for a number from 0 to 1: white on dark to bright blue."""
+    """Return a terminal style: white on a background from dark (`share` 0) to bright blue (1)."""
     mixed = (round(low + (high - low) * share) for low, high in zip(*_BACKGROUNDS, strict=True))
     return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)

@@ -44,7 +44,7 @@ class Trace:
     """candidates for the next token with their probabilities, likeliest first"""
 
     def facts(self) -> dict[str, Any]:
-        """Return every number of every step as JSON values. Raises AttnlmError for too many."""
+        """Return JSON values with all numbers of all steps. Raises AttnlmError if too many."""
         check_fits_json(sum(step.values.numel() for step in self.steps))
         return {
             "run": self.run,
