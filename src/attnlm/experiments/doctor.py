@@ -31,7 +31,7 @@ _CHOICES_SHOWN = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """Fact about the machine, in one line. If it has a remedy, it is a problem."""
+    """A fact about the machine, in one line. A finding with a remedy is a problem."""
 
     name: str
     text: str
@@ -41,13 +41,13 @@ class Finding:
 
 
 def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterator[Finding]:
-    """Examine this machine in about six seconds, and yield a finding for each thing.
+    """Examine this machine in about six seconds, and yield a finding for each thing examined.
 
         problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
 
-    Versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale, the
-    speed of ten steps, and the newest choices made by measuring are examined. `on_event` receives a
-    Note before a slow examination. Nothing is raised: a failed examination is a finding too.
+    Examines versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale,
+    the speed of ten steps, and the newest choices made by measuring. `on_event` receives a Note
+    before a slow examination. A failed examination raises nothing and yields a finding too.
     """
     yield from _examined("versions", _versions)
     torch = list(_examined("PyTorch", _torch))

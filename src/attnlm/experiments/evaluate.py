@@ -44,8 +44,9 @@ def evaluate(
         attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
 
     At most the first 4,194,304 tokens of the split are measured. The loss equals the number that
-    training logged for the same tokens, bit for bit on the same machine: the layout of parameters
-    in memory, the threads and the precision are the same. `open_dataset` describes `verify`.
+    training logged for the same tokens, bit for bit on the same machine, since the layout of
+    parameters in memory, the threads and the precision are the same. For `verify`, see
+    `open_dataset`.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
@@ -82,8 +83,8 @@ def evaluate(
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     """Measure the best and last checkpoints of a run on the whole split, and record the results.
 
-    Do so only if the run's evaluations took a part of the split, and the whole split costs little
-    compared with the training.
+    Do nothing unless the run's evaluations covered only a part of the split and measuring the whole
+    split costs little compared with the training.
     """
     if not run.evaluated_part or run.whole():
         return

@@ -57,8 +57,8 @@ def export(
         attnlm.export("transformer-001", "exported")
         attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
 
-    A page holds one run or several. `force` replaces a page, and allows more than 60 million
-    parameters.
+    A page holds one or more runs. `force` replaces an existing page, and allows more than 60
+    million parameters.
 
     The output is complete or absent. Notes state what llama.cpp does differently. Raises UsageError
     for an unknown format or type and for a model that the format can't express; AttnlmError if
@@ -90,7 +90,7 @@ _Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
 
 
 def _tensors(form: Form, a: Architecture, weights: dict[str, Tensor]) -> _Made:
-    """Return the shapes of a form's tensors by name, and a function that makes one in float32.
+    """Return the shapes of a form's tensors by name, and a function from name to float32 tensor.
 
     Biases and positions that the model lacks are zeros. A tensor may not be contiguous.
     """
@@ -163,7 +163,7 @@ def _config(stock: StockClass, run: Run) -> dict[str, Any]:
 
 
 def _special_ids(run: Run) -> dict[str, Any]:
-    """Return the special ids, even if None: the classes default to ids of other vocabularies."""
+    """Return all special ids, even None, since the classes default to ids of other vocabularies."""
     end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
     first = end if beginning is None else beginning
     return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
@@ -285,7 +285,7 @@ def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[s
 
 
 def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made, type: str) -> None:
-    """Write the file, with one tensor at a time in memory."""
+    """Write the GGUF file, with one tensor at a time in memory."""
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
 
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}

@@ -75,8 +75,8 @@ def climb(
 
     A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is a run,
     `<ladder>-<rung>`, or `seeds` runs, of which the run with the median loss is shown. `budget` is
-    in seconds for all rungs together: the largest rung is trained first, in its share of the time,
-    and the others make the same number of steps. An existing ladder, given by `resume` or `name`,
+    in seconds for all rungs together. The largest rung is trained first, in its share of the time.
+    The others make the same number of steps. An existing ladder, given by `resume` or `name`,
     is resumed; other arguments must then equal the original ones. `on_event` receives LadderStarted
     and all events of `train`.
 
@@ -233,9 +233,9 @@ def _share(
 ) -> float:
     """Return the seconds of the next run; the first run's steps become the steps of all runs.
 
-    `costs_left` holds the operations per step of each remaining run, the next run first, and
-    determines its share of the time. Later runs make fewer steps than the first only if the ladder
-    would otherwise end much too late.
+    `costs_left` holds the operations per step of each remaining run, the next run first. These
+    costs determine the next run's share of the time. Later runs make fewer steps than the first
+    only if the ladder would otherwise end much too late.
     """
     assert made.budget is not None
     own, others = costs_left[0], sum(costs_left[1:])
@@ -298,7 +298,7 @@ def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
 
 
 def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
-    """Return the rung to show: of several runs, the run with the (lower) median loss."""
+    """Return the rung to show. Of several runs, it shows the run with the (lower) median loss."""
     best = [run.whole()["best"] if is_whole else best_record(run.metrics()) for run in runs]
     order = sorted(range(len(runs)), key=lambda number: float(best[number]["val_loss"]))
     run, losses = runs[order[(len(runs) - 1) // 2]], tuple(best[i]["val_loss"] for i in order)

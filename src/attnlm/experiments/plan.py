@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def work(self) -> int:
-        """Return what takes the time of a step: its operations, or its tokens without matmuls."""
+        """Return the operations of one process in a step, or its tokens if there are no matmuls."""
         return self.step_flops or self.tokens_per_step // self.config.training.processes
 
     @property
@@ -165,7 +165,7 @@ class Plan:
 
     @property
     def pf_days(self) -> float:
-        """Return the operations in days of 10¹⁵ FLOP/s."""
+        """Return `flops` in PF-days (one PF-day is a day at 10¹⁵ FLOP/s)."""
         return self.flops / _PF_DAY
 
     @property
@@ -223,7 +223,7 @@ def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _muon_flops(rows: int, columns: int) -> int:
-    """Return Muon's operations for a matrix: five times x xᵀ, its square and a matmul with x."""
+    """Return Muon's operations for a matrix: five times x xᵀ, (x xᵀ)² and a matmul with x."""
     small, large = min(rows, columns), max(rows, columns)
     return 5 * (4 * small * small * large + 2 * small**3)
 
@@ -244,11 +244,11 @@ def plan(
 ) -> Plan:
     """Return the costs of training with these settings, as given to `train`.
 
-    `vocab_size` replaces a data set by random tokens. Ten steps are measured on this machine, by
-    all processes that were started; with `peak`, each process is assumed to reach the fraction
-    `share` of `peak` FLOP/s instead. `tokens` is the budget; default: 20 per parameter, or for
-    adapters one pass over the data. `start_from` plans for another run's model, without reading its
-    weights.
+    With `vocab_size`, random tokens replace the data set. Ten steps are measured on this machine,
+    by all processes that were started. With `peak`, nothing is measured: each process is assumed
+    to reach the fraction `share` of `peak` FLOP/s. `tokens` is the budget; default: 20 per
+    parameter, or for adapters one pass over the data. `start_from` plans for another run's model,
+    without reading its weights.
 
     Raises AttnlmError as `train` does, and if the measured steps do not fit into memory.
     """
@@ -334,7 +334,7 @@ class _MadeUp(NamedTuple):
 def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
 ) -> tuple[Config, float]:
-    """Return the configuration as it is trained on this machine, and the seconds of a step."""
+    """Return the configuration settled for this machine, and the measured seconds of a step."""
     try:
         device = choose_device(config.training.device, config.training.dtype)
     except AttnlmError as error:
@@ -359,7 +359,7 @@ def _measured(
 
 
 def _step_seconds(stepper: Stepper) -> float:
-    """Return the mean time of ten steps; of more or fewer, so as to take a second to a minute."""
+    """Return the mean seconds of a step, over ten steps or as many as take between 1 and 60 s."""
     for _ in range(_FIRST):
         began = time.perf_counter()
         stepper.step().item()

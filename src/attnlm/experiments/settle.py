@@ -1,6 +1,6 @@
 """Settle what a configuration leaves open: seed, compilation, micro-batch, kernels, threads.
 
-A recipe of several sizes also leaves the size open: the budget, the machine and the text decide.
+For a recipe of several sizes, choose the size that suits the budget, the machine and the text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WORTH = 0.1
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:
-    """Return the device to train on: for `auto` and small steps, the faster device in a trial.
+    """Return the device to train on. For `auto` and small steps, a trial finds the faster device.
 
     With a small model, a GPU waits for the processor at every operation.
     """
@@ -132,7 +132,7 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     """Return "on" to compile the whole step, "parts" for some operations, or "off" for none.
 
     Raises AttnlmError if the settings demand compilation, but a compiler or a folder for compiled
-    code is missing, or the model lacks such operations.
+    code is missing, or the model has no operations that "parts" compiles.
     """
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
@@ -189,7 +189,8 @@ def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> Trai
 
 
 def _is_long(config: Config, dataset: TrainingData) -> bool:
-    """Return True if code for a GPU can be compiled, and the run is worth the minute it takes."""
+    """Return True if code for a GPU can be compiled, and the run is long enough for a
+    minute of compilation."""
     has_triton = importlib.util.find_spec("triton") is not None
     if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
         return False
@@ -199,7 +200,7 @@ def _is_long(config: Config, dataset: TrainingData) -> bool:
 
 
 def _work(config: Config, dataset: TrainingData) -> float:
-    """Return about how many floating-point operations a step takes."""
+    """Return the approximate number of floating-point operations of a step."""
     return 6.0 * parameters_of(config.model, dataset.vocab_size) * config.tokens_per_step
 
 
@@ -247,9 +248,9 @@ def _has_compiler(*commands: str) -> bool:
 
 # Measured on several texts and budgets: docs/speed.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
-"""A size that sees fewer tokens learns no more than the size before it."""
+"""A size that sees fewer tokens per weight learns no more than the next smaller size."""
 _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
-"""Pairs of a number of passes over the text and the dropout up to that number."""
+"""Pairs (passes, dropout): the dropout for at most that many passes over the text."""
 _MOST_PASSES = 40.0
 """After this many passes over the text, models only overfit."""
 # Fraction of the budget for the trials of all sizes together.
@@ -265,10 +266,10 @@ def affordable_size(
     began: float,
     on_event: OnEvent,
 ) -> Config:
-    """Return the largest size of a recipe that sees enough tokens in the time.
+    """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
-    The sizes are in ascending order, and each is tried briefly until one is too large. The budget
-    counts from `began`; steps that would only overfit are left out. `settings` override the recipe
+    The sizes are in ascending order. Each is tried briefly until one is too large. The budget
+    counts from `began`. Steps that would only overfit are left out. `settings` override the recipe
     in every size. Raises AttnlmError if the first size is too large for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))

@@ -29,8 +29,8 @@ _SMALL_SIZE, _SECONDS = 192, 0.25
 def check_speed() -> tuple[str, str]:
     """Return how fast a small transformer trains here, and what to do if it is slow, else "".
 
-    Ten steps are made and, on a CPU, compared with matmuls, in about three seconds. Raises
-    AttnlmError if steps can't be made.
+    The check makes ten steps and, on a CPU, compares them with matmuls, in about three seconds.
+    Raises AttnlmError if steps can't be made.
     """
     device, threads = choose_device().name, torch.get_num_threads()
     on_cpu = device == "cpu"
@@ -54,7 +54,7 @@ def check_speed() -> tuple[str, str]:
 
 
 def peak_of_products(threads: int) -> float:
-    """Return the FLOP/s of float32 matmuls on a CPU with the faster one of PyTorch's libraries.
+    """Return the FLOP/s of float32 matmuls on a CPU with the faster of PyTorch's two libraries.
 
     The fastest of several matmuls counts, because other programs may slow down some of them.
     """

@@ -78,13 +78,13 @@ def train(
     the fields of Architecture and TrainingConfig.
 
     `resume` continues a run; only steps, eval_every, patience and the means of computation (device,
-    dtype, threads, compile, …) can be given with it. `start_from` begins a new run with the model
+    dtype, threads, compile, …) can be changed. `start_from` begins a new run with the model
     of another run and the weights of its `checkpoint` (auto, best or last); the data must have the
-    same tokenizer, and the training settings are new. With `lora`, it trains adapters for these
-    weights. An existing run called `name` is an error; `exist_ok` returns it if it is finished and
-    has this configuration and data set. `verify` reads all of the data's bins where `open_dataset`
-    would read samples. A `budget` is for the whole call: the learning rate and the evaluations
-    follow the clock.
+    same tokenizer, and the training settings are new. With `lora`, the new run trains adapters
+    for these weights. An existing run called `name` is an error, unless `exist_ok` is set and that
+    run is finished and has this configuration and data set; then that run is returned. `verify`
+    reads the data's .bin files whole where `open_dataset` would read samples. `budget` is the time
+    for the whole call; the learning rate and the evaluations then follow the clock.
 
     `on_event` is called with the events Note, Started, Stepped, Evaluated and Finished. The run's
     curve.png is redrawn at each evaluation. `on_step` is called after every step, with the number
@@ -174,7 +174,7 @@ Settings; their defaults depend on the model:
 
 
 class _Begun(NamedTuple):
-    """Run that is ready to train."""
+    """A run that is ready to train."""
 
     run: Run
     dataset: Dataset
@@ -339,7 +339,7 @@ def _resume(
 
 
 def check_launched(training: TrainingConfig, processes: Processes) -> None:
-    """Raise UsageError if the configuration's `processes` is not the number of started ones."""
+    """Raise UsageError if the setting `processes` differs from the number of started processes."""
     if training.processes != processes.count:
         raise UsageError(
             f"`processes` is {training.processes}, but {processes.count} were started",
@@ -382,7 +382,7 @@ def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     """Do this process's part of the training that the main process has begun.
 
     Emit no events and write no files. Raises AttnlmError as `fit` does, and if the data set is
-    missing or another one.
+    missing or differs.
     """
     told = processes.from_main(None)
     if "refused" in told:
