@@ -29,11 +29,11 @@
     ids = torch.tensor([run.tokenizer.encode("Once ")], device=device.torch)
     print(model(ids).softmax(-1)[0, -1])  # the probabilities of the next token
 
-Nothing is printed. What happens is reported to `on_event`, a function of one argument: `prepare`
+Nothing is printed. Events are passed to `on_event`, a function of one argument: `prepare`
 reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished;
 `on_event=print` shows each as a line, `on_event=attnlm.ProgressBar()` shows a bar. For fewer lines,
-choose: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
-as a table with its curve, and its attention as a shaded grid for each head.
+filter: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
+as a table with its curve, and an Attention as a shaded grid for each head.
 
 Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
 arguments.
