@@ -43,7 +43,7 @@ CAUTION = (
 
 @dataclass(frozen=True, repr=False)
 class Attention:
-    """Every head's attention weights over T tokens, and the next-token probabilities after each.
+    """Every head's attention weights over T tokens, and next-token probabilities after each token.
 
     A notebook shows a shaded grid for each head.
     """

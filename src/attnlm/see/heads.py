@@ -211,7 +211,7 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
 
 
 def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
-    """Return the indices (N, T + 1) of windows of `length` tokens and targets among `count`."""
+    """Return indices (N, T + 1) of windows among `count` tokens: `length` inputs and targets."""
     there = (count - 1) // length
     chosen = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
     places: NDArray[np.int64] = chosen[:, None] * length + np.arange(length + 1)

@@ -84,7 +84,7 @@ def _shown(text: str) -> str:
 
 
 def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Return heads' maps and previous-token scores over training; [] if maps are not recorded.
+    """Return the heads' maps and previous-token scores over training; [] if maps are not recorded.
 
     A map is stored as its lower triangle, row by row, in bytes that count steps of 1/255. If a
     model has many heads, only the heads with the largest final scores are kept, since each head

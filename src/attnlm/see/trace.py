@@ -44,7 +44,7 @@ class Trace:
     """candidates for the next token with their probabilities, likeliest first"""
 
     def facts(self) -> dict[str, Any]:
-        """Return JSON values with all numbers of all steps. Raises AttnlmError if too many."""
+        """Return all steps as JSON values. Raises AttnlmError if they have too many numbers."""
         check_fits_json(sum(step.values.numel() for step in self.steps))
         return {
             "run": self.run,
