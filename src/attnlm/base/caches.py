@@ -29,9 +29,10 @@ def cache_folder() -> Path | None:
 
 
 def code_folder(name: str = "compiled") -> Path:
-    """Return a folder `name` for compiled code to load again, to which nobody else may write.
+    """Return a folder `name` for compiled code to load again. No other user may write to it.
 
-    It is in the cache, else in the temporary folder. Raises AttnlmError if it can be in neither.
+    The folder is in the cache, or else in the temporary folder. Raises AttnlmError if neither is
+    suitable.
     """
     cache = cache_folder()
     places = [cache / name] if cache else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 command_began: float | None = None
-"""The start of this process's command, before its imports, by `time.perf_counter`; else None."""
+"""The `time.perf_counter` at the start of this process's command, before imports, or None."""
 
 
 def began() -> float:

@@ -40,7 +40,7 @@ class SaidElsewhereError(AttnlmError):
 
 
 class UsageError(AttnlmError):
-    """Invalid arguments, whatever the files contain."""
+    """An error in the arguments that does not depend on the content of files."""
 
     exit_code = 2
 

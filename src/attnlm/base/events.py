@@ -1,4 +1,4 @@
-"""Events, which the library reports to its caller while it works. It never prints.
+"""Events that the library reports to its caller while it works. The library never prints.
 
 `str` of an event is a line to print.
 """

@@ -42,8 +42,8 @@ _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0) 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
     """Open a regular file and nothing else, since opening a named pipe could block forever.
 
-    A link to a regular file is followed for reading, never for writing. Raises OSError, which says
-    what is at the path instead.
+    A link to a regular file is followed for reading, never for writing. Raises OSError, naming
+    what is at the path, if that is not a regular file.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -134,7 +134,7 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 
 
 def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
-    """Return `read()`; read again if `path` was replaced during it, so that old and new never mix.
+    """Return `read()`; repeat it if `path` was replaced meanwhile, so that old and new never mix.
 
     `path` is a file or folder. Raises what `read` raises, and OSError if nothing is at `path`.
     """
@@ -151,7 +151,7 @@ def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return what a replacement changes: two numbers, since systems reuse inode numbers."""
+    """Return the inode number, which systems reuse, and the change time of a file or folder."""
     about = path.stat()
     return about.st_ino, about.st_ctime_ns
 
@@ -163,7 +163,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` with its own SHA-256 as the key `sha256`, which `read_json` checks."""
+    """Write `content` with its SHA-256 under the key `sha256`. `read_json` checks this hash."""
     sealed = {**content, "sha256": _json_hash(content)}
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
@@ -187,9 +187,9 @@ def read_bytes(path: Path, at_most: int) -> bytes:
 
 
 def read_text(file: IO[bytes], shown: str, at_most: int = 2**24) -> str:
-    """Return the text in a file that the user names, perhaps a pipe; `shown` is its name.
+    """Return the text of a file or pipe that the user named; messages call it `shown`.
 
-    Raises AttnlmError if it exceeds `at_most` bytes or is not UTF-8.
+    Raises AttnlmError if the text exceeds `at_most` bytes or is not UTF-8.
     """
     content = file.read(at_most + 1)
     if len(content) > at_most:
@@ -226,7 +226,7 @@ def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
     """Return what `write_json` wrote to `path`, without the hash.
 
     Raises AttnlmError if the file is missing, exceeds `at_most` bytes, is not a JSON object, has a
-    number that is too large, or was changed since.
+    number that is too large, or was changed after `write_json`.
     """
     try:
         content = json_value(read_bytes(path, at_most).decode())
@@ -240,7 +240,7 @@ def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a regular file's bytes, in hexadecimal. Raises OSError otherwise."""
+    """Return the SHA-256 of a regular file in hexadecimal. Raises OSError for anything else."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
 """Data sets and runs: their folders and names, and the commands that hints give about them.
 
-Hints name commands, so this module knows flags. Below the command line, the only other module that
-knows flags is see/reproduce.py, which writes the commands of a run.
+Hints name commands, so this module knows flags. Below the command line, only one other
+module knows flags: see/reproduce.py, which writes the commands of a run.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def latest_name(parent: Path) -> str:
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
-    """Return the folder of a data set or run, by its name in `parent` or its path, or the latest.
+    """Return the folder of a data set or run by name in `parent` or by path, or the latest one.
 
-    Raises AttnlmError, with the existing names, if it does not exist, and UsageError if `name` is
-    neither a name nor a path.
+    Raises AttnlmError, with the existing names, if the folder does not exist, and
+    UsageError if `name` is neither a name nor a path.
     """
     if name is None:
         return _latest(parent, kind)
@@ -99,7 +99,7 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Return True if `path` is a folder, False also if no folder can have such a path."""
+    """Return True if `path` is a folder, False if not or if the system rejects the path."""
     try:
         return path.is_dir()
     except OSError:  # the name is too long, or a parent folder may not be searched
@@ -136,7 +136,7 @@ def how_to_make(kind: str, parent: Path) -> str:
 
 
 def elsewhere(parent: Path, kind: str = "run") -> list[str]:
-    """Return the flag that names `parent` as the place for this kind; empty for the default.
+    """Return the flag that sets `parent` as the parent folder of this kind; empty for the default.
 
     `parent` and the default folder are compared relative to the current folder.
     """
@@ -149,8 +149,8 @@ def command_for(
 ) -> str:
     """Return a command about a run, ladder or data set, to type in the current folder.
 
-    The command does not name the newest folder in the default parent, unless `named` is True or
-    the command ends in a flag that needs a name.
+    The command leaves out the name of the newest folder in the default parent, unless `named` is
+    True or the command ends in a flag that needs a name.
     """
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path
@@ -225,7 +225,7 @@ def problem_of(path: Path) -> str | None:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the size of all files in a folder, in bytes, without links and unreadable files."""
+    """Return the size in bytes of all files in a folder, excluding links and unreadable files."""
     total, folders = 0, [str(folder)]  # not recursive, since folders may be nested very deep
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:

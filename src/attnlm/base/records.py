@@ -1,7 +1,7 @@
 """Records: dataclasses that are stored in JSON files. Each value is checked when it is read.
 
-A field with `limited(…)` has limits; a field with a default may be missing in a file. A record that
-checks more, in `__post_init__`, raises ValueError.
+A field with `limited(…)` has limits; a field with a default may be missing in a file. A record may
+check more in `__post_init__`, which raises ValueError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Record = TypeVar("_Record")
 
 
 def limited(*, default: Any = MISSING, **limits: Any) -> Any:
-    """Return a record's field with limits, as in `setting`; in a list, they apply to each item."""
+    """Return a record's field with limits as in `setting`; limits of a list apply to each item."""
     return setting("", default=default, **limits)
 
 
@@ -31,7 +31,7 @@ def read_record(
 ) -> _Record:
     """Return the record that a JSON file of this format holds.
 
-    Raises AttnlmError as `read_json` and `decoded` do, and for another format.
+    Raises AttnlmError as `read_json` and `decoded` do, and if the file has another format.
     """
     content = read_json(path)
     if content.pop("format", None) != format:
@@ -44,8 +44,8 @@ def read_record(
 def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN) -> _Record:
     """Return the record that a JSON value holds, ignoring keys that the record does not have.
 
-    Fields are of type bool, int, float, str, Any, Mapping, a tuple of one type, another record, or
-    such a type or None. Raises AttnlmError, which names the file and the key.
+    Fields are of type bool, int, float, str, Any, Mapping, a tuple of one type or another record;
+    each may also allow None. Raises AttnlmError, which names the file and the key.
     """
     try:
         found: _Record = _decoded(record, content, "")

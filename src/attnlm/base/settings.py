@@ -36,7 +36,7 @@ def setting(
 
 
 def number(kind: type[int] | type[float], text: str) -> Any:
-    """Return the number that the user typed. Raises ValueError otherwise, also for 1_000 and ٣."""
+    """Return the number that the user typed. Raises ValueError for other texts, 1_000 and ٣."""
     if "_" in text or not text.isascii():
         raise ValueError(f"{text!r} is not a number")
     return kind(text)

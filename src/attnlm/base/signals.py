@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SAME = 0.5
-"""Signals within this many seconds count as one: `timeout` repeats what the terminal sends."""
+"""Signals within this many seconds count as one: `timeout` repeats the terminal's signal."""
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -46,8 +46,9 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 at_first_signal: Handler = _interrupt
 at_second_signal: Handler = signal.default_int_handler
-"""Handlers of a training run's first signal, unless it is only noted, and second signal. Both raise
-KeyboardInterrupt or end the process, like the command line's. Nothing is saved after the second."""
+"""Handlers of a training run's first and second signals; no handler is called for a first signal
+that is only noted. Both raise KeyboardInterrupt or end the process, like the command line's
+handlers. Nothing is saved after the second signal."""
 
 
 class StopSignal:
@@ -79,7 +80,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals in this context. Raise Interrupted if one came too late for `check`."""
+        """Handle signals in this context. At its end, raise Interrupted if a signal has come."""
         with _handling(self._handle):
             yield
         if self.signum is not None:

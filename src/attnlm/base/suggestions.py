@@ -1,4 +1,4 @@
-"""Suggestions for a name that does not exist: our name for another tool's, or a near spelling."""
+"""Suggestions for a name that does not exist: our name for another tool's, or a similar name."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _BEGINS_ALIKE = 0.8
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint at the one of `names` that `name` stands for, or `otherwise` without one."""
+    """Return a hint that suggests the one of `names` meant by `name`, or `otherwise` if none is."""
     names = list(names)
     if found := same(name, names) or _nearest(name, names):
         counted = "epoch" in _plain(name) and _plain(found) == "steps"
@@ -109,7 +109,7 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def same(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that `name` spells differently, or calls as other tools do."""
+    """Return the one of `names` that `name` spells differently, or that other tools call `name`."""
     by_plain = {_plain(one): one for one in names}
     wanted = _plain(name)
     ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())
@@ -124,7 +124,7 @@ def answer(command: str) -> str | None:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, the first of equals, or None. A prefix counts as similar."""
+    """Return the most similar name, the first one in a tie, or None. A prefix counts as similar."""
     wanted = _plain(name[:_LONGEST])
 
     def likeness(other: str) -> float:

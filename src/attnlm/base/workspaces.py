@@ -1,6 +1,7 @@
 """Folders that appear complete or not at all, and locks that end with the process that holds them.
 
-A workspace is a hidden folder in which something is made. What killed processes leave is removed.
+A workspace is a hidden folder in which something is made. Workspaces that killed processes left are
+removed.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", defau
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Lock a file or folder, and yield True on success. A process that holds a lock is alive.
+    """Lock a file or folder, and yield True on success. The lock ends with the process.
 
     Yield False on Windows and some network file systems, which have no such locks. Raises
-    BlockingIOError if the lock is held elsewhere, unless `wait`, and OSError if `path` does not
-    exist or is a link, a pipe or a device.
+    BlockingIOError if the lock is held elsewhere and `wait` is False, and OSError if `path` does
+    not exist or is a link, a pipe or a device.
     """
     if sys.platform == "win32":
         yield False
@@ -60,7 +61,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True if the lock of a file or folder is held elsewhere; False also if unknown."""
+    """Return True if the lock of a file or folder is held elsewhere, False if not or if unknown."""
     try:
         with locked(path):
             return False
@@ -115,7 +116,7 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
     """Hold the folder's training lock, and refuse to write if the folder is moved or replaced.
 
     Raises AttnlmError, with `hint`, if another process holds the lock. Windows and some network
-    file systems can't detect this.
+    file systems can't detect such a lock.
     """
     with contextlib.ExitStack() as lock:
         for look in reversed(range(_LOOKS)):
@@ -174,16 +175,16 @@ def workspace(parent: Path) -> Iterator[Path]:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder, except what may not be deleted, without following links in it."""
+    """Delete a folder without following links in it. Anything that can't be deleted stays."""
     with contextlib.suppress(RecursionError):  # folders nested a thousand deep stay
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def exchange(new: Path, target: Path) -> None:
-    """Swap the folders `new`, in a workspace, and `target`, or change nothing.
+    """Swap the folder `new`, which is in a workspace, with the folder `target`, or change nothing.
 
     Windows and some network file systems need two steps. A process that is killed between them
-    leaves the old folder next to `target`, hidden.
+    leaves the old folder next to `target` under a hidden name.
     """
     if _exchange_at_once(new, target):
         return
@@ -199,7 +200,7 @@ def exchange(new: Path, target: Path) -> None:
 
 
 def _exchange_at_once(one: Path, other: Path) -> bool:
-    """Swap two folders in one step. Return False if the system can't. Raises OSError."""
+    """Swap two folders in one step. Return False if the system can't, or raise OSError."""
     here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
     paths = os.fsencode(one), os.fsencode(other)
     try:
