@@ -1,7 +1,7 @@
 """Decoders, which compute the logits of the next token by the fastest exact form of a model.
 
-Every form equals the model's own forward pass up to rounding. Axes: B samples, S tokens of the
-window, T new tokens in it, V vocabulary.
+Every form gives the logits of the model's forward pass up to rounding. Axes: B samples, S tokens of
+the window, T new tokens in it, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ _TOKENS_TRIED = 16
 _WORTH = 0.1
 """The smallest fraction of a token's time that more threads have to save."""
 _FEWEST_SHARED = 2**18
-"""Weights in the maps of a model: with fewer, synchronizing threads takes longer than a token."""
+"""The fewest weights in a model's maps for several threads to decode a token: with fewer weights,
+synchronizing the threads takes longer than the token."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A way to decode a model; makes a decoder for any number of samples."""
+    """A way to decode a model, with a function that makes a decoder for any number of samples."""
 
     new_decoder: Callable[[int], Decoder]
     threads: int = 1
     """The number of threads among which samples can be divided, with a decoder in each."""
 
     def parts(self, num_samples: int) -> list[range]:
-        """Return the samples of each thread; more threads than these would not save time.
+        """Return the samples of each thread. More threads would not save time.
 
-        Some of each token's work is in Python, where only one thread runs at a time: twice the
-        threads save time with four times the samples, two threads with 16 samples.
+        Some of each token's work is in Python, where only one thread runs at a time: two
+        threads save time from 16 samples on, and twice the threads need four times the samples.
         """
         parts = max(1, min(self.threads, math.isqrt(num_samples) // 2))
         borders = [num_samples * part // parts for part in range(parts + 1)]
@@ -69,7 +70,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:
-    """Return the model with weights cast as by autocast, which would cast them for every token."""
+    """Return the model with the weights already cast that autocast would cast for every token."""
     if device.dtype != "bfloat16":
         return model
     model = copy.deepcopy(model).requires_grad_(False)
@@ -82,7 +83,7 @@ def _cast(model: LanguageModel, device: Device) -> LanguageModel:
 
 
 def _threads_for_a_token(native: NativeModel) -> int:
-    """Return the number of threads that make a token fastest. The results do not depend on it."""
+    """Return the number of threads that decode a token fastest. Results do not depend on it."""
     everything = cores()
     if everything == 1 or native.numbers < _FEWEST_SHARED:
         return 1

@@ -34,15 +34,15 @@ _NORMS = ("none", "rms", "layer")
 _MLPS = ("none", "swiglu", "gelu", "relu2")
 
 _ROWS, _MOST_ROWS = 64, 512
-"""Tokens that go through all layers together, in small models and in large ones."""
+"""Maximum number of tokens that go through all layers together, in small and in large models."""
 _LARGE = 2**23
-"""Weights in the maps of a model that is worth a thread pool: they do not fit a cache."""
+"""The fewest weights in the maps of a large model: they exceed a cache, so threads pay off."""
 _LONG = 256
 """With this many inputs or more, a map's matrix is read in the model's memory, without a copy."""
 _SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
-"""Limits of the tokens made by one call: readers of a stream receive these tokens together."""
+"""Limits of one call, in seconds and tokens: readers of a stream get its tokens together."""
 _LARGEST_TABLES = 2**24
-"""Numbers in the tables of a first layer's maps; larger tables are not made."""
+"""The most numbers in the tables of the first layer's maps; larger tables are not made."""
 
 
 class _Struct(ctypes.Structure):
@@ -113,7 +113,7 @@ class _Generation(_Struct):
 class NativeModel:
     """The weights of a model in the layout of the C file, for any number of decoders.
 
-    Long rows are not copied: changes in the model change them here too.
+    Long rows are not copied, so changes to the model's weights also change these rows.
     """
 
     def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
@@ -192,7 +192,8 @@ class NativeModel:
     def _tables(self, weights: Mapping[str, Tensor]) -> dict[str, _Floats]:
         """Return queries, keys and values of every token and every position: W(e + p) = We + Wp.
 
-        If the context slides, every step changes each token's position: all are computed again.
+        If the context slides, every step changes each token's position, so that the queries, keys
+        and values of all tokens are computed again.
         """
         a = self.architecture
         size = (self.vocab_size + a.block_size) * self.qkv_outputs
@@ -260,8 +261,8 @@ class NativeDecoder:
     ) -> Iterator[NDArray[np.int64]]:
         """Yield the next ids of all samples in blocks (T, B), `tokens` ids for each sample.
 
-        One call makes the tokens of some milliseconds. Raises IndexError for an id that the
-        vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
+        One call of the C function generates tokens for some milliseconds. Raises IndexError
+        for an id that the vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
         """
         a, samples = self._model.architecture, self._samples
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
@@ -338,9 +339,9 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
 
 
 def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
-    """Return linear maps of one input as one; an empty map if the model lacks them.
+    """Return linear maps of the same input as one map, or an empty map if the model lacks them.
 
-    Long rows are read in the model's memory, shorter ones are copied to panels (N/32, C, 32).
+    Long rows are read in the model's memory; shorter rows are copied to panels (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
         return _Map()
@@ -368,7 +369,7 @@ def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]
 
 
 def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> Tensor:
-    """Concatenate matrices of maps of one input, (N, C), each padded with zeros to whole panels."""
+    """Concatenate matrices (N, C) of maps of the same input, each zero-padded to whole panels."""
     matrices = [weights[f"{name}.weight"] for name in names]
     return torch.cat([F.pad(m, (0, 0, 0, _whole(len(m)) - len(m))) for m in matrices])
 

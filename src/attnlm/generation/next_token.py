@@ -19,11 +19,11 @@ Probabilities = NDArray[np.float64]
 def next_token_weights(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
 ) -> Probabilities:
-    """Return softmax(logits / temperature), cut to the top_k tokens, then to the nucleus, (B, V).
+    """Return softmax(logits / temperature), (B, V), limited to top_k tokens, then to the nucleus.
 
     Weights are proportional to probabilities. Temperature 0 gives the likeliest token all weight.
     The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at least
-    top_p (Holtzman et al., 2020). Computed in float64. Raises NotFiniteError for logits that are
+    top_p (Holtzman et al., 2020). Computes in float64. Raises NotFiniteError for logits that are
     NaN or infinite.
     """
     logits_BV = logits_BV.astype(np.float64)
@@ -64,7 +64,7 @@ def normalised(weights_BV: Probabilities) -> Probabilities:
 
 
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """Return the tokens, (B,), at which the running sum exceeds a fraction of the total.
+    """Return the first tokens, (B,), at which the sum of weights exceeds a fraction of the total.
 
     `uniforms_B` are the fractions, drawn from [0, 1). A token of weight 0 is never drawn.
     """
@@ -77,7 +77,7 @@ def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
 
 
 class Uniforms:
-    """Streams of numbers in [0, 1), one for each sample: a function of (seed, sample)."""
+    """Streams of random numbers in [0, 1), one per sample, each determined by (seed, sample)."""
 
     def __init__(self, seed: int, samples: Iterable[int]) -> None:
         keys = [np.random.SeedSequence([seed, sample]) for sample in samples]

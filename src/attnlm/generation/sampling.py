@@ -104,8 +104,8 @@ def drawn_tokens(
     uniforms: Uniforms,
     count: int,
 ) -> Iterator[tuple[Ids, Probabilities]]:
-    """Yield `config.tokens` times the next ids of `count` samples, (B,), and the weights of the
-    draw, (B, V)."""
+    """Yield the next ids of `count` samples, (B,), and the weights of the draw, (B, V), once for
+    each of `config.tokens` tokens."""
     assert prompt, "there is always a first token"
     a = model.architecture
     window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (count, 1))
@@ -128,7 +128,7 @@ class Continuation:
     """The text of tokens that are added one after another, in whole characters, until it ends.
 
     The text ends before the first stop text and, unless `ignore_eos`, at the end-of-text id. Text
-    that may be the beginning of a stop text is held back until this is decided.
+    that may be the beginning of a stop text is held back until the next tokens decide.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: SamplingConfig) -> None:
@@ -180,7 +180,7 @@ class Choice:
     runners_up: list[tuple[str, float]]
     """the likeliest other tokens, without tokens of probability 0"""
     text: str
-    """the text that it adds, in whole characters"""
+    """the text that the token adds, in whole characters"""
 
     def facts(self) -> dict[str, object]:
         """Return the choice as JSON values."""
@@ -293,8 +293,8 @@ def sample(
         for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
             print(piece, end="", flush=True)
 
-    `"".join(…)` gives the whole text; `samples` gives several, and here `num_samples` can only be
-    1. The text ends after `tokens` tokens, before the first of the texts `stop`, or, unless
+    `"".join(…)` gives the whole text. `num_samples` must be 1; `samples` returns several texts.
+    The text ends after `tokens` tokens, before the first of the texts `stop`, or, unless
     `ignore_eos`, at the tokenizer's end-of-text token; the stop text or token is not part of the
     text. Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments) at the call, before the first piece.

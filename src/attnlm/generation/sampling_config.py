@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from attnlm.base.errors import UsageError
 
 MOST_HELD = 2**26
-"""Most tokens of all samples if none is shown before the last is drawn: about 2 GB."""
+"""Maximum tokens of all samples if none is shown before the last is drawn: about 2 GB."""
 MOST_CHOICES_HELD = 2**20
-"""The same for tokens with their probabilities and those of other tokens."""
+"""The same maximum for tokens with their probabilities and the probabilities of other tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class SamplingConfig:
     num_samples: int = 1
     seed: int = 0
     stop: str | Sequence[str] = ()
-    """Texts before which a generated text ends."""
+    """Stop texts: a generated text ends before the first of them."""
     ignore_eos: bool = False
     """Continue after the end-of-text token."""
 
