@@ -40,7 +40,7 @@ _COMMANDS = {
     },
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
-"""The module and function of each command, and its class if it has its own."""
+"""The module and function of each command, then its class if this is not `Command`."""
 
 _HABITS: Any = {
     "add_completion": False,
@@ -52,7 +52,7 @@ _HABITS: Any = {
 class _Root(TyperGroup):
     """Command `attnlm`, whose help lists the subcommands in groups.
 
-    A command is loaded when it is asked for: completion would be slow if it loaded all.
+    A command is loaded only when it is needed: loading all commands would slow completion down.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -99,7 +99,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _answer(help: str, name: str, callback: Callable[..., None]) -> Any:
-    """Return an option that is handled before all others, and ends the command."""
+    """Return an option that is handled before all other options and ends the command."""
     return typer.Option(name, help=help, callback=callback, is_eager=True)
 
 

@@ -50,7 +50,7 @@ def has_colour() -> bool:
 
 
 def terminal(stream: TextIO, *, soft_wrap: bool = False) -> Console:
-    """Return a rich console on a terminal, which prints texts as they are, without markup."""
+    """Return a rich console on the terminal `stream` to print texts as they are, without markup."""
     from rich.console import Console
 
     return Console(file=stream, highlight=False, markup=False, soft_wrap=soft_wrap)
@@ -108,7 +108,7 @@ def with_flags(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with unprintable characters escaped: file names may hold any."""
+    """Return the text with unprintable characters escaped, since file names may contain them."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

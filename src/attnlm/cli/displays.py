@@ -55,7 +55,7 @@ _SECONDS_BETWEEN_SAMPLES = 0.25
 class Display:
     """A listener that prints notes as lines, a header for each training run, and its progress.
 
-    On a terminal, progress is a bar, below samples from the model. Elsewhere it is lines.
+    On a terminal, progress is a bar below samples from the model; elsewhere, progress is lines.
     """
 
     quiet: bool = False
@@ -107,7 +107,7 @@ class Display:
 
 
 def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
-    """Return the facts of a training run that is about to start; "" for one that has none."""
+    """Return the facts of a training run that is about to start; a fact without a value is ""."""
     run, training, dataset = event.run, event.run.config.training, event.run.dataset
     model, part, device = run.config.model, run.evaluated_part, event.device
     threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""

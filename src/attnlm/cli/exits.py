@@ -56,7 +56,7 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise Interrupted; a second signal, or a wait of `_PATIENCE`, ends the process."""
+    """Raise Interrupted; a second signal, or a timer after `_PATIENCE`, ends the process."""
     global _came
     _came = signum
     _on_signals(leave)
@@ -82,7 +82,7 @@ def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the streams UTF-8 and blocking; replace missing ones by the null device."""
+    """Make the streams UTF-8 and blocking; replace missing streams by the null device."""
     nowhere = Path(os.devnull)
     sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
     sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
@@ -103,7 +103,7 @@ def _prepare_streams() -> None:
 
 
 class _Terminal(io.FileIO):
-    """Terminal that discards what is written after it was closed."""
+    """Terminal stream that discards what is written after the terminal was closed."""
 
     def write(self, content: Any) -> int:
         try:

@@ -136,7 +136,7 @@ _TEXTS = (
 
 
 def _show(kind: str, entries: Sequence[Any]) -> None:
-    """Print a table of runs, data sets or recipes, and what is to know about its entries."""
+    """Print a table of runs, data sets or recipes, then notes about its entries."""
     columns = _COLUMNS[kind]
     rows = [[words(entry) or "" for words in columns.values()] for entry in entries]
     console.print_table(list(columns), rows, _TEXTS)

@@ -35,7 +35,7 @@ def option(help: str, complete: completion.Completer | None = None, **more: Any)
 
 
 def switch(help: str, *names: str) -> Any:
-    """Return an option without a value, such as --json, which has no --no-json."""
+    """Return an option without a value and without a negative form: --json, but no --no-json."""
     return typer.Option(*names, help=help)
 
 

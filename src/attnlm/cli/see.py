@@ -107,10 +107,10 @@ def _drawn(attention: Attention, kind: str) -> bytes:
 
 
 def _check_output(output: Path, *kinds: str) -> str:
-    """Return the kind of file that the name of `output` ends in, one of `kinds`.
+    """Return the suffix of `output` in lower case without its dot. It is one of `kinds`.
 
-    Raises UsageError for another kind, and AttnlmError if its folder does not exist or something
-    other than a regular file has its name.
+    Raises UsageError for another suffix, and AttnlmError if the folder of `output` does not exist
+    or if something other than a regular file is at `output`.
     """
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
