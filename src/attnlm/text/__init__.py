@@ -1,1 +1,1 @@
-"""Text from names, files, folders, the web, pipes."""
+"""Text from names, files, folders, the web and pipes."""

@@ -68,9 +68,9 @@ class Corpus:
     `newlines` "keep" line ends stay; with "unix" CR LF and CR become LF. `floor_nats`, for `tales`
     only, maps the character offset of each story to −ln p of the text from this offset on.
 
-    Records, whose text is in `column`, are documents; so is each file of several files or of a
-    folder. With `has_documents` the pieces say where documents end; without, a newline ends a
-    record.
+    Each record is a document with its text in `column`. If the user named several files or a
+    folder, each text file is also a document. With `has_documents` the pieces say where documents
+    end; without it, a newline ends each record.
     """
 
     name: str
@@ -96,8 +96,8 @@ class Corpus:
     def pieces(self) -> Iterator[Piece]:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
-        Raises AttnlmError for a file that can't be read, with the byte offset where it can't be
-        decoded, or the line or row that is not a record.
+        Raises AttnlmError for a file that can't be read. The error names the byte offset that can't
+        be decoded, or the line or row that is not a record.
         """
         for path, shown, encoding in self.files:
             if kind_of(path):
@@ -126,12 +126,12 @@ def get_corpus(
     on_event: OnEvent = ignore,
     stdin: BinaryIO | None = None,
 ) -> Corpus:
-    """Return the text that `source` names, as `attnlm.prepare` describes it.
+    """Return the text that `source` names; `attnlm.prepare` describes the possible sources.
 
     A path object always means a path. A source that can't be read twice is copied once into the
     existing folder `spool`, which must outlive the corpus. `encoding` applies to the user's own
     text; `marks_ends` requests the ends of documents, if any. The environment variable
-    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare: the same bytes.
+    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes.
 
     Raises AttnlmError for a text that is not available, UsageError for an unknown encoding or if
     no source is named.

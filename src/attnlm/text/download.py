@@ -50,7 +50,7 @@ def fetch(
 
     The content must have the hash `sha256` and at most `max_bytes` bytes. The download stops
     `deadline` seconds from now, at the end of the current chunk or of the current wait for an
-    answer. Reports Progress in bytes. Raises AttnlmError.
+    answer. Reports Progress in bytes. Raises AttnlmError if the download fails.
     """
     import requests
 
@@ -163,7 +163,7 @@ def _receive(
     ends: float,
     on_event: OnEvent,
 ) -> None:
-    """Write the body of an answer to `file`. Raises AttnlmError if it is not what was requested."""
+    """Write the body of an answer to `file`. Raises AttnlmError if it is not as requested."""
     if response.status_code != 200:
         raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     encoding = response.headers.get("Content-Encoding", "identity")
@@ -208,7 +208,7 @@ def _accept_page(url: str, on_event: OnEvent) -> None:
 
 
 def _cause(error: BaseException, timeout: float) -> str:
-    """Return the system's reason among the exceptions that led to `error`, or its own words."""
+    """Return the system's reason from the exceptions that led to `error`, or `error` as text."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TimeoutError):

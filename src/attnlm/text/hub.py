@@ -49,8 +49,8 @@ def copy_texts(
 ) -> None:
     """Stream one column of the data set that `source` names to `destination`, a .jsonl.gz file.
 
-    Code and pickles in a data set are not run. Raises AttnlmError if it can't be downloaded or
-    read, and for a column that is missing, null or not text.
+    Code and pickles in a data set are not run. Raises AttnlmError if the data set can't be
+    downloaded or read, and for a column that is missing, null or not text.
     """
     name = parsed(source)
     if offline and not name.is_local:

@@ -21,9 +21,9 @@ def record_pieces(
 ) -> Iterator[Piece]:
     """Yield the texts in `column` of a file of records in pieces; empty texts are left out.
 
-    Each text is a document or, without `marks_ends`, ends with a newline. `shown` is the file's
-    name in messages. Raises AttnlmError, which names the line or row, for content that is not JSON
-    or parquet, and for a column that is missing, null or not text.
+    With `marks_ends` each text is a document; without it, each text ends with a newline. `shown`
+    is the file's name in messages. Raises AttnlmError, which names the line or row, for content
+    that is not JSON or parquet, and for a column that is missing, null or not text.
     """
     waiting: list[str] = []
     ends: list[int] = []
@@ -167,5 +167,5 @@ def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    """Return the message of another library's error, short enough for one line of a message."""
+    """Return the first line of another library's error message, cut to `most` characters."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:most].rstrip(". ")

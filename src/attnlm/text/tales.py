@@ -1,8 +1,9 @@
 """The built-in corpus: short stories from a small grammar, and their exact probability.
 
 Every choice of the grammar has a known probability, and every text has one derivation, so the
-probability of the text is the product of the probabilities of its choices. Its negative logarithm
-is the loss of the generator itself: a floor below which a model's loss falls only by luck.
+probability of the text is the product of the probabilities of its choices. The negative
+logarithm of this probability is the loss of the generator itself, a floor: a model's loss falls
+below it only by luck.
 
 A text has one derivation because a choice is written where it is made, and the texts of two
 alternatives of a rule always differ at some character before either ends (so "tea" and "teapot"
@@ -25,7 +26,7 @@ MINIMUM_CHARACTERS = 1_000_000
 SHA256 = "e8fd317621cd324db2042fdc4a94b6308621679ad2f9e160ad375f98c1113555"
 STORY_END = "\n\n"
 PART = re.compile(r"<(\w+)>|\[(\w+)\]")
-"""A choice by the rule of this name, or a form that was remembered under this name."""
+"""A part to fill in: a choice by the rule of this name, or a form remembered under this name."""
 
 
 class Rule(NamedTuple):
@@ -44,7 +45,7 @@ Grammar = Mapping[str, Rule]
 
 
 def parse_grammar(rules: Mapping[str, str]) -> Grammar:
-    """Return the rules of `rules`, in the notation of `RULES`. A rule's key is its first form."""
+    """Return the grammar of `rules`, in the notation of `RULES`. A rule's key is its first form."""
     grammar = {}
     for heading, source in rules.items():
         lines = "\n".join(map(str.strip, source.split("\n")))
@@ -59,7 +60,7 @@ def parse_grammar(rules: Mapping[str, str]) -> Grammar:
 
 
 def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
-    """Write one story, chosen by random words; return it and −ln of its probability."""
+    """Write one story, chosen by random integers; return the story and −ln of its probability."""
     memory: dict[str, str] = {}
     nats: list[float] = []
 
@@ -83,7 +84,7 @@ def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
 def random_words(seed: str) -> Iterator[int]:
     """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
-    A standard defines the output of this hash function; none defines the output of `random`.
+    A standard defines the output of this hash function; no standard defines that of `random`.
     """
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)

@@ -30,7 +30,7 @@ UTF16_SNIFFED_BYTES = 2**16
 class Piece(NamedTuple):
     """A piece of text of 1 to 2¹⁸ characters, and the places at which documents end.
 
-    Places are in characters, ascending and above 0: a document ends after its last character.
+    Places are in characters, ascending and above 0; each follows a document's last character.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the same pieces, with a document's end after the last one."""
+    """Yield the same pieces, with the end of a document marked after the last piece."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None:
@@ -66,7 +66,7 @@ def kind_of(path: Path) -> str:
 
 
 def files_matching(pattern: str) -> list[Path]:
-    """Return the files that match a pattern with *, ?, [] or **, also in matching folders."""
+    """Return the files that match a pattern with *, ?, [] or **, and those in matching folders."""
     matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
     files = list(dict.fromkeys(file for path in matching for file in files_in(Path(path))))
     if not files:
@@ -79,7 +79,7 @@ def files_matching(pattern: str) -> list[Path]:
 def texts_among(
     paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
-    """Return the text files among `paths`, which were found by `where`; Notes name the others."""
+    """Return the text files among `paths`, found in or by `where`; Notes name the other files."""
     starts = {path: _start_of(path, encoding) for path in paths}
     texts = [path for path, start in starts.items() if start]
     empty = [path for path, start in starts.items() if start == ""]
@@ -102,8 +102,8 @@ def texts_among(
 def _start_of(path: Path, encoding: str) -> str | None:
     """Return the first characters of a text file; None for any other file.
 
-    A text decodes and has no NUL byte, unless its encoding is UTF-16 or UTF-32. Records are
-    recognised by the file's name alone.
+    A text file can be decoded and has no NUL byte, unless its encoding is UTF-16 or UTF-32. Files
+    of records are recognised by name alone.
     """
     if not path.is_file():
         return None
@@ -121,9 +121,9 @@ def _start_of(path: Path, encoding: str) -> str | None:
 
 
 def files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """Yield a file, or all files below a folder, by name at each level.
+    """Yield the file `path`, or all files below the folder `path`, sorted by name at each level.
 
-    `above` are the folders that contain the path.
+    `above` are the folders that contain `path`.
     """
     if not path.is_dir():
         yield path
@@ -179,7 +179,7 @@ def _zstd(shown: str) -> ModuleType:
 
 
 def text_encoding(name: str) -> str:
-    """Return Python's own name for a text encoding; raises UsageError for any other."""
+    """Return Python's name for a text encoding. Raises UsageError for an unknown encoding."""
     try:
         b" ".decode(name, "replace")  # rejects codecs that do not decode bytes to text
         codecs.getincrementaldecoder(name)
@@ -240,12 +240,12 @@ def _read(file: BinaryIO) -> bytes:
 
 
 def _is_full_of_nuls(start: bytes) -> bool:
-    """Return True if a quarter is NUL, as often in UTF-16, which would decode as odd UTF-8."""
+    """Return True if a quarter of the bytes are NUL (often UTF-16, which decodes as odd UTF-8)."""
     return 4 * start.count(0) >= len(start) > 0
 
 
 def _likely_encoding(start: bytes, refused: str) -> str:
-    """Return an encoding to try for a file with this start that is not in `refused`."""
+    """Return an encoding to try for a file with this start that can't be decoded as `refused`."""
     has_mark = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark and refused != "utf-16":
         return "utf-16"
