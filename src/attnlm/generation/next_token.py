@@ -64,7 +64,7 @@ def normalised(weights_BV: Probabilities) -> Probabilities:
 
 
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """Return the first tokens, (B,), at which the sum of weights exceeds a fraction of the total.
+    """Return the first tokens, (B,), at which the running sum exceeds a fraction of the total.
 
     `uniforms_B` are the fractions, drawn from [0, 1). A token of weight 0 is never drawn.
     """
