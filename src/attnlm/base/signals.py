@@ -80,7 +80,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals in this context. At its end, raise Interrupted if a signal has come."""
+        """Handle signals in this context. At its end, raise Interrupted if `check` missed one."""
         with _handling(self._handle):
             yield
         if self.signum is not None:

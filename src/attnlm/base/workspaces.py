@@ -33,7 +33,7 @@ _held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", defau
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Lock a file or folder, and yield True on success. The lock ends with the process.
+    """Lock a file or folder, and yield True on success. A process that holds a lock is still alive.
 
     Yield False on Windows and some network file systems, which have no such locks. Raises
     BlockingIOError if the lock is held elsewhere and `wait` is False, and OSError if `path` does
