@@ -461,6 +461,8 @@ def test_only_the_web_is_downloaded_and_nothing_offline(web: WebServer, spool: P
     assert not web.asked
     with pytest.raises(AttnlmError, match="file:///etc/passwd is not an http or https address"):
         get_corpus("file:///etc/passwd", spool=spool)
+    with pytest.raises(AttnlmError, match=r"//\[::1 is not a valid address: Invalid IPv6 URL"):
+        get_corpus("https://me:secret@[::1", spool=spool)
 
 
 # --- Names ----------------------------------------------------------------------------------------

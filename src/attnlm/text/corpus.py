@@ -232,7 +232,12 @@ def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnE
             f"{without_password(url)} needs the network, but `offline` is set",
             "use a file, or `attnlm prepare tales`",
         )
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise AttnlmError(
+            f"{without_password(url)} is not a valid address: {error}", "check the address"
+        ) from error
     file = Path(unquote(parts.path))
     kept = [suffix for suffix in file.suffixes[-2:] if suffix.lower() in RECORDS + COMPRESSED]
     path = Path(tempfile.mkdtemp(dir=spool)) / "".join(["download", *kept])

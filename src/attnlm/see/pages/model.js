@@ -46,7 +46,7 @@ class Model {
     let window = this.seen(this.nonEmpty(ids));
     while (made.length < tokens) {
       const logits_V = await pause.finish(this.computeLogits(window, cache));
-      const probabilities_V = nextProbabilities(logits_V, {temperature, topK, topP});
+      const probabilities_V = nextProbabilities(logits_V, {temperature: temperature ?? 1, topK, topP});
       const id = draw(probabilities_V, random());
       made.push(id);
       window = this.extended(window, id);

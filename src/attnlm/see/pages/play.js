@@ -221,7 +221,7 @@ async function generateTokens(count) {
   while (isBusy) await answered();
   if (isEdited) turn.stopped = !readText();
   page.run.textContent = "Stop";
-  let framed = performance.now();
+  let wroteAt = performance.now(), drewAt = wroteAt;
   const chosen = options();
   if (!turn.stopped) await Promise.all(models.map((model, number) => {
     const state = states[number], seed = chosen.seed === undefined ? undefined : (chosen.seed + state.made.length) % 2 ** 53;
@@ -230,10 +230,14 @@ async function generateTokens(count) {
       state.window = model.extended(state.window, id);
       state.probabilities_V = probabilities_V;
       isLonger = true;
-      if (performance.now() - framed > BETWEEN_FRAMES) {
+      if (performance.now() - wroteAt > BETWEEN_FRAMES) {
         states.forEach(({made}, other) => made.length && showNext(other));
-        if (states[shown].made.length) showHeads();
-        framed = performance.now();
+        wroteAt = performance.now();
+      }
+      // Only the cache of this model is whole now: others may wait in the middle of a token.
+      if (number === shown && performance.now() - drewAt > BETWEEN_FRAMES) {
+        showHeads();
+        drewAt = performance.now();
       }
       return !turn.stopped;
     }});
