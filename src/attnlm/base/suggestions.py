@@ -100,7 +100,7 @@ _BEGINS_ALIKE = 0.8
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint that suggests the one of `names` meant by `name`, or `otherwise` if none is."""
+    """Return a hint that suggests the one of `names` most like `name`; without one, `otherwise`."""
     names = list(names)
     if found := same(name, names) or _nearest(name, names):
         counted = "epoch" in _plain(name) and _plain(found) == "steps"

@@ -127,8 +127,8 @@ def open_dataset(
         dataset = attnlm.open_dataset("tales-char")
 
     The hashes of all files are checked. Of a split over 1 GiB, only 64 samples are hashed. With
-    `verify`, every file is hashed whole, and a Dataset is opened again. Raises AttnlmError if a
-    file is missing or damaged.
+    `verify`, every file is hashed whole, also if the argument is an open Dataset. Raises
+    AttnlmError if a file is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
         path = find_folder(path_or_name, Path(data_dir), kind="data set")

@@ -73,12 +73,12 @@ def climb(
 ) -> Ladder:
     """Train the rungs on the same batches, and return them in the given order.
 
-    A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is a run,
-    `<ladder>-<rung>`, or `seeds` runs, of which the run with the median loss is shown. `budget` is
-    in seconds for all rungs together. The largest rung is trained first, in its share of the time.
-    The others make the same number of steps. An existing ladder, given by `resume` or `name`,
-    is resumed; other arguments must then equal the original ones. `on_event` receives LadderStarted
-    and all events of `train`.
+    A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is trained
+    with `seeds` seeds, and the run with the median loss is shown. With one seed, the run is named
+    `<ladder>-<rung>`. `budget` is in seconds for all rungs together. The largest rung is trained
+    first, in its share of the time. The others make the same number of steps. An existing ladder,
+    given by `resume` or `name`, is resumed; other arguments must then equal the original ones.
+    `on_event` receives LadderStarted and all events of `train`.
 
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.

@@ -1,6 +1,6 @@
 """Tokenizers of other tools: write and read a tokenizer.json of the `tokenizers` library.
 
-tiktoken merges any two neighbours that make a token, the token of the lowest id first. `tokenizers`
+tiktoken merges the two neighbours whose token has the lowest id, again and again. `tokenizers`
 merges listed pairs, in the order of the list. attnlm therefore lists all pairs that make a token,
 pairs of lower ids first. As in tiktoken, a word that is a token becomes this token without merges.
 

@@ -1,4 +1,4 @@
-"""The loss and gradient of the windows of a batch that one thread computes."""
+"""The loss and gradient that one thread computes, for its windows of a batch."""
 
 from __future__ import annotations
 
