@@ -86,6 +86,21 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
     assert max(falls) < 0.05 * max(rates)  # nothing jumps
 
 
+def test_a_first_snapshot_that_compiles_takes_no_time_from_later_steps(
+    dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, snapshot = paced(constant(1.0)), loop._Loop._snapshot
+
+    def slow_at_first(training: loop._Loop) -> Any:
+        clock.advance(30.0 if training.stepper.state.step == 0 else 0.0)
+        return snapshot(training)
+
+    monkeypatch.setattr(loop._Loop, "_snapshot", slow_at_first)
+    began = clock.now
+    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    assert clock.now - began == pytest.approx(100, abs=3) and len(run.metrics()) >= 10
+
+
 def test_a_machine_that_stops_for_long_ends_the_run(
     dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:

@@ -129,7 +129,7 @@ class _Loop:
         self._state, self._is_main = self.stepper.state, self.stepper.processes.is_main
         self._saver = Saver(self.run, self._state, self.stepper.processes)
         self._began = time.perf_counter() - self._state.seconds
-        self._evaluation_seconds = self._validation_seconds = 0.0
+        self._evaluation_seconds = self._validation_seconds = self._snapshot_seconds = 0.0
         self._step_began, self._step_seconds = 0.0, math.inf
         self._next_evaluation = _after(self._state.progress)
         self._restart_clock()
@@ -179,6 +179,9 @@ class _Loop:
             due_since = time.perf_counter()
             evaluated = self._evaluate_and_save()
             self._evaluation_seconds = time.perf_counter() - due_since
+            if evaluated.record["step"] == 0:
+                # Only the first snapshot compiles and times the decoder.
+                self._evaluation_seconds -= self._snapshot_seconds
             self._tell(evaluated)
             self._restart_clock()
             if self._config.budget is not None:
@@ -306,7 +309,9 @@ class _Loop:
                 raise StepNotFiniteError(
                     f"validation loss is no longer a finite number, at step {state.step}"
                 )
+            began = time.perf_counter()
             taken = self._snapshot()
+            self._snapshot_seconds = time.perf_counter() - began
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss
         state.evaluated(evaluation.loss)
