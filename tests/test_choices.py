@@ -73,6 +73,12 @@ def test_another_question_or_processor_is_measured_anew(
     assert again.made > 0
 
 
+def test_a_way_that_is_far_slower_is_timed_once() -> None:
+    slow, fast = Ways(slow=1.0), Ways(fast=0.001)
+    assert fastest("kind", "far apart", {**slow.ways, **fast.ways}) == "fast"
+    assert slow.made == 2 and fast.made == 2 * choices._ROUNDS  # after a call that is not timed
+
+
 def test_a_way_must_save_what_it_is_worth() -> None:
     assert fastest("kind", "even", Ways(one=0.005, other=0.005).ways) == "one"
     assert fastest("kind", "close", Ways(one=0.01, other=0.0095).ways, worth=0.1) == "one"

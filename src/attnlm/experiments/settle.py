@@ -76,7 +76,8 @@ def chosen_device(config: Config, dataset: TrainingData) -> Device:
 
     with keeping_random_state(device):
         ways = {found.name: step_on(found) for found in (device, cpu)}
-        about = asdict(config.model), asdict(training), dataset.vocab_size, device.reason
+        shape = asdict(config.model), asdict(training), dataset.vocab_size
+        about = *shape, device.reason, torch.get_num_threads()
         name = fastest("device", _sizes(config, dataset), ways, about=about, worth=_WORTH)
     return device if name == device.name else replace(cpu, reason=f"faster here than {device.name}")
 
