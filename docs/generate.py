@@ -14,8 +14,8 @@ from typing import Any
 import attnlm
 from attnlm.cli.app import root_command
 from attnlm.runs.forms import Exported
+from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Checkpoint, Result
-from attnlm.runs.ticker import Snapshot
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"

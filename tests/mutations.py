@@ -120,7 +120,7 @@ a tokenizer is exported without being compared | test_export.py
 GPT-2's matrices are not transposed | test_export.py
 -joined.T if one.transposed
 +joined if one.transposed
-== runs/ticker.py
+== runs/journal.py
 a line of metrics is believed |
 test_training.py::test_metrics_with_a_changed_digit_or_a_lost_line_are_refused
 -record.pop("crc32", None) == _checksum(record)

@@ -422,7 +422,8 @@ def test_named_errors(project: Path) -> None:
         ),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
         (["eval", "--checkpoint"], 2, "requires an argument", "see attnlm eval --help"),
-        (["train", "--heads", "four"], 2, "--heads", "--help"),
+        (["train", "--heads", "four"], 2, "'--heads': 'four' is not a whole number", "--help"),
+        (["train", "--dropout", "no"], 2, "'--dropout': 'no' is not a number", "--help"),
         (["tarin"], 2, "tarin", "train"),
         (["train", "--model", "bigram", "--heads", "4"], 2, "--heads does not apply", "multi-head"),
         (

@@ -14,7 +14,7 @@ from attnlm.base.events import Note, Progress
 from attnlm.base.settings import Setting
 from attnlm.cli import console, displays
 from attnlm.config.settings import resolve
-from attnlm.runs.ticker import Snapshot
+from attnlm.runs.journal import Snapshot
 from attnlm.see.progress_bar import ProgressBar
 from attnlm.training.events import Evaluated, Stepped
 

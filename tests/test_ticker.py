@@ -21,8 +21,8 @@ from attnlm.experiments import train as launch
 from attnlm.experiments.evaluate import take_snapshot
 from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
+from attnlm.runs.journal import PASSAGE, Journal, Snapshot, ticker_journal
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import PASSAGE, Journal, Snapshot, ticker_journal
 from attnlm.training.events import Evaluated
 from tests.models import FRUITS
 

@@ -180,6 +180,8 @@ def _explain(error: BaseException) -> int:
 def _explain_usage(error: Any) -> int:
     message = str(error.format_message()).splitlines()[0]
     message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
+    for kind, plain in (("int", "whole number"), ("float", "number")):
+        message = re.sub(rf"is not a valid {kind}$", f"is not a {plain}", message)
     console.fail(message[:1].lower() + message[1:], _usage_hint(error))
     return 2
 

@@ -18,10 +18,10 @@ from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
+from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.text import token_texts
 from attnlm.training.cost import is_whole_affordable
 from attnlm.training.kernels import kernels_of

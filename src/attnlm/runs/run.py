@@ -17,7 +17,7 @@ from attnlm.base.records import decoded, limited
 from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.config.settings import Config
-from attnlm.runs.ticker import Journal, Snapshot, snapshot_of, snapshot_record, ticker_journal
+from attnlm.runs.journal import Journal, Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:

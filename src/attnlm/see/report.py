@@ -22,10 +22,10 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.recorder import Recorder
+from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of
 from attnlm.runs.run import Result, Run
-from attnlm.runs.ticker import PASSAGE, Snapshot
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.curves import verdict
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads

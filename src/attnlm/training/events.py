@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.readable import byte_size, duration
+from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Snapshot
 
 if TYPE_CHECKING:
     from attnlm.compute.device import Device  # loads torch

@@ -22,8 +22,8 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, check_unchanged
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import folded
+from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run
-from attnlm.runs.ticker import Snapshot
 from attnlm.training.cost import evaluated_part, is_whole_affordable
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.kernels import kernels_of
