@@ -250,17 +250,17 @@ class Model {
   }
 }
 
-/* The least and the most of each option, and what lies between: the limits of `attnlm sample`, with seeds that
-   JavaScript can tell apart. */
+/* The lowest and the highest value of each option, and its kind. The limits are those of `attnlm sample`, but a
+   seed has 32 bits. */
 const LIMITS = {
   tokens: [0, Number.MAX_SAFE_INTEGER],
   temperature: [0, Number.MAX_VALUE, "number"],
   topK: [1, Number.MAX_SAFE_INTEGER],
   topP: [Number.MIN_VALUE, 1, "number"],
-  seed: [0, Number.MAX_SAFE_INTEGER],
+  seed: [0, 2 ** 32 - 1],
 };
 
-/* Throw a RangeError for a number out of its limits, or what is no number. */
+/* Throw a RangeError for a value that is not a number of this kind within its limits. */
 function checkNumber(name, value, least, most, kind = "whole number") {
   const fits = kind === "number" ? typeof value === "number" : Number.isSafeInteger(value);
   if (!(fits && value >= least && value <= most))

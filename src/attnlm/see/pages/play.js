@@ -224,7 +224,7 @@ async function generateTokens(count) {
   let wroteAt = performance.now(), drewAt = wroteAt;
   const chosen = options();
   if (!turn.stopped) await Promise.all(models.map((model, number) => {
-    const state = states[number], seed = chosen.seed === undefined ? undefined : (chosen.seed + state.made.length) % 2 ** 53;
+    const state = states[number], seed = chosen.seed === undefined ? undefined : (chosen.seed + state.made.length) % 2 ** 32;
     return model.generate({...chosen, seed, tokens: count, ids: state.window, cache: state.cache, onToken: (id, probability, probabilities_V) => {
       state.made.push({id, probability});
       state.window = model.extended(state.window, id);
