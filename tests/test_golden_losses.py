@@ -60,3 +60,31 @@ def test_the_loss_after_50_steps_is_as_it_was(model: str, dataset: Dataset, tmp_
     )
     # Written with four places; with AVX-512 and with SSE alone they differed by less than 1e-6.
     assert run.metrics()[-1]["val_loss"] == pytest.approx(LOSSES[model], abs=2e-4)
+
+
+def test_adamw_trains_gpt2_better_at_its_own_default_rate_than_at_muons(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    rates: list[dict[str, Any]] = [{}, {"learning_rate": 0.02}]
+    own, muons = (
+        attnlm.train(
+            dataset,
+            checkpoint_dir=tmp_path,
+            **rate,
+            model="gpt2",
+            optimizer="adamw",
+            layers=2,
+            embed_dim=64,
+            heads=2,
+            steps=60,
+            eval_every=60,
+            batch_size=8,
+            block_size=32,
+            seed=1,
+            device="cpu",
+            threads=1,
+            compile="off",
+        ).metrics()[-1]["val_loss"]
+        for rate in rates
+    )
+    assert own < muons - 0.1  # 0.35 with this seed, 0.12 to 0.34 with five others

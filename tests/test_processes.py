@@ -235,6 +235,23 @@ def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -
     assert timeless(path) == timeless(whole)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's end")
+def test_a_process_ends_when_its_launcher_was_killed_before_it_joined() -> None:
+    """It would wait for the others for minutes."""
+    command = (
+        "from attnlm.cli import exits\nfrom attnlm.compute import processes\n"
+        "exits.run_and_exit(lambda: processes.joined().__enter__())"
+    )
+    variables = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env=os.environ | variables | {"ATTNLM_WATCHED": "0"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (75, b"", b"")
+
+
 def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> None:
     variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     # The library tells when it begins to wait.
@@ -316,6 +333,24 @@ def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("GROUP_RANK", machine)
         said.append(Processes(rank, 4, store).is_first_to_say())
     assert said == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("rank", "local", "says"), [(0, 0, True), (5, 1, False), (4, 0, True)])
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a link that is cut: the first process of the machine says it."""
+    cut = threading.Event()
+
+    class Store:
+        def add(self, *_: object) -> int:
+            cut.wait()
+            return 1
+
+    monkeypatch.setattr(module, "_STORE_ANSWERS", 0.05)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    assert Processes(rank, 8, Store()).is_first_to_say() == says  # type: ignore[arg-type]
+    cut.set()
 
 
 def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -676,3 +676,18 @@ def test_the_hint_for_data_that_are_too_small_works(
     attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
     with pytest.raises(AttnlmError, match="split has"):
         attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
+
+
+def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
+    run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
+    losses = [record["val_loss"] for record in run.metrics()]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 4 < 50
+
+
+def test_the_training_loss_is_the_mean_since_the_last_evaluation(trained: Any) -> None:
+    every, third = trained(eval_every=1), trained(eval_every=3)
+    single = [record["train_loss"] for record in every.metrics()[1:]]
+    means = [record["train_loss"] for record in third.metrics()[1:]]
+    for place, mean in enumerate(means):
+        assert mean == pytest.approx(sum(single[3 * place : 3 * place + 3]) / 3, rel=1e-5)
