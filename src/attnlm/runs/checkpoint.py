@@ -1,6 +1,7 @@
-"""Checkpoints of weights, optimizer state and facts: written atomically, checked when loaded.
+"""Checkpoints: weights, optimizer state, and facts (JSON values such as the step).
 
-A checkpoint is one safetensors file, or a folder for a sharded run (see sharded_checkpoint.py).
+They are written atomically, and checked when loaded. A checkpoint is one safetensors file. A run
+with the setting `shard` writes a folder instead (see sharded_checkpoint.py).
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _BYTES_PER_NUMBER = 12  # a float32 weight with its mean and square
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """The facts of a checkpoint and, if it is a single file, the header of that file.
+    """The facts of a checkpoint; for a single file, also its safetensors header.
 
-    The names, shapes and types of all tensors match the model; their values have not been read.
+    The names, shapes and types of all tensors match the model. Their values have not been read.
     """
 
     facts: Mapping[str, Any]
@@ -52,7 +53,7 @@ class CheckpointHeader:
 
     @property
     def digest(self) -> str:
-        """The digest stored in the file; loading the file checks it."""
+        """The digest stored in the file, which `load_checkpoint` checks; "" for a folder."""
         return "" if self.file is None else self.file.metadata.get("digest", "")
 
 
@@ -62,10 +63,10 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     optimizer: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write named weights, `facts` (JSON values) and, if given, the optimizer's state.
+    """Write weights by name, `facts` (JSON values) and, if given, the optimizer's state to a file.
 
-    For a model with adapters, `weights` are the adapters. The file replaces an older one
-    atomically, contains a digest of its content, and has the same bytes for the same content.
+    For a model with adapters, `weights` are only the adapters. An older file is replaced
+    atomically. The file contains a digest of its content. Equal content gives equal bytes.
     """
     tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -80,7 +81,7 @@ def save_weights_in_turn(
 ) -> None:
     """Write a checkpoint of weights, holding one tensor in memory at a time.
 
-    `weight` returns the tensor of a name, in float32 and with the shape given in `shapes`.
+    `weight(name)` returns a tensor in float32 with the shape `shapes[name]`.
     """
     _save(path, _named(shapes), lambda name: weight(name.removeprefix(_MODEL)), facts)
 
@@ -115,10 +116,10 @@ def load_checkpoint(
 ) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a checkpoint's facts, weights and optimizer state.
 
-    If `count` processes share the rows of all tensors, return the rows of process `rank`
-    (`rows_of`). With `lora`, the weights are the adapters. Pass `header` to avoid reading it again.
-    Raises AttnlmError if the file is missing, damaged or of another model, and NotFiniteError for
-    weights that are NaN or infinite. Training never saves such weights.
+    If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
+    `count` (see `rows_of`). With `lora`, the weights are the adapters. A given `header` is not read
+    again. Raises AttnlmError if the file is missing, damaged or of another model, NotFiniteError if
+    weights are NaN or infinite. Training never saves such weights.
     """
     found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
@@ -132,7 +133,7 @@ def load_checkpoint(
 
 
 def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights and optimizer state by their names in a checkpoint."""
+    """Return all tensors by their names in a checkpoint: `model.<name>` and `optimizer.<name>`."""
     named = {_MODEL + name: tensor for name, tensor in weights.items()}
     return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
@@ -140,7 +141,7 @@ def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
 def load_header(
     path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
 ) -> CheckpointHeader:
-    """Return the header without reading the tensors or checking the digest.
+    """Return a checkpoint's header without reading the tensors or checking the digest.
 
     Raises AttnlmError as `load_checkpoint` does.
     """
@@ -190,7 +191,7 @@ def _read(
 def _read_file(
     path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]] | None:
-    """Return the header and the tensors, or None for a file of another model."""
+    """Return the header and, with `numbers`, the tensors. For another model's file, return None."""
     with files.open_regular(path) as opened:
         if header is None or header.file is None:
             most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
@@ -232,7 +233,7 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_of_model(header: Header, expected: Mapping[str, Shape]) -> bool:
-    """Return True if the file has all of the model's tensors and otherwise only optimizer state."""
+    """Return True if the file has all weights of the model and nothing else but optimizer state."""
     for name, found in header.tensors.items():
         if found.dtype != "F32" or found.shape != whole_shape(name, expected):
             return False

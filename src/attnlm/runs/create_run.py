@@ -34,8 +34,9 @@ def create_run(
 ) -> Run:
     """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
-    A run that trains adapters also gets its parent's weights. Raises AttnlmError if the name is
-    taken, UsageError if it can't be a folder's name.
+    `parent` describes the run whose weights the new run starts from (see `Parent`). If the new run
+    trains adapters, its folder also gets these weights. Raises AttnlmError if the name exists,
+    UsageError if it can't be a folder's name.
     """
     about = {name: getattr(dataset, name) for name in fields_of(DatasetFacts)}
     about["path"] = str(dataset.path)
@@ -45,7 +46,7 @@ def create_run(
 
 
 def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
-    """Raise the errors of `create_run` for a name, before any slow work begins."""
+    """Check a name before slow work begins: raise the error that `create_run` would raise later."""
     check_name(name)
     if os.path.lexists(checkpoint_dir / name):
         raise _taken(checkpoint_dir / name, is_trained)
@@ -58,9 +59,10 @@ def put_new(
     checkpoint_dir: Path,
     fill: Callable[[Run], Run] | None = None,
 ) -> Run:
-    """Create the folder of a run with the files that `fill` writes, and move the folder into place.
+    """Create the folder of `run` in a temporary place, then move it into `checkpoint_dir`.
 
-    `fill` returns the run to save in config.json. Raises as `create_run` does.
+    `fill(run)` writes more files to the temporary folder `run.path`, and returns the run to save in
+    config.json. Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -77,9 +79,10 @@ def put_new(
 
 
 def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
-    """Move a run's folder to its final name, unless the name exists.
+    """Move a run's folder to its final path, and return the path. Raises AttnlmError if it exists.
 
-    The number of a removed run is not reused while other runs record it as their parent.
+    Without `name`, the run gets the first free name of `<model>-001`, `<model>-002`, … The name of
+    a removed run stays reserved while other runs record that run as their parent.
     """
     gone = set() if name else _parents(checkpoint_dir)
     numbered = (f"{run.config.model.model}-{number:03}" for number in itertools.count(1))
@@ -97,7 +100,7 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
 
 
 def _parents(checkpoint_dir: Path) -> set[str]:
-    """Return the names of the parents of the runs in this folder."""
+    """Return the names that the runs in `checkpoint_dir` record as their parents."""
     names = set()
     for name in folder_names(checkpoint_dir, "run"):
         with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or without parents

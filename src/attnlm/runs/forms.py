@@ -1,7 +1,7 @@
-"""Model formats of other tools: the models they can express, their names of sizes and tensors.
+"""Forms: model architectures of transformers and llama.cpp, with their names of sizes and tensors.
 
-Whether a form fits a model depends on the model's parts, not on the model's name. Biases and
-positions that a form has and the model lacks are filled with zeros, which changes no logit.
+Whether a form can express a model depends on the model's architecture, not on its name. If the
+model lacks biases or position embeddings of the form, zeros are stored, which changes no logit.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import MAP_NAMES, map_name
 
 FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
-"""The formats that runs are exported to, each with its number types."""
+"""The formats that runs are exported to, each with its number types; hf is always float32."""
 
 Expressible = Mapping[str, Container[object] | None]
-"""The values that a form can express, by field of Architecture; None stands for all values.
-For a field that is missing here, the form can express only the default."""
+"""The values that a form can express, keyed by field of Architecture; None stands for all values.
+For a field that is not a key, the form can express only the field's default."""
 
 
 class Stored(NamedTuple):
-    """A tensor of another tool, and the names of the parameters of attnlm that the tensor holds.
+    """A tensor in another tool's file, and how it holds our parameters.
 
-    Several parameters are concatenated along their outputs.
+    `parts` are our names of the parameters. Several parameters are concatenated along their
+    outputs. If `transposed`, the tensor is the transpose of our matrix.
 
-    A matrix may be transposed. The two halves of each rotated head may be interleaved. Then
-    `interleaved` is the number of heads, and each head has its outputs in the order 0, D/2, 1,
-    D/2 + 1, …
+    If `interleaved` is not 0, it is the number of heads, and the outputs of each head (of size D)
+    are in the order 0, D/2, 1, D/2 + 1, …
     """
 
     name: str
@@ -47,19 +47,19 @@ class Form:
     name: str
     expressible: Expressible
     sizes: Mapping[str, str]
-    """the tool's names of sizes, and the attribute of Architecture for each"""
+    """the attributes of Architecture, keyed by the tool's names of these sizes"""
     modules: Mapping[str, str]
-    """our modules, and the tool's names for them, with {} for the block's number; a key names
-    several modules, separated by spaces, if one tensor of the tool holds them all"""
+    """the tool's names of modules, keyed by our names; {} stands for the number of the block; if
+    the tool stores several of our modules as one, the key has all our names, separated by spaces"""
     has_bias: Callable[[Architecture, str], bool]
-    """whether the tool's module has a bias, given the last part of our name for the module"""
+    """whether the tool's module has a bias, given the last word of our name, such as query"""
     transposes: bool = field(default=False, kw_only=True)
-    """whether the matrices of linear layers are transposed"""
+    """whether the tool stores the matrices of linear layers transposed"""
     interleaves: bool = field(default=False, kw_only=True)
-    """whether rotary positions rotate adjacent pairs; attnlm pairs the two halves of a head"""
+    """whether the tool rotates adjacent outputs of a head as pairs; attnlm pairs i with i + D/2"""
 
     def reasons(self, a: Architecture) -> list[str]:
-        """Return the parts of the model that this form can't express, in words."""
+        """Return, in words, what this form can't express of the model; [] if it fits."""
         if a.embed_dim is None:
             return ["a table of logits, and no layers"]
         values = {part.name: getattr(a, part.name) for part in fields(a)}
@@ -78,7 +78,7 @@ class Form:
         return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
 
     def stored(self, a: Architecture) -> Iterator[Stored]:
-        """Yield all tensors of the model, except an LM head that is tied to the embedding."""
+        """Yield the tensors in the tool's file: all except an LM head tied to the embedding."""
         for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
             for ours, theirs in self.modules.items():
                 if ("{}" in theirs) == (layer >= 0) and _has_module(a, ours):
@@ -125,13 +125,13 @@ class Exported:
 
     path: Path
     form: str
-    """the stock class of `transformers`, the architecture of llama.cpp, or a page and its size"""
+    """a class of `transformers`, an architecture of llama.cpp, or "a page of" and its size"""
     checkpoint: str
-    """best or last; for a page with several runs, all values that occur, separated by commas"""
+    """best or last; for a page with several runs, the values that occur, separated by commas"""
 
 
 def check_format(to: str, type: str | None) -> None:
-    """Raise UsageError for an unknown format, or a number type that the format lacks."""
+    """Raise UsageError if `to` is not a format, or if that format lacks the number type `type`."""
     for name, value, words in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
         if value is not None and name == "type" and not words:
             hint = f"leave `type` out: {to} always has float32"
@@ -150,9 +150,8 @@ def fitting_class(a: Architecture) -> StockClass | None:
 
 
 def form_for(a: Architecture, forms: Sequence[AnyForm], run: str) -> AnyForm:
-    """Return the form for a model. Raises UsageError, with reasons, if none fits.
-
-    `run` is the name shown in the error.
+    """Return the first of `forms` that can express a model. Raises UsageError, with reasons, if
+    none can. `run` is the run's name in the error.
     """
     closest = min(forms, key=lambda form: len(form.reasons(a)))
     if reasons := closest.reasons(a):
@@ -200,12 +199,13 @@ _UNSCALED: Expressible = {"rotary_factor": (None,)}
 
 
 def _own_biases(a: Architecture, kind: str) -> bool:
-    """Return True for the modules that have a bias in our models with RMS norm."""
+    """Return True if modules named `kind` have a bias in our models with RMS norm."""
     return a.qkv_bias if kind in ("query", "key", "value") else a.bias and kind in MAP_NAMES
 
 
 def _llama_biases(a: Architecture, kind: str) -> bool:
-    """Return True for modules with a bias; all attention projections have one if any has."""
+    """Return True if modules named `kind` have a bias in transformers. There, all four attention
+    projections have a bias if one of ours has."""
     if kind in ("query", "key", "value", "projection"):
         return a.qkv_bias or a.bias
     return _own_biases(a, kind)
@@ -289,8 +289,8 @@ _GGUF_LLAMA_SIZES = {
 # --- What config.json contains in addition to sizes -----------------------------------------------
 
 LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""limits in rotations within the original context: a frequency with fewer rotations than the first
-limit is divided by the factor, a frequency with more than the second limit is unchanged"""
+"""limits for the number of rotations of a frequency within the original context: below the first
+limit, the frequency is divided by the factor; above the second limit, it is unchanged"""
 
 
 def _gpt2_options(a: Architecture) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Tokenizers as llama.cpp reads them: a vocabulary and the name of a pre-tokenizer.
 
-For BPE, llama.cpp splits texts by built-in patterns, which a file can only name. Character and byte
-tokenizers use llama.cpp's RWKV tokenizer, which takes the longest token that matches next. Only
-the RWKV tokenizer has no default end-of-text id.
+The pre-tokenizers, which split texts for BPE, are built into llama.cpp; a file can only name one.
+Character and byte tokenizers become llama.cpp's RWKV tokenizer, which takes the longest matching
+token at each place. It is the only tokenizer of llama.cpp without a default end-of-text id.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MARKS = (
 
 
 def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the values of a GGUF file under `tokenizer.ggml`.
+    """Return the metadata of a GGUF file for a tokenizer: the values of keys `tokenizer.ggml.…`.
 
     Raises AttnlmError for a tokenizer that llama.cpp would read differently.
     """

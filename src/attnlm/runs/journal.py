@@ -1,6 +1,7 @@
-"""The files metrics.jsonl and ticker.jsonl: one line with a checksum for each evaluation.
+"""The files metrics.jsonl and ticker.jsonl of a run: a line with a checksum for each evaluation.
 
-The ticker has snapshots of the model. Axes: L layers, H heads, T tokens of a short passage.
+ticker.jsonl has snapshots of the model: a sampled text, and "maps", which are attention weights
+over a short passage of text. Axes of maps: L layers, H heads, T tokens of the passage.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Journal:
     """the maximum size of the file, in bytes"""
 
     def records(self) -> list[Record]:
-        """Return all records, oldest first, without a last line that a crash truncated.
+        """Return all records, oldest first. A last line that a crash truncated is left out.
 
         Raises AttnlmError if the file is damaged or can't be read.
         """
@@ -99,7 +100,7 @@ def _checksum(record: Mapping[str, Any]) -> int:
 # --- Snapshots ------------------------------------------------------------------------------------
 
 PASSAGE = 24
-"""the maximum number of tokens in the passage that the maps show"""
+"""the maximum number of tokens in the passage"""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class Snapshot:
     text: str
     """sampled with the same prompt and seed at every evaluation"""
     maps: NDArray[np.float32] | None
-    """(L, H, T, T), in steps of 1/255: all heads' attention weights over the run's passage; row t
-    has the weights of token t on the tokens up to itself; None for a bigram"""
+    """(L, H, T, T): the attention weights of all heads over the passage, stored in steps of 1/255;
+    row t has the weights of token t on tokens 0 to t; None for a model without heads (bigram)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +123,14 @@ class _Line:
     text: str
     maps: str | None
     passage: tuple[str, ...] = ()
-    """the tokens that the maps show; only in the first line"""
+    """the tokens of the passage; only the first line of the file has them"""
 
     def __post_init__(self) -> None:
         "".join((self.text, *self.passage)).encode()  # refuse lone surrogates
 
 
 def ticker_journal(folder: Path) -> Journal:
-    """Return the ticker of the run in `folder`."""
+    """Return the journal ticker.jsonl of the run in `folder`."""
     hint = "remove it: the run does not need it, and will write a new one"
     return Journal(folder / "ticker.jsonl", _Line, hint, largest=2**25)
 

@@ -1,4 +1,4 @@
-"""The settings of a ladder, as its folder records them."""
+"""The settings of a ladder (runs of several models, its rungs), as its folder records them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "thr
 
 @dataclass(frozen=True)
 class Plan:
-    """The resolved settings of a ladder, from which it is resumed."""
+    """The resolved settings of a ladder. A ladder that was stopped is resumed with them."""
 
     dataset: str
     dataset_path: str
@@ -51,7 +51,7 @@ class Plan:
         return {**alike, "seed": seed, **variant(rung)}
 
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
-        """Return the folder of each run, by rung and seed, next to the ladder's folder `path`."""
+        """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
         seeds = range(self.seed, self.seed + self.seeds)
         return {
             (rung, seed): path.with_name(

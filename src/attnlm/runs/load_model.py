@@ -1,8 +1,8 @@
-"""Load the model of a run, with adapters merged, and the weights that the run started from.
+"""Load the model of a run, with adapters merged, and the weights of its parent.
 
-The checkpoints of a run that trains adapters hold only the adapters. The run's folder also has the
-base weights, if possible as a hard link to the parent's file. A hard link takes no space and stays
-valid if the parent's file is replaced.
+The parent is the run whose weights a run started from. If a run trains adapters, its checkpoints
+hold only the adapters, and its folder also has the parent's weights in base.safetensors: if
+possible, as a hard link, which takes no space and stays valid if the parent's file is replaced.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def load_model(
         ids = attnlm.open_run("multi-head-001").tokenizer.encode("Once ")
         logits = model(torch.tensor([ids], device=device.torch))
 
-    `checkpoint` is auto, best or last, `device` auto, cpu, cuda or mps. Raises AttnlmError if
-    files are missing or damaged, or the device is not available.
+    `checkpoint` is auto, best or last. `device` is auto, cpu, cuda or mps. Raises AttnlmError if
+    files are missing or damaged, or if the device is not available.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = run.checkpoint(checkpoint)
@@ -64,7 +64,7 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Return the weights of a run's model, with adapters merged.
 
-    If `count` processes share the rows, return the rows of process `rank`. Raises as
+    If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
     `load_checkpoint` does.
     """
     about, lora = (run.config.model, run.vocab_size), run.config.training.adapters
@@ -80,7 +80,7 @@ def load_weights(
 
 
 def base_weights(run: Run) -> dict[str, Tensor]:
-    """Return the base weights of a run with adapters. Raises as `load_checkpoint` does."""
+    """Return the weights in a run's base.safetensors. Raises as `load_checkpoint` does."""
     assert run.parent is not None
     about = run.base, run.config.model, run.vocab_size
     hint = "copy the run's folder again, with all of its files"
@@ -99,7 +99,7 @@ def base_weights(run: Run) -> dict[str, Tensor]:
 
 
 def check_tokenizer(parent: Run, dataset: Dataset) -> None:
-    """Raise AttnlmError if the data set was not encoded with the run's tokenizer."""
+    """Raise AttnlmError if the data set was not encoded with the parent's tokenizer."""
     if dataset.tokenizer.to_json() != parent.tokenizer.to_json():
         raise AttnlmError(
             f"{dataset.name} was not encoded with the tokenizer of {parent.name}",
@@ -108,7 +108,7 @@ def check_tokenizer(parent: Run, dataset: Dataset) -> None:
 
 
 def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
-    """Return what a run records about its parent. Raises as `Run.checkpoint` does."""
+    """Return what a new run records about its parent. Raises as `Run.checkpoint` does."""
     start = parent.checkpoint(checkpoint)
     return asdict(
         Parent(
@@ -122,9 +122,9 @@ def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
 
 
 def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
-    """Return the weights that a run starts from, or the rows of process `rank` of `count`.
+    """Return the parent's weights, from which a run starts, as `load_weights` does.
 
-    Raises AttnlmError as `load_checkpoint` does, and if the parent was trained further.
+    Raises as `load_checkpoint` does, and AttnlmError if the parent was trained further.
     """
     parent, start = _start(run)
     weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
@@ -133,11 +133,10 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 
 
 def keep_base(run: Run) -> Run:
-    """Copy the parent's weights to the folder of an adapter run; return the run with their digest.
+    """Copy the parent's weights to base.safetensors, and return the run with their digest.
 
-    Use a hard link to the parent's file if that file holds only these weights and the file system
-    supports links.
-    Raises OSError and the errors of `parent_rows`.
+    Make a hard link instead of a copy if the parent's file holds only these weights and the file
+    system supports links. Raises OSError, and as `parent_rows` does.
     """
     parent, start = _start(run)
     assert run.parent is not None
@@ -170,7 +169,7 @@ def _check_unchanged(path: Path, run: Run) -> None:
 
 
 def _hash(checkpoint: Path) -> str:
-    """Return the hash of a file, or of a sharded run's facts.json, which lists the other hashes."""
+    """Return the hash of a checkpoint's file, or of a folder's facts.json, which has all hashes."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
     with explaining_reads(path, "", COPY_THE_RUN):
         return files.file_hash(path)

@@ -16,7 +16,7 @@ from attnlm.runs.run import COPY_THE_RUN, FORMAT, Run, StoredRun, damaged
 def open_run(
     name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
 ) -> Run:
-    """Return the run with a name in `checkpoint_dir`, or at a path (default: the newest run).
+    """Return the run called `name` in `checkpoint_dir`, or at the path `name`; default: the newest.
 
         run = attnlm.open_run("multi-head-001")
         run.config.training.steps, run.metrics()[-1]["val_loss"]
@@ -56,9 +56,9 @@ def open_run(
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
-    """Return the data set of a run, from its recorded path or by its name in `data_dir`.
+    """Return the data set of a run: at its recorded path, or else by its name in `data_dir`.
 
-    Raises AttnlmError if the data set is missing or has changed, and for an imported run.
+    Raises AttnlmError if the data set is missing or has changed, or if the run was imported.
     """
     if run.imported_from:
         raise AttnlmError(

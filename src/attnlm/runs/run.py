@@ -1,4 +1,4 @@
-"""A run's folder: configuration, tokenizer, metrics, ticker and checkpoints."""
+"""A run's folder: configuration, tokenizer, metrics, snapshots (the ticker) and checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COUNT: Any = {"at_least": 0, "below": 2**48}
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """The data set as config.json records it; an imported run has only a name."""
+    """The record of the data set in config.json; for an imported run, only a name."""
 
     name: str
     path: str = limited(default="", matches=r"[^\0]*")
@@ -48,7 +48,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The run whose weights a run started from, as config.json records it."""
+    """The record, in config.json, of the run whose weights this run started from."""
 
     name: str
     path: str = limited(matches=r"[^\0]*")
@@ -56,7 +56,7 @@ class Parent:
     step: int = limited(at_least=0)
     sha256: str
     base: str | None = None
-    """the digest of base.safetensors, for a run of adapters"""
+    """the digest of base.safetensors, if this run trains adapters"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class _Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class _CheckpointFacts:
-    """The facts in every checkpoint."""
+    """The facts in a checkpoint: JSON values that it has in addition to tensors."""
 
     step: int = limited(at_least=0)
     val_loss: float | None = None
@@ -142,7 +142,7 @@ class Result:
 
     @property
     def part(self) -> str:
-        """The part of the validation split that `final` is measured on; "" for the whole split."""
+        """The tokens that `final` covers: `65,536 of 1,115,394 tokens`; "" for the whole split."""
         return "" if self.whole else self._evaluated_part
 
     def facts(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Checkpoint:
     part: str = ""
     """the part of the validation split that the loss was measured on; "" for the whole split"""
     header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
-    """the header that was already read, so that loading does not read it again"""
+    """the header, if it was already read; loading then does not read it again"""
 
     def __str__(self) -> str:
         loss, on = self.val_loss, f" on {self.part}" if self.part else ""
@@ -178,7 +178,8 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run. Its folder `path` has everything needed to sample and resume."""
+    """A model and its training. The folder `path` has all that sampling needs; resuming also needs
+    the data set."""
 
     path: Path
     config: Config
@@ -223,7 +224,7 @@ class Run:
 
     @property
     def base(self) -> Path:
-        """The file of base weights, if the run trains adapters."""
+        """The file of frozen weights; it exists only if the run trains adapters."""
         return self.path / "base.safetensors"
 
     @property
@@ -241,16 +242,17 @@ class Run:
 
     @property
     def evaluated_part(self) -> str:
-        """The part evaluated in training: `65,536 of 1,115,394 tokens`; "" for the whole split."""
+        """The tokens of an evaluation: `65,536 of 1,115,394 tokens`; "" for the whole split."""
         most, length = self.config.training.eval_tokens, self.config.model.block_size
         if most is None or most >= self.dataset["val_tokens"] - 1:
             return ""
         return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
 
     def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
-        """Return a checkpoint: `best`, `last` or `auto` (best; last if only step 0 was evaluated).
+        """Return the checkpoint `best`, `last` or `auto`.
 
-        Raises UsageError for any other word, AttnlmError if the file is missing or damaged.
+        `auto` is best; it is last if best is missing or only step 0 was evaluated. Raises
+        UsageError for any other word, AttnlmError if the file is missing or damaged.
         """
         if isinstance(which, Checkpoint):
             return which
@@ -314,7 +316,7 @@ class Run:
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return one record per evaluation, oldest first, without a line that a crash truncated.
+        """Return one record per evaluation, oldest first. A line cut off by a crash is left out.
 
             losses = [(record["step"], record["val_loss"]) for record in run.metrics()]
 
@@ -324,7 +326,7 @@ class Run:
         return self._metrics.records()
 
     def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
-        """Return the records up to `evaluated_step`, which is −1 before any evaluation.
+        """Return the records up to the step `evaluated_step`; [] for −1 (before any evaluation).
 
         Raises AttnlmError if the record of `evaluated_step` is missing.
         """
@@ -334,7 +336,7 @@ class Run:
         return kept
 
     def ticker(self) -> list[Snapshot]:
-        """Return the snapshots of the model at its evaluations, oldest first; old runs have none.
+        """Return the snapshots of the model at evaluations, oldest first; [] for old runs.
 
         Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
@@ -344,13 +346,13 @@ class Run:
             raise self._ticker.damaged() from None
 
     def ticker_passage(self) -> list[str]:
-        """Return the tokens that the ticker's maps show; old runs have none."""
+        """Return the tokens of the passage of the snapshots' maps; [] for old runs."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
     def whole(self) -> dict[str, dict[str, Any]]:
         """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
-        Each value is like a record of the metrics. The result is empty if evaluations covered the
+        Each value has the fields of `Measured`. The result is empty if evaluations covered the
         whole split anyway, or if measuring the whole split would have taken too long. Raises
         AttnlmError if the file is damaged.
         """
@@ -368,7 +370,7 @@ class Run:
         return Result(records, self.whole(), self.evaluated_part) if records else None
 
     def references(self) -> dict[str, float]:
-        """Return reference losses, in nats per token, by label."""
+        """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""
         known = {
             "uniform, ln V": math.log(self.vocab_size),
             "counted bigram": self.dataset["bigram_loss"],
@@ -385,14 +387,17 @@ class Run:
     ) -> None:
         """Add a record to the metrics, and a snapshot to the ticker unless the ticker is full.
 
-        The ticker's first line also holds the passage that its maps show.
+        The ticker's first line also holds `passage`, the tokens of the snapshots' maps.
         """
         self._metrics.append(record)
         about = {} if self._ticker.size() else {"passage": passage}
         self._ticker.append({**snapshot_record(snapshot), **about})
 
     def keep_until(self, evaluated_step: int) -> None:
-        """Drop all records after `evaluated_step`. Raises as `metrics_until` and `ticker` do."""
+        """Drop metrics and snapshots after `evaluated_step`, and the file of `whole`.
+
+        Raises as `metrics_until` and `ticker` do.
+        """
         metrics = self.metrics_until(evaluated_step)
         self.ticker()  # raises if it is damaged
         steps = {record["step"] for record in metrics}
@@ -411,7 +416,7 @@ class Run:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the run's training lock, and remove the leftovers of killed processes.
+        """Hold the run's training lock. Once it is held, remove the leftovers of killed processes.
 
         Raises AttnlmError if another process is training the run.
         """

@@ -1,4 +1,4 @@
-"""Show a run in a notebook as plain HTML: facts and loss curve."""
+"""Show a run in a notebook as plain HTML: a table and the loss curve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
 
 
 def run_html(run: Run) -> str:
-    """Return the run's table, and its loss curve if it has been drawn.
+    """Return HTML with a table about the run, and with its loss curve if curve.png exists.
 
     Raises AttnlmError if its metrics are damaged, OSError if a file can't be read.
     """
@@ -29,7 +29,7 @@ def run_html(run: Run) -> str:
 
 
 def run_facts(run: Run) -> dict[str, str]:
-    """Return facts about a run's model, data and losses, but no times.
+    """Return the rows of the table, by label: the run's model, data and losses, but no times.
 
     Raises AttnlmError if its metrics are damaged.
     """

@@ -1,7 +1,7 @@
 """Read and write safetensors files one tensor at a time.
 
-The safetensors library maps whole files, and holds all tensors that it writes. Mapped files and
-held tensors both count as memory.
+The safetensors library would need more memory: it maps a whole file to read it, and holds all
+tensors to write them. Mapped files count as memory, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_HEADER = 2**26  # bytes
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: its safetensors type, its shape, and its byte offsets."""
+    """A tensor in a file: its safetensors type, its shape, and byte offsets after the header."""
 
     dtype: str
     shape: Shape
@@ -79,7 +79,7 @@ class TensorFile(NamedTuple):
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Return a tensor, or some of its rows, in new memory.
 
-        Raises OSError, and ValueError if the file was truncated.
+        Raises OSError if reading fails, ValueError if the file was truncated.
         """
         stored = self.header.tensors[name]
         shape, begin = stored.shape, stored.begin
@@ -96,7 +96,7 @@ class TensorFile(NamedTuple):
 
 @contextlib.contextmanager
 def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
-    """Turn read errors into AttnlmError; `damaged` follows "is damaged" in the message."""
+    """Turn read errors into AttnlmError. Its message has the text `damaged` after "is damaged"."""
     try:
         yield
     except OSError as error:
@@ -135,11 +135,11 @@ def write_tensors(
     tensor: Callable[[str], Tensor],
     metadata: Callable[[], Mapping[str, str]] = lambda: {"format": "pt"},
 ) -> None:
-    """Write float32 tensors atomically, sorted by name.
+    """Write float32 tensors, sorted by name, to a file atomically.
 
-    `tensor` returns the tensor of a name. `metadata` is called twice: before the first tensor, to
-    learn the length of the metadata, and after the last tensor, since the metadata may contain a
-    digest of the tensors.
+    `tensor(name)` returns a tensor. `metadata` is called twice: before the first tensor, to reserve
+    space for its result, and after the last tensor, since the result may contain a digest of the
+    tensors. Both results must have the same length.
     """
     names, header, end = sorted(shapes), {}, 0
     for name in names:

@@ -1,8 +1,8 @@
 """Sharded checkpoints: folders that all processes write while training continues.
 
-The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP): `shard-K` holds
-rows of every tensor, and the offsets of these rows. facts.json has the checkpoint's facts and the
-hashes of the files.
+The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP). Files
+`shard-K-…` have the rows that one process holds of every tensor, and the offsets of these rows.
+facts.json has the checkpoint's facts (JSON values such as the step), and the files' hashes.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class ShardedCheckpoints:
         checkpoints: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Any]]],
         when_saved: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start to write the tensors and facts of checkpoints to `folder`, one after the other.
+        """Start to write checkpoints to `folder`, one after the other, in a thread.
 
-        The tensors must not change after the call. Weights are named `model.…`. First waits for the
-        checkpoints of the previous call. Raises OSError if those checkpoints could not be written,
-        and LostProcessError.
+        `checkpoints` maps a checkpoint's name to its tensors and facts. Weights are named
+        `model.…`. The tensors must not change after the call. `when_saved` is called at the end.
+
+        First, wait for the checkpoints of the previous call. Raises OSError if those could not be
+        written, LostProcessError if another process was lost.
         """
         from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -92,7 +94,7 @@ class ShardedCheckpoints:
 def _writer(
     new: Path, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> StorageWriter:
-    """Return a writer to `new`, which replaces `path` after all processes have written."""
+    """Return a DCP writer to the folder `new`. The folder replaces `path` when all have written."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.futures import Future as Written
 
@@ -119,8 +121,8 @@ def _writer(
 
 
 def whole_shape(name: str, weights: Mapping[str, Shape]) -> Shape | None:
-    """Return the shape of a weight, or of optimizer state named `optimizer.<parameter>/<what>`;
-    return None for any other tensor."""
+    """Return the full shape of the tensor `name`: a weight `model.<parameter>`, or optimizer state
+    `optimizer.<parameter>/<what>`. Return None for any other name."""
     return weights.get(f"model.{parameter_of(name)}")
 
 
@@ -134,11 +136,11 @@ def parameter_of(name: str) -> str:
 def read_folder(
     path: Path, weights: Mapping[str, Shape], rank: int, count: int, numbers: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Return the facts, and the rows of all tensors that belong to process `rank` of `count`.
+    """Return a checkpoint's facts, and the rows of each tensor that process `rank` of `count` has.
 
-    Return None if any tensor does not match `weights`. Each process checks the hashes of some
-    files. Without `numbers`, read no rows and check no hash. Raises ValueError for a damaged file,
-    OSError, and AttnlmError for facts that can't be read.
+    Return None if tensors do not match the shapes `weights`. Each process checks the hashes of
+    different files. Without `numbers`, read no rows and check no hash. Raises ValueError for a
+    damaged file, OSError, and AttnlmError for facts that can't be read.
     """
     content = files.read_json(path / FACTS, _LARGEST_FACTS)
     facts, hashes = content.get("facts"), content.get("files")
@@ -181,7 +183,8 @@ class _Part(NamedTuple):
 
 
 def _first_row(places: Any, name: str) -> int:
-    """Return the first row of a part of a tensor. Raises ValueError if the part divides rows."""
+    """Return the row at which a file's part of a tensor begins. Raises ValueError if rows are
+    divided between files."""
     try:
         first, *others = places[name]["saved_offsets"]
     except (KeyError, TypeError):

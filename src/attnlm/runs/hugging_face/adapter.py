@@ -1,9 +1,9 @@
 """Write and read adapters in the format of `peft`: adapter_config.json and
 adapter_model.safetensors.
 
-The modules have the names of the stock class that the model is exported as. If a module holds
-several of our linear layers, its rank is the sum of their ranks. For example, GPT-2's c_attn holds
-query, key and value.
+The modules have the names of the stock class: the class of `transformers` that the model is
+exported as. A module may hold several of our linear layers; its rank is then the sum of their
+ranks. For example, GPT-2's c_attn holds query, key and value.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ _OFF: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 class _Module(NamedTuple):
-    """A linear layer of a stock class, and the paths of its parts in our model, in output order."""
+    """A linear layer of a stock class. `maps` are the paths of the layers of our model that it
+    holds, in the order of its outputs."""
 
     name: str
     maps: tuple[str, ...]
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """The names of A and B in a file."""
+        """The names of the LoRA matrices A and B in a file of `peft`."""
         down, up = (f"{_PREFIX}{self.name}.lora_{x}.weight" for x in "AB")
         return down, up
 
@@ -90,9 +91,10 @@ def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
 
 
 def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
-    """Write adapters, given by the names of their parameters, to the folder `run.adapter`.
+    """Write adapters, keyed by our names of their parameters, to the folder `run.adapter`.
 
-    Write nothing for a run without adapters or a model without a stock class. Raises OSError.
+    Write nothing if the run has no adapters, or if no stock class can express its model. Raises
+    OSError.
     """
     a, lora = run.config.model, run.config.training.adapters
     stock = fitting_class(a)
@@ -151,7 +153,7 @@ def is_adapter(source: Path) -> bool:
 def import_adapter(
     folder: Path, base: str | Path | Run, *, name: str | None, checkpoint_dir: Path
 ) -> Run:
-    """Create a run from an adapter for the weights of the run `base`.
+    """Create a run from the adapter in `folder`, which was trained for the weights of `base`.
 
     Raises as `import_run` does, and UsageError if no stock class can express the model.
     """
@@ -186,11 +188,11 @@ def import_adapter(
 def _read_adapter(
     folder: Path, a: Architecture, stock: StockClass
 ) -> tuple[LoRA, dict[str, Tensor]]:
-    """Return the adapters in a folder of `peft` by the names of our parameters.
+    """Return the LoRA settings and the adapters, keyed by our names, of a folder of `peft`.
 
-    Modules of lower rank are padded with zeros, and B is rescaled if alpha / rank differs between
-    modules. Raises AttnlmError for files that are missing or damaged, and for adapters that our
-    LoRA settings can't express.
+    Our settings have one rank and one alpha: matrices of lower rank are padded with zeros, and B is
+    rescaled if alpha / rank differs between modules. Raises AttnlmError for files that are missing
+    or damaged, and for adapters that our LoRA settings can't express.
     """
     path = folder / _CONFIG
     config = read_object(path)
@@ -224,7 +226,7 @@ def _read_adapter(
 
 
 def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor] | None:
-    """Return a module's A (rank, inputs) and B (outputs, rank), or None if it has no adapter."""
+    """Return a module's A (rank, inputs) and B (outputs, rank), or None if `file` lacks both."""
     there = [name for name in module.tensors if name in file.header.tensors]
     if not there:
         return None
@@ -263,10 +265,10 @@ def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) ->
 def _of_module(
     config: Mapping[str, Any], patterns: str, module: _Module, key: str, path: Path
 ) -> float:
-    """Return a module's value by the rules of peft.
+    """Return a module's rank or alpha in adapter_config.json, by the rules of peft.
 
-    `config[patterns]` maps the ends of module names to values. `config[key]` is the value of all
-    other modules.
+    `config[patterns]` maps the ends of module names to values. For a module with another name, the
+    value is `config[key]`.
     """
     value = config.get(key, 8)
     given = config.get(patterns) or {}

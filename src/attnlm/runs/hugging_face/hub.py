@@ -48,11 +48,11 @@ def check_source(source: str | Path) -> None:
 def downloaded(
     name: str, revision: str | None, check: Callable[[Path], None], on_event: OnEvent
 ) -> Path:
-    """Download the files that an import needs, and return their folder. Its name is the commit.
+    """Download the files that an import needs, and return their folder, whose name is the commit.
 
-    `check` is called with the folder before the weights are downloaded. The client caches files,
-    resumes an interrupted download, and uses the cached model if the network is unavailable. Raises
-    AttnlmError.
+    `check` is called with the folder before the weights are downloaded. The Hub's client caches
+    files, resumes an interrupted download, and uses the cached model if the network is unavailable.
+    Raises AttnlmError if the download fails.
     """
     hub = optional("huggingface_hub", f"downloading {name}")
     bar = _reporting_bar(on_event)
@@ -85,7 +85,7 @@ def _reporting_bar(on_event: OnEvent) -> type[Any]:
 
 @contextlib.contextmanager
 def _explaining(name: str, revision: str | None) -> Iterator[None]:
-    """Turn an error of the client into AttnlmError, with a message of one line and a hint."""
+    """Turn an error of the Hub's client into AttnlmError, with a one-line message and a hint."""
     try:
         yield
     except Exception as error:  # from the client, its HTTP library or the Hub

@@ -39,21 +39,22 @@ def import_run(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Run:
-    """Create a run from a Hugging Face folder, from one of its safetensors files, or by model name.
-
-    A folder with an adapter of `peft` becomes a run of adapters for the weights of the run
-    `base`.
+    """Create a run from a Hugging Face folder, one of its safetensors files, or a name on the Hub.
 
         run = attnlm.import_run("exported", name="imported")
 
     The folder has config.json, safetensors files, and either tokenizer.json or both vocab.json and
-    merges.txt. The model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. A name such as
-    Qwen/Qwen3-0.6B is downloaded from the Hugging Face Hub if no such folder exists; `revision` is
-    a branch, tag or commit. The run has a context of `block_size` tokens, by default the model's
-    context. Only one tensor at a time is in memory.
+    merges.txt. The model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. If `source` is a
+    name such as Qwen/Qwen3-0.6B and no folder has this name, the model is downloaded from the
+    Hugging Face Hub; `revision` is a branch, tag or commit there. The run has a context of
+    `block_size` tokens, by default the model's context. Only one tensor at a time is in memory.
 
-    Raises AttnlmError if anything is missing, damaged, or can't be expressed exactly, and for
-    weights that do not fit into this machine's memory; UsageError for invalid arguments.
+    A folder with an adapter of `peft` becomes a run with adapters. `base` is then the run that the
+    adapter was trained for.
+
+    Raises AttnlmError if files are missing or damaged, if our models can't express the model
+    exactly, or if its weights do not fit into this machine's memory. Raises UsageError for invalid
+    arguments.
     """
     if name is not None:
         check_name(name)
@@ -89,7 +90,7 @@ def import_run(
 def _found(
     source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
 ) -> tuple[str, Path, Path | None]:
-    """Return the origin to record, the folder, and the weights file if `source` names one."""
+    """Return the origin that the run records, the folder, and the file if `source` names a file."""
     check_source(source)
     path = Path(source)
     if path.exists() or is_folder(path):

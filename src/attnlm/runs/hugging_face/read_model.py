@@ -1,8 +1,8 @@
 """Read a Hugging Face folder of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families.
 
-config.json becomes an Architecture. A known key is a size, an option with values that our models
-can express, or a key without effect. Any other key raises an error that names the key, since it
-could mean a slightly different model.
+config.json becomes an Architecture. The known keys are sizes, options, and keys without effect; an
+option must have a value that our models can express. Any other key with a value raises an error
+that names the key, since it could mean a slightly different model.
 
 The tensors are in model.safetensors, or in the files listed in model.safetensors.index.json. The
 names, shapes and types of all tensors are checked before any tensor is read.
@@ -56,16 +56,16 @@ _NO_EFFECT = dict.fromkeys(
 
 @dataclass(frozen=True)
 class _Family:
-    """A model_type, our preset for it, and what its config.json may contain."""
+    """A family of models: those whose config.json has the same `model_type`."""
 
     model: str
-    """our preset"""
+    """our preset for the family: a value of the setting `model`"""
     stock: str
-    """the model_type of the stock class that has the same names of sizes and tensors"""
+    """the `model_type` of the class in STOCK_CLASSES with the same names of sizes and tensors"""
     defaults: Mapping[str, Any]
-    """defaults of sizes that a config may lack; None stands for the default of our setting"""
+    """values of sizes that config.json may lack; None stands for the default of our setting"""
     allowed: Mapping[str, tuple[Any, ...]]
-    """the values that our models can express, by key; () for a key that is checked elsewhere"""
+    """the values of options that our models can express; () for an option checked elsewhere"""
 
 
 _GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
@@ -100,7 +100,7 @@ _FAMILIES = {
     "qwen3": _Family("qwen3", "qwen3", {**_LLAMA_DEFAULTS, "head_dim": 128}, _QWEN3_ALLOWED),
 }
 _SETTINGS = {"num_kv_heads": "kv_heads", "head_dim": "head_size", "mlp_dim": "mlp_width"}
-"""the settings from which Architecture derives these sizes"""
+"""sizes that Architecture derives from settings, and these settings"""
 _DEFAULT_WINDOW = 4096  # tokens, for a Mistral or Qwen config that lacks the key
 _FACTOR = {"factor": "rotary_factor"}
 _ROTARY = {
@@ -108,7 +108,7 @@ _ROTARY = {
     "linear": _FACTOR,
     "llama3": {**_FACTOR, "original_max_position_embeddings": "rotary_context"},
 }
-"""The supported types of rotary scaling, each with our setting for each of its keys."""
+"""The supported types of rotary scaling. Each type maps its keys in config.json to our settings."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Described:
     positions: int
     """the model's context in tokens; a run may use a shorter one"""
     stored: tuple[Stored, ...]
-    """the model's tensors; biases of the architecture that no tensor holds are zero"""
+    """the model's tensors; a bias of the architecture is zero if no tensor holds it"""
 
     @functools.cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -136,8 +136,8 @@ class Described:
 def read_config(path: Path, block_size: int | None = None) -> Described:
     """Return the model that a config.json describes.
 
-    If given, `block_size` is the context in tokens. Raises AttnlmError if our models can't express
-    the model, UsageError if the model's context is shorter than `block_size`.
+    `block_size` shortens the context to this number of tokens. Raises AttnlmError if our models
+    can't express the model, UsageError if the model's context is shorter than `block_size`.
     """
     content = read_object(path)
     kind = content.get("model_type")
@@ -197,7 +197,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
-    """Return the object in a JSON file. Raises AttnlmError for any other content."""
+    """Return the content of a JSON file. Raises AttnlmError if it is not a JSON object."""
     try:
         content = json.loads(files.read_bytes(path, at_most).decode())
     except (ValueError, RecursionError):
@@ -214,10 +214,10 @@ def check_options(
     hint: str,
     off: tuple[Any, ...] = (None,),
 ) -> None:
-    """Raise AttnlmError for a value that our models can't express.
+    """Raise AttnlmError if `content` has a value that our models can't express.
 
-    `allowed` maps a key to its possible values, or to () for any value. The value of any other key
-    has to be in `off`.
+    `allowed` maps a key to the values that it may have; () permits any value. A key that is not in
+    `allowed` must have a value in `off`.
     """
     for key, value in content.items():
         if (values := allowed.get(key, off)) and value not in values:
@@ -227,7 +227,7 @@ def check_options(
 
 
 def _size(path: Path, content: Content, key: str, defaults: Mapping[str, Any]) -> Any:
-    """Return a size, or its default. Booleans and floats are checked later, as settings."""
+    """Return a size, or its default if it is missing. Booleans and floats are not checked here."""
     value = content.get(key)
     if value is None and key in defaults:
         return defaults[key]
@@ -235,7 +235,7 @@ def _size(path: Path, content: Content, key: str, defaults: Mapping[str, Any]) -
 
 
 def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
-    """Return a positive integer. Raises AttnlmError for any other value."""
+    """Return the value of `key`. Raises AttnlmError unless it is an integer from 1 to `at_most`."""
     value = content.get(key)
     if type(value) is not int or not 0 < value <= at_most:
         raise AttnlmError(
@@ -248,7 +248,7 @@ def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
 
 
 def _rotary(path: Path, content: Content) -> dict[str, Any]:
-    """Return settings of rotary positions. Raises AttnlmError for unsupported scaling."""
+    """Return our settings of rotary positions. Raises AttnlmError for unsupported scaling."""
     theta = content.get("rope_theta")
     settings = {"rotary_base": 10_000.0 if theta is None else theta}
     for key in ("rope_scaling", "rope_parameters"):
@@ -275,7 +275,7 @@ def _rotary(path: Path, content: Content) -> dict[str, Any]:
 
 
 def _check_window(path: Path, content: Content, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError if a layer may have a sliding window shorter than the context."""
+    """Raise AttnlmError for unknown layer types, or a sliding window shorter than the context."""
     content = {"sliding_window": _DEFAULT_WINDOW, **content}
     slides = content["model_type"] == "mistral" or bool(content.get("use_sliding_window"))
     slides = slides and content["sliding_window"] is not None
@@ -313,9 +313,9 @@ def opened_weights(
 ) -> Iterator[Callable[[str], Tensor]]:
     """Yield a function that returns a parameter in float32, given our name for the parameter.
 
-    Raises AttnlmError, before any tensor is read, if files or tensors are missing, unexpected, or
-    of another shape or type than `described` says. The function raises AttnlmError for NaN and
-    infinity.
+    The tensors are in `folder`, or only in `file` if given. Raises AttnlmError before any tensor is
+    read if files or tensors are missing or unexpected, or if a shape or type differs from
+    `described`. The function raises AttnlmError for NaN and infinity.
     """
     found: dict[str, TensorFile] = {}
     with contextlib.ExitStack() as opening:
@@ -388,7 +388,8 @@ def _check(
 
 
 def _shape(stored: Stored, described: Described) -> Shape:
-    """Return a stored tensor's shape. A stored position embedding covers the whole context."""
+    """Return the shape that a stored tensor must have. A position embedding is stored for the
+    model's whole context, even if the context of the run is shorter."""
     shapes = described.shapes | {
         "position_embedding.weight": (described.positions, described.config.model.embed_dim or 0)
     }
@@ -424,7 +425,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open a safetensors file and read its header. Raises AttnlmError."""
+    """Open a safetensors file and read its header. Raises AttnlmError if it can't be read."""
     with contextlib.ExitStack() as opening:
         with explaining_reads(path, " or not a safetensors file", _COPY):
             file = opening.enter_context(files.open_regular(path))
