@@ -53,7 +53,7 @@ _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
 
 class TextFile(NamedTuple):
-    """A file with text; `shown` is its name in messages; records do not use `encoding`."""
+    """A file with text. `shown` is its name in messages. Files of records ignore `encoding`."""
 
     path: Path
     shown: str
@@ -62,15 +62,15 @@ class TextFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in files, not yet read.
+    """A text in files, which `pieces` reads.
 
-    `name` is safe as a file name on every system, `sources` are what the user named. With
-    `newlines` "keep" line ends stay; with "unix" CR LF and CR become LF. `floor_nats`, for `tales`
-    only, maps the character offset of each story to −ln p of the text from this offset on.
+    `name` is valid as a file name on every system. `sources` are the sources that the user named.
+    If `newlines` is "keep", line ends stay; if it is "unix", CR LF and CR become LF. `floor_nats`,
+    for `tales` only, maps the character offset of each story to −ln p of the text from there on.
 
-    Each record is a document with its text in `column`. If the user named several files or a
-    folder, each text file is also a document. With `has_documents` the pieces say where documents
-    end; without it, a newline ends each record.
+    Each record of a .jsonl or .parquet file is a document, whose text is in `column`. If the user
+    named several files or a folder, each text file is also a document. If `has_documents`, pieces
+    mark the ends of documents; otherwise, each record ends with a newline.
     """
 
     name: str
@@ -96,8 +96,8 @@ class Corpus:
     def pieces(self) -> Iterator[Piece]:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
-        Raises AttnlmError for a file that can't be read. The error names the byte offset that can't
-        be decoded, or the line or row that is not a record.
+        Raises AttnlmError for a file that can't be read. The error names the byte offset of text
+        that can't be decoded, or the line or row of an invalid record.
         """
         for path, shown, encoding in self.files:
             if kind_of(path):
@@ -128,13 +128,12 @@ def get_corpus(
 ) -> Corpus:
     """Return the text that `source` names; `attnlm.prepare` describes the possible sources.
 
-    A path object always means a path. A source that can't be read twice is copied once into the
-    existing folder `spool`, which must outlive the corpus. `encoding` applies to the user's own
-    text; `marks_ends` requests the ends of documents, if any. The environment variable
-    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes.
-
-    Raises AttnlmError for a text that is not available, UsageError for an unknown encoding or if
-    no source is named.
+    A path object always means a path. A source that can't be read twice, such as a pipe, is copied
+    into the existing folder `spool`, which must outlive the corpus. `encoding` applies to text from
+    the user's files, the web and stdin. With `marks_ends`, pieces mark the ends of documents. The
+    environment variable `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the
+    same bytes. Raises AttnlmError for a text that is not available, UsageError for an unknown
+    encoding or if no source is named.
     """
     encoding = text_encoding(encoding)
 
@@ -182,7 +181,8 @@ def get_corpus(
 
 
 def safe_name(text: str) -> str:
-    """Return `text` as a name for files and folders on every system: never empty or "latest"."""
+    """Return `text` as a name that every system accepts for files and folders. The name is never
+    empty, and never "latest"."""
     kept = (
         character if character.isprintable() and character not in ' <>:"/\\|?*' else "-"
         for character in unicodedata.normalize("NFC", text)

@@ -48,9 +48,9 @@ def fetch(
 ) -> None:
     """Download `url` to the file `destination`, completely or not at all.
 
-    The content must have the hash `sha256` and at most `max_bytes` bytes. The download stops
-    `deadline` seconds from now, at the end of the current chunk or of the current wait for an
-    answer. Reports Progress in bytes. Raises AttnlmError if the download fails.
+    If given, `sha256` is the hash that the content must have, and `max_bytes` is its maximum size.
+    After `deadline` seconds, the download fails as soon as the current chunk or the current wait
+    for an answer ends. Reports Progress in bytes. Raises AttnlmError if the download fails.
     """
     import requests
 
@@ -89,10 +89,10 @@ class Pinned(NamedTuple):
 def cached(
     file: Pinned, spool: Path, offline: bool, deadline: float | None, on_event: OnEvent
 ) -> Path:
-    """Return the path of a pinned file: in the user's cache, or downloaded to it.
+    """Return the path of a pinned file in the user's cache; download the file if it is not there.
 
-    If the cache can't be written, a Note says why and the file is downloaded to the folder `spool`.
-    Raises AttnlmError as `fetch` does, and if the file is not cached and `offline` is set.
+    If the cache can't be written, a Note says why, and the file is downloaded to the folder
+    `spool`. Raises AttnlmError as `fetch` does, and if the file is not cached and `offline` is set.
     """
     url, name, sha256, max_bytes = file
     folder, place = cache_folder(), spool
@@ -163,7 +163,7 @@ def _receive(
     ends: float,
     on_event: OnEvent,
 ) -> None:
-    """Write the body of an answer to `file`. Raises AttnlmError if it is not as requested."""
+    """Write the body of an answer to `file`. Raises AttnlmError if the body is not as requested."""
     if response.status_code != 200:
         raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     encoding = response.headers.get("Content-Encoding", "identity")
@@ -198,7 +198,8 @@ def _receive(
 
 
 def _accept_page(url: str, on_event: OnEvent) -> None:
-    """Report that the text is a web page; raise AttnlmError if the address names a text file."""
+    """Report that the tags of a received web page become text. Raises AttnlmError if the address
+    names a .txt or .md file."""
     if urlsplit(url).path.lower().endswith((".txt", ".md")):
         raise AttnlmError(
             f"{without_password(url)} sent a web page (text/html) instead of a text file",
@@ -208,7 +209,8 @@ def _accept_page(url: str, on_event: OnEvent) -> None:
 
 
 def _cause(error: BaseException, timeout: float) -> str:
-    """Return the system's reason from the exceptions that led to `error`, or `error` as text."""
+    """Return the reason from `error` or an exception that led to it: a timeout, or the operating
+    system's message. Without either, return `error` as text."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TimeoutError):

@@ -19,11 +19,11 @@ _MOST_NAMED = 8
 def record_pieces(
     path: Path, column: str, newlines: str, shown: str, marks_ends: bool
 ) -> Iterator[Piece]:
-    """Yield the texts in `column` of a file of records in pieces; empty texts are left out.
+    """Yield, in pieces, the texts in one column of a file of records. Empty texts are left out.
 
-    With `marks_ends` each text is a document; without it, each text ends with a newline. `shown`
-    is the file's name in messages. Raises AttnlmError, which names the line or row, for content
-    that is not JSON or parquet, and for a column that is missing, null or not text.
+    With `marks_ends`, pieces mark the end of each text; without it, each text ends with a newline.
+    `shown` is the file's name in messages. Raises AttnlmError for content that is not JSON or
+    parquet, and for a column that is missing, null or not text. The error names the line or row.
     """
     waiting: list[str] = []
     ends: list[int] = []
@@ -47,7 +47,7 @@ def record_pieces(
 
 
 def checked(value: object, column: str, where: str) -> str:
-    """Return the value of a record's column, which must be text that can be encoded."""
+    """Return `value`. Raises AttnlmError unless it is a text with at most 16 MiB of UTF-8."""
     if not isinstance(value, str):
         what = "null" if value is None else f"not text: {_type_name(value)}"
         raise AttnlmError(

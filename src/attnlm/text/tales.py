@@ -26,14 +26,14 @@ MINIMUM_CHARACTERS = 1_000_000
 SHA256 = "e8fd317621cd324db2042fdc4a94b6308621679ad2f9e160ad375f98c1113555"
 STORY_END = "\n\n"
 PART = re.compile(r"<(\w+)>|\[(\w+)\]")
-"""A part to fill in: a choice by the rule of this name, or a form remembered under this name."""
+"""A part to fill in: <rule> is a choice by the rule, [form] the text remembered as this form."""
 
 
 class Rule(NamedTuple):
     """A choice between alternatives with weights.
 
-    An alternative has a text for each of `forms`. The first text is written, with its parts filled
-    in; all texts are remembered under the names of their forms.
+    An alternative has a text for each of `forms`. If the alternative is chosen, its first text is
+    written, with its parts filled in; all texts are remembered under the names of their forms.
     """
 
     forms: tuple[str, ...]
@@ -45,7 +45,8 @@ Grammar = Mapping[str, Rule]
 
 
 def parse_grammar(rules: Mapping[str, str]) -> Grammar:
-    """Return the grammar of `rules`, in the notation of `RULES`. A rule's key is its first form."""
+    """Return the grammar of `rules`, which are in the notation of `RULES`. A rule with several
+    forms has the first form as its key."""
     grammar = {}
     for heading, source in rules.items():
         lines = "\n".join(map(str.strip, source.split("\n")))
@@ -60,7 +61,7 @@ def parse_grammar(rules: Mapping[str, str]) -> Grammar:
 
 
 def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
-    """Write one story, chosen by random integers; return the story and −ln of its probability."""
+    """Return one story, chosen by the random integers `words`, and −ln of its probability."""
     memory: dict[str, str] = {}
     nats: list[float] = []
 
@@ -84,7 +85,7 @@ def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
 def random_words(seed: str) -> Iterator[int]:
     """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
-    A standard defines the output of this hash function; no standard defines that of `random`.
+    A standard defines the output of SHAKE-256; no standard defines the output of `random`.
     """
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)
@@ -103,10 +104,10 @@ def weighted_choice(weights: Sequence[int], words: Iterator[int]) -> int:
 def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
-    Returns the text, and the floor for each story: the character offset where the story begins, and
-    −ln p of the text from this offset to the end. The corpus ends at the first story after which
-    nine tenths of the characters, rounded down, are whole stories, so that the default split falls
-    between two stories.
+    Returns the text, and a mapping from the character offset at which each story begins to −ln p of
+    the text from this offset to the end. Stories are added until the text is long enough and a
+    story begins at nine tenths of its characters, rounded down. The default split is at this
+    offset, so it falls between two stories.
     """
     grammar, words, text = parse_grammar(RULES), random_words(SEED), ""
     nats_from: dict[int, float] = {}
@@ -119,12 +120,12 @@ def generate() -> tuple[str, dict[int, float]]:
 
 
 # --- The grammar ----------------------------------------------------------------------------------
-# A rule is a name and its alternatives, separated by `|`; a line break inside an alternative is one
-# of the story. A number before an alternative is its weight (else 1): it is chosen with probability
-# weight / sum of the rule's weights.
+# A rule is a name and its alternatives, separated by `|`. A line break inside an alternative is
+# written to the story. A number before an alternative is its weight, which is 1 by default. The
+# probability of an alternative is its weight / the sum of the rule's weights.
 #
 #     <rule>   chooses one of the rule's alternatives, writes it and remembers it
-#     [form]   writes what was remembered; <Rule> and [Form] write a capital first
+#     [form]   writes the remembered text; <Rule> and [Form] write its first letter as a capital
 #
 # A rule with slashes in its name remembers several forms together: <hero/she/her> may write
 # "Finn", and from then on [hero] is "Finn", [she] is "he" and [her] is "his".
@@ -233,8 +234,8 @@ RULES = {
       | What climbs the hill and never moves/the path
       | What has four legs and cannot walk/the table
     """,
-    # Characters. No two names begin with the same letter, and none with the first letter of a
-    # sentence: one letter identifies the character.
+    # Characters. No two names begin with the same letter, and no sentence begins with the first
+    # letter of a name, so one letter identifies the character.
     "hero/she/her": """
         Ella/she/her | Rosa/she/her | Una/she/her | Zoe/she/her
       | Finn/he/his | Gus/he/his | Pip/he/his | Victor/he/his

@@ -20,17 +20,18 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import open_regular
 
 RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
-# The most characters in a piece of text, and the bytes in a read: small enough that all that is
-# computed from a piece, up to its ids, stays in a processor's cache.
+# The maximum number of characters in a piece of text, and of bytes in a read. All that is computed
+# from such a piece, up to its token ids, fits into a processor's cache.
 PIECE = 2**18
 SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
 UTF16_SNIFFED_BYTES = 2**16
 
 
 class Piece(NamedTuple):
-    """A piece of text of 1 to 2¹⁸ characters, and the places at which documents end.
+    """A piece of text of 1 to 2¹⁸ characters, and the offsets at which documents end.
 
-    Places are in characters, ascending and above 0; each follows a document's last character.
+    `ends` are offsets in characters, ascending and above 0. Each follows the last character of a
+    document.
     """
 
     text: str
@@ -38,7 +39,7 @@ class Piece(NamedTuple):
 
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the same pieces, with the end of a document marked after the last piece."""
+    """Yield the same pieces, but mark the end of the last piece as the end of a document."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None:
@@ -66,7 +67,8 @@ def kind_of(path: Path) -> str:
 
 
 def files_matching(pattern: str) -> list[Path]:
-    """Return the files that match a pattern with *, ?, [] or **, and those in matching folders."""
+    """Return the files that match a pattern with *, ?, [] or **, and the files in folders that
+    match it."""
     matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
     files = list(dict.fromkeys(file for path in matching for file in files_in(Path(path))))
     if not files:
@@ -79,7 +81,10 @@ def files_matching(pattern: str) -> list[Path]:
 def texts_among(
     paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
-    """Return the text files among `paths`, found in or by `where`; Notes name the other files."""
+    """Return the text files among `paths`. Notes name the other files.
+
+    `where` is the folder or the pattern by which `paths` were found.
+    """
     starts = {path: _start_of(path, encoding) for path in paths}
     texts = [path for path, start in starts.items() if start]
     empty = [path for path, start in starts.items() if start == ""]
@@ -102,8 +107,8 @@ def texts_among(
 def _start_of(path: Path, encoding: str) -> str | None:
     """Return the first characters of a text file; None for any other file.
 
-    A text file can be decoded and has no NUL byte, unless its encoding is UTF-16 or UTF-32. Files
-    of records are recognised by name alone.
+    A text file can be decoded. It has no NUL byte, except in UTF-16 and UTF-32. A file of records
+    counts as a text file by its name, and is not decoded.
     """
     if not path.is_file():
         return None
@@ -123,7 +128,8 @@ def _start_of(path: Path, encoding: str) -> str | None:
 def files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the file `path`, or all files below the folder `path`, sorted by name at each level.
 
-    `above` are the folders that contain `path`.
+    Hidden files and folders below `path` are left out. `above` are the folders that contain `path`:
+    a link back to one of them is not followed.
     """
     if not path.is_dir():
         yield path
@@ -144,8 +150,8 @@ def files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Ite
 def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
     """Open a regular file for reading, decompressed if its name ends with .gz or .zst.
 
-    Raises AttnlmError, here or during reading, if the file does not decompress; `shown` is its name
-    in messages. Raises OSError if it can't be read.
+    `shown` is the file's name in messages. Raises AttnlmError if the file can't be decompressed,
+    perhaps only during reading. Raises OSError if it can't be read.
     """
     suffix = path.suffix.lower()
     with open_regular(path) as file:
@@ -194,8 +200,8 @@ def text_encoding(name: str) -> str:
 def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
     """Yield a file's text in pieces, without a byte order mark.
 
-    Raises AttnlmError for bytes that can't be decoded, with their place in the decompressed file.
-    `shown` is the file's name in messages.
+    Raises AttnlmError for bytes that can't be decoded; the error has the byte offset in the
+    decompressed file. `shown` is the file's name in messages.
     """
     decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
     decoder = codecs.getincrementaldecoder(encoding)()
@@ -240,12 +246,12 @@ def _read(file: BinaryIO) -> bytes:
 
 
 def _is_full_of_nuls(start: bytes) -> bool:
-    """Return True if a quarter of the bytes are NUL (often UTF-16, which decodes as odd UTF-8)."""
+    """Return True if a quarter of the bytes or more are NUL, which is typical of UTF-16."""
     return 4 * start.count(0) >= len(start) > 0
 
 
 def _likely_encoding(start: bytes, refused: str) -> str:
-    """Return an encoding to try for a file with this start that can't be decoded as `refused`."""
+    """Return an encoding to try for a file that begins with `start` and is not valid `refused`."""
     has_mark = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark and refused != "utf-16":
         return "utf-16"
