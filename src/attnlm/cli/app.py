@@ -40,7 +40,8 @@ _COMMANDS = {
     },
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
-"""The module and function of each command, then its class if this is not `Command`."""
+"""The commands by section of `--help`; for each, its module, its function, and its class if it is
+not `Command`."""
 
 _HABITS: Any = {
     "add_completion": False,

@@ -1,7 +1,7 @@
 """Shell completion for bash, zsh and fish. Nothing here loads torch or numpy.
 
-Typer's scripts for these shells call the command at each completion request, with the words typed
-so far in environment variables.
+Typer's scripts for these shells call `attnlm` at each completion request, with the words typed so
+far in environment variables.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def choices(*words: str) -> Completer:
 
 
 def _folders(kind: str) -> Completer:
-    """Return a completer for folders of a kind where the command looks for them, newest first."""
+    """Return a completer for runs, ladders or data sets (`kind`), newest first.
+
+    It looks in the folder that the command line sets, or else in the default folder.
+    """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         _, usual, option, _ = KINDS[kind]
@@ -59,14 +62,14 @@ recipes = choices(*recipe_names())
 
 
 def removables(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete to runs and ladders that are not on the command line yet."""
+    """Return the runs and ladders that start with `incomplete`, except those already typed."""
     named = ctx.params.get("runs") or ()
     found = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
     return [name for name in found if name not in named]
 
 
 def several(*words: str) -> Completer:
-    """Return a completer for a comma-separated list that offers the `words` not yet in it."""
+    """Return a completer for a comma-separated list, which offers `words` that the list lacks."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -77,7 +80,7 @@ def several(*words: str) -> Completer:
 
 
 def tokenizers(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete to kinds of tokenizers, then data sets and runs, each of which has a tokenizer."""
+    """Return matching kinds of tokenizers, then data sets and runs, which all have a tokenizer."""
     kinds = _beginning(incomplete, ("char", "byte", *PUBLISHED))
     return [*kinds, *datasets(ctx, incomplete), *runs(ctx, incomplete)]
 

@@ -1,4 +1,4 @@
-"""Print results on stdout and everything else on stderr; show bars only on a terminal."""
+"""Print results on stdout and everything else on stderr, with colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def result(text: str) -> None:
 
 
 def result_or_json(text: str, facts: Mapping[str, Any], json: bool) -> None:
-    """Write the result: the facts with --json, else a line of text."""
+    """Write the result: `facts` as a JSON object if `json` is True, else `text` as a line."""
     if json:
         result_json(facts)
     else:

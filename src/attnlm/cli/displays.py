@@ -1,4 +1,4 @@
-"""A listener that prints the library's events, and texts that several commands print."""
+"""A listener that prints the library's events, and functions for texts of several commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SIZES = (
 
 
 def parts_in_words(model: Architecture) -> str:
-    """Return `heads 4, embed_dim 64, mlp none`: sizes, and settings not at the default."""
+    """Return `heads 4, embed_dim 64, mlp none`: sizes, and settings not at the model's default."""
     settings, usual = model.settings(), resolve({"model": model.model}).model.settings()
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
@@ -96,7 +96,7 @@ class Display:
         self._bar.close()
 
     def _say_sample(self, event: Any) -> None:
-        """Print the model's current sample above the bar; skip some if evaluations come quickly."""
+        """Print an evaluation's sample above the bar; skip samples if evaluations come quickly."""
         now = time.perf_counter()
         if event.snapshot is None or (now < self._next_sample and not event.is_last):
             return
@@ -107,7 +107,7 @@ class Display:
 
 
 def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
-    """Return the facts of a training run that is about to start; a fact without a value is ""."""
+    """Return the lines to print before a training run, by label; "" for a label without a value."""
     run, training, dataset = event.run, event.run.config.training, event.run.dataset
     model, part, device = run.config.model, run.evaluated_part, event.device
     threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
@@ -142,7 +142,8 @@ def adapters_in_words(config: Config) -> str:
 
 
 def division_in_words(training: TrainingConfig) -> str:
-    """Return `2 processes, sharded, at most 8 windows at once, activations recomputed`, or some."""
+    """Return `2 processes, sharded, at most 8 windows at once, activations recomputed`, without the
+    parts that do not apply."""
     words = [_counted(training.processes, "process")] if training.processes > 1 else []
     words += ["sharded"] if training.is_sharded else []
     if training.micro_batch_size is not None:
@@ -151,7 +152,7 @@ def division_in_words(training: TrainingConfig) -> str:
 
 
 def _length_in_words(training: TrainingConfig) -> str:
-    """Return `800 steps`, `2 min in steps` or `2 min, at most 800 steps`."""
+    """Return how long to train: `800 steps`, `2 min in steps` or `2 min, at most 800 steps`."""
     steps = "in steps" if training.steps is None else _counted(training.steps, "step")
     if training.budget is None:
         return steps

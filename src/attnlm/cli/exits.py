@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 2.0  # seconds from a signal to the end of the process
 _came: int | None = None
-"""The signal that was raised as Interrupted."""
+"""The last signal that raised Interrupted; None before any signal."""
 
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
@@ -48,15 +48,16 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
         _on_signals(signal.SIG_IGN)
     except KeyboardInterrupt as error:  # after the command, or while its failure was printed
         code = _code_of(error)
-    # After a signal, a thread may still run, and Python would wait for it. A launched process would
-    # wait for others, which may never answer. All output is flushed, or has no reader.
+    # Skip Python's shutdown. After a signal, it would wait for threads that still run. In a process
+    # of torchrun that failed, it would wait for the other processes, which may never answer.
+    # No output is lost: it is flushed, or has no reader.
     if code > 128 or (code and is_launched()):
         os._exit(code)
     sys.exit(code)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise Interrupted; a second signal, or a timer after `_PATIENCE`, ends the process."""
+    """Raise Interrupted. After `_PATIENCE` seconds, or at a second signal, the process ends."""
     global _came
     _came = signum
     _on_signals(leave)
@@ -70,7 +71,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _dropped(dropped: UnraisableHookArgs) -> None:
-    """End the process if Python drops an Interrupted, as in `__del__` and weakref callbacks."""
+    """End the process if Python ignored an Interrupted, as in `__del__` and weakref callbacks."""
     if isinstance(dropped.exc_value, Interrupted):
         leave(dropped.exc_value.signum)
     sys.__unraisablehook__(dropped)
@@ -103,7 +104,7 @@ def _prepare_streams() -> None:
 
 
 class _Terminal(io.FileIO):
-    """Terminal stream that discards what is written after the terminal was closed."""
+    """A terminal stream that discards what is written after the terminal was closed."""
 
     def write(self, content: Any) -> int:
         try:
@@ -198,7 +199,7 @@ def _usage_hint(error: Any) -> str:
 
 
 def _option_hint(error: Any, otherwise: str) -> str:
-    """Return the hint for an unknown option: a similar option, an argument or another command."""
+    """Return the hint for an unknown option: a similar option or argument, or a command with it."""
     typed, command = error.option_name, error.ctx.command
     ours = _options(command)
     if same(typed, ours):
@@ -222,7 +223,10 @@ def _options(command: Any) -> list[str]:
 
 
 def _command_of(error: Any) -> str:
-    """Return `attnlm eval`; from sys.argv if the error has no context, as for a missing value."""
+    """Return the command of an error, such as `attnlm eval`.
+
+    If the error has no context, as for a missing value, the command comes from sys.argv.
+    """
     if error.ctx is not None:
         return str(error.ctx.command_path)
     return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])

@@ -20,7 +20,7 @@ _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
 class Command(TyperCommand):
-    """Command whose help groups its options. With an argument RUN it has a hidden `--run` too."""
+    """A command whose help groups its options. A hidden option `--run` also sets argument RUN."""
 
     groups: ClassVar[Mapping[str, Iterable[str]]] = {}
     """The options in each section of `--help`; all other options come last."""
@@ -40,7 +40,7 @@ class Command(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return `TEXT`, `[RUN]`, without the braces that Typer puts around required arguments."""
+        """Return the pieces `TEXT` or `[RUN]`, without Typer's braces around required arguments."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -67,7 +67,7 @@ def help_with_default(name: str) -> str:
 
 
 def _default(name: str) -> str:
-    """Return the default of each model, and the defaults that `optimizer` adamw changes."""
+    """Return a setting's default for each model, then the defaults that differ with adamw."""
     if name == "model":
         return _USUAL_MODEL
     usual, by_adamw = _defaults(), _defaults(optimizer="adamw")
@@ -79,7 +79,7 @@ def _default(name: str) -> str:
 
 
 def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:
-    """Return `0.03; 0.1 (bigram); 0.01 (average, dot-product)`: the default model's value first."""
+    """Return a setting's values: `0.03; 0.1 (bigram)`. The value of the default model is first."""
     models: dict[str, list[str]] = {}
     for model, settings in defaults.items():
         if name in settings:
@@ -93,7 +93,7 @@ def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:
 
 @functools.cache
 def _defaults(**settings: Setting) -> Mapping[str, Settings]:
-    """Return, for each model, all settings that are known before a run begins."""
+    """Return the settings of each model: `settings`, and all defaults known before a run begins."""
     return {model: resolve({"model": model, **settings}).settings() for model in MODELS}
 
 

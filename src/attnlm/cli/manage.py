@@ -88,7 +88,7 @@ def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
 
 
 def _steps(entry: attnlm.RunEntry) -> str:
-    """Return `1,000`, or `400/1,000` if not all steps were made."""
+    """Return the steps of a run: `1,000`, or `400/1,000` if 600 steps are still to make."""
     if entry.steps is None or entry.step is None or entry.step == entry.steps:
         return _number(entry.step if entry.kind == "run" else entry.steps, ",")
     return f"{entry.step:,}/{entry.steps:,}"
@@ -136,7 +136,7 @@ _TEXTS = (
 
 
 def _show(kind: str, entries: Sequence[Any]) -> None:
-    """Print a table of runs, data sets or recipes, then notes about its entries."""
+    """Print a table of runs, data sets or recipes, then notes about the entries."""
     columns = _COLUMNS[kind]
     rows = [[words(entry) or "" for words in columns.values()] for entry in entries]
     console.print_table(list(columns), rows, _TEXTS)
@@ -164,7 +164,7 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
 
 
 def _time(seconds: tuple[float, float]) -> str:
-    """Return `2 s`, or `17.3 to 22.2 min`."""
+    """Return a range of durations: `17.3 to 22.2 min`, or `2 s` if both bounds read the same."""
     shortest, longest = (duration(bound, 2) for bound in seconds)
     if shortest == longest:
         return shortest
@@ -277,7 +277,7 @@ def rm(
 
 
 def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
-    """Call `removable`, and explain the error if `run` is the name or path of a data set."""
+    """Return the run or ladder to delete. For a data set, the AttnlmError says how to delete it."""
     from attnlm.runs.manage import removable
 
     try:
@@ -292,7 +292,7 @@ def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
 
 
 def _in_words(entry: attnlm.RunEntry) -> str:
-    """Return `multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
+    """Return a run's description: `multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
     part = f" on {entry.evaluated_part}" if entry.evaluated_part else ""
     facts = [
         entry.kind if entry.model is None else entry.model,
@@ -306,7 +306,7 @@ def _in_words(entry: attnlm.RunEntry) -> str:
 
 
 def _agreed(count: int) -> bool:
-    """Return True if the user answers yes. Raises UsageError without a terminal."""
+    """Ask whether to delete; return True for yes. Raises UsageError without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
     what = "it" if count == 1 else f"these {count}"
@@ -343,7 +343,7 @@ def doctor(
 
 
 def _with_terminal(findings: Iterator[attnlm.Finding]) -> Iterator[attnlm.Finding]:
-    """Yield the findings, and one about the terminal, which only the command line knows."""
+    """Yield the findings, then a finding about the terminal, which the library does not check."""
     yield from findings
     streams = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name).isatty()]
     colour = "colour" if console.has_colour() else "no colour"

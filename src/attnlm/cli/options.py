@@ -40,7 +40,7 @@ def switch(help: str, *names: str) -> Any:
 
 
 def setting_option(name: str) -> Any:
-    """Return the option of a setting."""
+    """Return an option for the setting `name`, with the setting's help and completion."""
     words = fields_of(_record_of(name))[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
@@ -105,7 +105,7 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def with_settings(*names: str) -> Callable[[_Command], _Command]:
-    """Return a decorator that replaces `**settings` of a command by an option for each name."""
+    """Return a decorator that replaces a command's `**settings` by an option for each name."""
     annotated: Any = Annotated
 
     def option_of(name: str) -> inspect.Parameter:
@@ -132,14 +132,14 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
 
 
 def budget_option(help: str) -> Any:
-    """Return the option for a time, whose value is in seconds."""
+    """Return an option that takes a time such as 90s or 5min, and has its value in seconds."""
     return option(help, parser=seconds, metavar="<time>")
 
 
 def typed(argument: str, name: str) -> str:
-    """Return an argument decoded as UTF-8: Python decodes by the locale, which may differ.
+    """Return a typed argument decoded as UTF-8. Python decoded it by the locale, which may differ.
 
-    Raises AttnlmError if the argument is not UTF-8.
+    Raises AttnlmError if the argument is not UTF-8. The message calls the argument `name`.
     """
     try:
         return utf8(os.fsencode(argument), name)

@@ -56,7 +56,7 @@ _SETTINGS = [
 
 
 class PlanCommand(Command):
-    """Command `attnlm plan`, whose help has sections."""
+    """The command `attnlm plan`, whose help has sections."""
 
     groups: ClassVar = {
         "Model": fields_of(Architecture),
@@ -183,7 +183,7 @@ def _facts(planned: Plan) -> dict[str, str]:
 
 
 def _compute(planned: Plan) -> str:
-    """Return `104 EFLOP, 1.21 PF-days, 73.2 device-hours`, without amounts of a unit below 0.01."""
+    """Return `104 EFLOP, 1.21 PF-days, 73.2 device-hours`, without days or hours below 0.01."""
     amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
     large = [
         f"{amount:,.3g} {unit}" if amount < 1000 else f"{amount:,.0f} {unit}"

@@ -189,7 +189,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _choices(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool
 ) -> tuple[list[str], dict[str, object]]:
-    """Print tokens with their probabilities; for --json, return the text and the facts instead."""
+    """Print tokens with their probabilities; with `json`, only return the text and JSON values."""
     if json:
         choices = list(sampler.choices(ids, config))
         text = prompt + "".join(choice.text for choice in choices)
@@ -225,7 +225,7 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
 
 
 def _in_words(choice: Choice) -> str:
-    """Return one line: token, probability, runners-up."""
+    """Return one line with a token, its probability, and the likeliest alternatives."""
     from attnlm.see.text import visible
 
     others = "  ".join(f"{visible(token)} {p:.4f}" for token, p in choice.runners_up)
@@ -236,7 +236,7 @@ def _in_words(choice: Choice) -> str:
 
 
 def _talk(sampler: Sampler, prompt: str, config: SamplingConfig) -> None:
-    """Read lines, add each to the text, and print how the model continues it."""
+    """Read lines until the user stops; add each line to the text and print the continuation."""
     console.say("type a line and the model continues it; /help lists commands, /bye stops")
     ids: list[int] = []
     if prompt:
@@ -257,7 +257,7 @@ def _talk(sampler: Sampler, prompt: str, config: SamplingConfig) -> None:
 
 
 def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
-    """Add `text` to the ids and return True; on an error, print the error and return False."""
+    """Add the ids of `text` to `ids`, and return True; on an error, print it and return False."""
     if sampler.tokenizer.newline is None:
         text = text.rstrip("\n")  # the tokenizer has no line end
     try:
@@ -277,7 +277,7 @@ _COMMANDS = {
 
 
 def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
-    """Return the settings after a typed command; print an error in the command."""
+    """Return `config` with the setting of a typed command, such as /seed 1. Print any error."""
     kinds: dict[str, type[int] | type[float]] = {"seed": int, "temperature": float}
     if command == "help":
         console.say_facts(_COMMANDS)

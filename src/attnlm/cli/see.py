@@ -107,7 +107,7 @@ def _drawn(attention: Attention, kind: str) -> bytes:
 
 
 def _check_output(output: Path, *kinds: str) -> str:
-    """Return the suffix of `output` in lower case without its dot. It is one of `kinds`.
+    """Return the suffix of `output`, one of `kinds`, in lower case and without the dot.
 
     Raises UsageError for another suffix, and AttnlmError if the folder of `output` does not exist
     or if something other than a regular file is at `output`.

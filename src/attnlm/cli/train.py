@@ -46,7 +46,7 @@ _RUN = (
 
 
 class TrainCommand(Command):
-    """Command `attnlm train`, whose help has sections."""
+    """The command `attnlm train`, whose help has sections."""
 
     groups: ClassVar = {
         "Model": fields_of(Architecture),
@@ -191,7 +191,7 @@ def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
 
 
 def _tools(log: str) -> list[str]:
-    """Return the named tools. Raises an error if one is not installed."""
+    """Return the tools in the value of --log. Raises AttnlmError if a tool is not installed."""
     from attnlm.see.logs import check_tools
 
     tools = [] if log == "none" else [name.strip() for name in log.split(",")]

@@ -53,7 +53,7 @@ class Attention:
     tokens: list[str]
     vocabulary: list[str]
     weights: Numbers
-    """(L, H, T, T): row t has the weights of token t on the tokens up to itself"""
+    """(L layers, H heads, T, T): row t has the weights of token t on the tokens up to itself"""
     probabilities: Numbers
     """(T, V): row t has the probabilities of the token after t"""
 
@@ -70,7 +70,7 @@ class Attention:
         return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: grids of the first heads, and the likeliest next tokens."""
+        """Return HTML for a notebook: grids of the heads that fit, and the likeliest tokens."""
         from attnlm.see.page import fill
 
         heads = list(np.ndindex(*self.weights.shape[:2]))
@@ -85,7 +85,7 @@ class Attention:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers as JSON values. Raises AttnlmError if they are too many."""
+        """Return weights and next tokens as JSON values. Raises AttnlmError if too many."""
         check_fits_json(self.weights.size)
         return {
             "run": self.run,
@@ -97,7 +97,7 @@ class Attention:
 
 
 def check_fits_json(numbers: int) -> None:
-    """Raise AttnlmError for more numbers than JSON output may have."""
+    """Raise AttnlmError if this many numbers are too many for JSON output."""
     if numbers > _MOST_IN_JSON:
         raise AttnlmError(
             f"{numbers:,} numbers are too many for JSON (at most {_MOST_IN_JSON:,})",
@@ -128,10 +128,10 @@ def attend(
         attention.weights[0, 1]  # (T, T), layer 1, head 2: each row sums to 1
         attention.next_tokens(count=3)  # with their probabilities
 
-    If the text is longer than the context, the model reads the last tokens that fit, and a Note
-    says so. `checkpoint` is auto, best or last. Runs on the CPU. Raises AttnlmError for characters
-    that the vocabulary lacks, for missing or damaged files, for numbers that are not finite, and
-    for a bigram, which has no attention.
+    If the text is longer than the context, the model reads only the last tokens that fit, and
+    `on_event` receives a Note. `checkpoint` is auto, best or last. Runs on the CPU. Raises
+    AttnlmError for characters that the vocabulary lacks, for missing or damaged files, for numbers
+    that are not finite, and for a bigram, which has no attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:

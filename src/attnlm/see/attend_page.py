@@ -25,7 +25,7 @@ def attention_page(attention: Attention) -> bytes:
 
 
 def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the data for SCRIPTS, and the content for the templates."""
+    """Return the JSON values that SCRIPTS read, and the values that the page template shows."""
     layers, heads = attention.weights.shape[:2]
     maps = packed_maps(attention.weights) if layers else None
     data = {
@@ -47,13 +47,14 @@ def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any
 def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
     """Return all heads' maps in a few MB, for attend.js.
 
-    An attention weight is a byte, in steps of 1/255. The page holds the largest weights of all
-    maps, up to a maximum number. For a short text, it holds all weights that do not round to 0. The
-    script divides the rest of a row equally among the row's other tokens, each of which has less
-    than `least` steps. So no drawn weight is off by more than `least` steps, and rows sum to 1.
+    An attention weight is a byte, in steps of 1/255. The page holds the weights of at least `least`
+    steps: for a short text, all weights that do not round to 0; for a longer text, the largest
+    weights of all maps, up to a maximum number. The script fills in the others: it divides the rest
+    of a row equally among them, so that the row sums to about 1. So no drawn weight is off by more
+    than `least` steps.
 
-    For each row, head by head, `counts` is the number of weights held; `columns` and `steps` have
-    the column and the steps of each weight. All are base64, of 16-bit numbers (`steps`: 8-bit).
+    `counts` has the number of weights held in each row, head by head. `columns` and `steps` have
+    the column and the steps of each weight held. All are 16-bit numbers in base64 (`steps`: 8-bit).
     """
     length = weights_LHTT.shape[-1]
     steps_MTT = np.empty((weights_LHTT[..., 0, 0].size, length, length), np.uint8)
@@ -77,11 +78,11 @@ def _base64(numbers: NDArray[Any]) -> str:
 
 
 def next_tokens_data(attention: Attention) -> dict[str, Any]:
-    """Return the likeliest next tokens after each token, exact at each of TEMPERATURES.
+    """Return the likeliest next tokens after each token, for each of TEMPERATURES.
 
-    With logits l and their maximum m, a candidate is (token, l − m), and the sum at a temperature
-    τ is Σ exp((l − m) / τ) over the whole vocabulary. A candidate's probability is then
-    exp((l − m) / τ) / sum, exact for any vocabulary size up to the rounding of float32 sums.
+    With logits l and their maximum m, a candidate is (token, l − m). For each temperature τ,
+    the sum of exp((l − m) / τ) covers the whole vocabulary. So a candidate's probability is
+    exp((l − m) / τ) / sum, exact up to rounding, though the page has only a few candidates.
     """
     with np.errstate(divide="ignore"):  # log 0 = −∞ if a probability underflows
         logs_TV = np.log(attention.probabilities)

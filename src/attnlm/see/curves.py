@@ -60,7 +60,7 @@ class Line:
 
 
 def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return a run's validation and training loss by step, omitting a loss without values."""
+    """Return the curves of a run's validation loss and, if known, its training loss by step."""
     lines = []
     for label, loss, colour in (
         ("validation", "val_loss", _VALIDATION),
@@ -109,7 +109,7 @@ def draw_run(run: Run, path: Path) -> None:
     """Draw training and validation loss by step, with the verdict, to a PNG at `path`.
 
     Draw nothing before the second evaluation: one point does not make a curve, and a run of a few
-    seconds would end before matplotlib is loaded.
+    seconds need not wait until matplotlib is loaded.
     """
     result = run.result()
     if result is None or len(result.records) < 2:
@@ -129,7 +129,7 @@ def draw_run(run: Run, path: Path) -> None:
 
 
 def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
-    """Return a PNG with one panel of curves for each x-axis label in `panels`."""
+    """Return a PNG with a panel of curves for each x-axis label, and lines of `known` losses."""
     with drawing(**_STYLE):
         return _png(_figure(panels, known))
 

@@ -1,12 +1,12 @@
 """Name attention heads by measured patterns, and measure the loss without each head.
 
-A head with attention weights a (T, T) over a window of tokens x, row t for the query t, scores:
+A head has weights a (T, T) over a window of tokens x; row t is for query t. Its scores are:
 
     previous-token   mean over t ≥ 1 of a[t, t−1]
     same-token       mean of Σ a[t, s] over s ≤ t with x_s = x_t
     first-token      mean over t ≥ 1 of a[t, 0]
     uniform          mean over t ≥ 1 of Σ min(a[t, s], 1/(t+1)) over s ≤ t
-    start-of-word    mean of Σ a[t, s] over s ≤ t where a word starts
+    start-of-word    mean of Σ a[t, s] over s ≤ t where x_s starts a word
     induction        mean of Σ a[t, s] over 1 ≤ s < t with x_{s−1} = x_t
 
 Each score is a fraction of attention, from 0 to 1. The means of same-token, start-of-word and
@@ -14,9 +14,9 @@ induction cover only queries t ≥ 1 that have a target: for same-token an s < t
 start-of-word a word start at some s ≤ t, for induction an s as in the table. Each mean is taken
 over the tokens of all windows together.
 
-Induction is measured as in the literature (Olsson et al., 2022), on L random tokens repeated once,
-where it is the mean of a[t, t − (L − 1)] over the second L. The other scores are measured on a
-text, if one is available.
+Induction is measured on L random tokens repeated once, as in the literature (Olsson et al., 2022).
+There it is the mean of a[t, t − (L − 1)] over the last L queries. The other scores are measured on
+a text, or on the same random tokens if no text is available.
 
 The chance level of a score is the score of uniform attention, a[t, s] = 1/(t+1), on the same
 tokens. docs/insight.md explains the names.
@@ -61,16 +61,17 @@ THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
 head overlaps with uniform attention a lot."""
 
 TIMES_CHANCE = 2
-"""A score must also be at least this multiple of the chance level, except for `uniform`."""
+"""A score names a head only if it is also at least this multiple of its chance level. The score of
+`uniform` need not be."""
 
 REPEATED = 50
-"""The number of random tokens that a window for induction repeats, if they fit."""
+"""The number of random tokens that a window for induction repeats; fewer if they do not fit."""
 
 _TOKENS_AT_ONCE = 2**11
 
 
 class TooShortError(AttnlmError):
-    """An error for windows with too few tokens to measure heads."""
+    """Raised when windows have too few tokens to measure heads."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +86,26 @@ class HeadReport:
     """loss without the head minus loss with it, in nats per token, if measured"""
 
     def facts(self) -> dict[str, Any]:
-        """Return JSON values, in which layers and heads count from 1."""
+        """Return the fields as JSON values, in which layers and heads count from 1."""
         return {**vars(self), "layer": self.layer + 1, "head": self.head + 1}
 
 
 @dataclass(frozen=True)
 class HeadsReport:
-    """Scores of all heads of a run over `windows` windows of `window` tokens (see `has_text`)."""
+    """Scores of all heads of a run, measured over `windows` windows of `window` tokens."""
 
     run: str
     windows: int
     window: int
     repeated: int
-    """the number of random tokens that each of `windows` windows for induction repeats"""
+    """the number of random tokens in each window for induction, which has them twice"""
     has_text: bool
-    """whether scores except induction are measured on a text instead of random tokens"""
+    """True if only induction is measured on random tokens, and all other scores on a text"""
     heads: list[HeadReport]
     chance: dict[str, float]
     """the score of uniform attention, by pattern"""
     loss: float | None
-    """the loss with all heads over these windows, if measured"""
+    """the loss over the same windows with no head silenced, if measured"""
 
     @property
     def measured_on(self) -> str:
@@ -115,7 +116,7 @@ class HeadsReport:
         return f"{self.windows} windows of {self.window} tokens (induction: {random})"
 
     def facts(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the fields as JSON values."""
         return {**vars(self), "heads": [head.facts() for head in self.heads]}
 
 
@@ -132,11 +133,11 @@ def study_heads(
 ) -> HeadsReport:
     """Score every head over at most `windows` windows, spread evenly over a text.
 
-    `text` is a file or ids, by default the run's validation split. Induction is measured on random
-    tokens; for an imported run without `text`, so are all scores. `ablate` also silences one head
-    after another and measures the loss over the same windows. Raises AttnlmError if there is no
-    text for `ablate`, if files are missing or damaged, and for a bigram; TooShortError if the text
-    or the context is too short; NotFiniteError for NaN and infinity.
+    `text` is a file or ids, by default the run's validation split. For an imported run
+    without `text`, all scores are measured on random tokens; otherwise, only induction is. `ablate`
+    also silences one head after another and measures the loss over the same windows. Raises
+    AttnlmError if `ablate` has no text, if files are missing or damaged, and for a bigram;
+    TooShortError if the text or the context is too short; NotFiniteError for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
@@ -211,7 +212,10 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
 
 
 def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
-    """Return indices (N, T + 1) of windows among `count` tokens: `length` inputs and targets."""
+    """Return the indices (N, T + 1) of at most `most` windows, spread evenly over `count` tokens.
+
+    A window has T = `length` inputs, and one more token as the last target.
+    """
     there = (count - 1) // length
     chosen = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
     places: NDArray[np.int64] = chosen[:, None] * length + np.arange(length + 1)
@@ -221,8 +225,8 @@ def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
     """Return windows (N, 2 L) of L distinct random tokens, repeated once; always the same windows.
 
-    L is REPEATED, or less if the vocabulary or the context is smaller. Each token of the second
-    half then has exactly one induction target, a[t, t − (L − 1)], whatever the model has learned.
+    L is REPEATED, or less if the vocabulary or the context is smaller. Each query t of the second
+    half then has exactly one induction target, t − (L − 1), whatever the model has learned.
     """
     length = min(REPEATED, vocab_size, block_size // 2)
     random = np.random.default_rng(1)
@@ -231,11 +235,11 @@ def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> ND
 
 
 def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark tokens at word starts: a letter or digit after a token that ends with neither.
+    """Return True for each token that starts a word.
 
-    A token with letters after another character, such as " the", also starts a word. Bytes above
-    127 count as letters. The first token of a window is never marked, since the token before
-    it is unknown.
+    A token starts a word if it begins with a letter or digit and the token before it ends with
+    neither, or if it has a letter or digit only after another character, as " the". Bytes above 127
+    count as letters. A window's first token gives False, since the token before it is unknown.
     """
     begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
     for token in np.unique(ids_NT).tolist():
@@ -256,7 +260,7 @@ def _parts(ids_NT: Tensor) -> Iterator[slice]:
 
 
 def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores of all heads, (L, H, P), and of uniform attention, (P,)."""
+    """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,)."""
     length = ids_NT.size(1)
     uniform_TT = torch.ones(length, length, device=ids_NT.device).tril()
     uniform_TT /= uniform_TT.sum(-1, keepdim=True)
@@ -278,7 +282,7 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
 
 
 def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed attention on each pattern, (P, H), and the number of tokens summed, (P,).
+    """Return each pattern's scores summed over queries, (P, H), and the number summed, (P,).
 
     `starts_NT` marks the starts of words.
     """
@@ -312,7 +316,7 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
 
 
 def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
-    """Return the pattern with the highest score among the clear ones, or "mixed" without any."""
+    """Return the highest-scoring pattern that reaches THRESHOLDS and TIMES_CHANCE, or "mixed"."""
 
     def is_clear(pattern: str) -> bool:
         beyond_chance = scores[pattern] >= TIMES_CHANCE * chance[pattern]

@@ -1,4 +1,7 @@
-"""Compare the rungs of a ladder: losses, gains, caveats, and an HTML page."""
+"""Compare the rungs of a ladder: losses, gains, caveats, and an HTML page.
+
+A ladder trains several models on the same batches. Each model is a rung, with a run for each seed.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from attnlm.see.page import render
 from attnlm.see.play import SCRIPTS, first_text, play_data, play_model
 from attnlm.see.reproduce import ladder_command
 
-# Legible on white and on black. A model has the same colour in all pictures; a variant takes an
-# unused one.
+# Colours that are legible on white and on black. A model has the same colour in all pictures; a
+# variant takes the colour of a model that the ladder does not have.
 _COLOURS = (
     *("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d"),
     *("#c2554d", "#8c6bb1", "#5f7f4f"),
@@ -84,21 +87,21 @@ class Rung:
     """A trained rung: its run, its metrics, and a text sampled from it."""
 
     model: str
-    """its name in the ladder: a preset, or a variant of a preset"""
+    """the rung's name: a model, or a variant such as `transformer:positions=none`"""
     run: Run
     records: Sequence[Mapping[str, Any]]
     text: str
     whole: Mapping[str, Any] = field(default_factory=dict)
-    """losses of the best checkpoint on the whole split, if measured for every rung"""
+    """losses of the best checkpoint on the whole split; empty if not measured for every rung"""
     losses: tuple[float, ...] = ()
-    """the lowest loss of each run of the rung, ascending; `run` has the (lower) median loss"""
+    """the lowest loss of each seed's run, ascending; `run` has the (lower) median loss"""
     every_seed: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """the metrics of each run of the rung"""
+    """the metrics of each seed's run"""
 
     @property
     def best(self) -> Mapping[str, Any]:
-        """The record of the best evaluation, updated with `whole`. `text` is sampled from the
-        checkpoint of that evaluation."""
+        """The record of the evaluation with the lowest loss, updated with `whole`. `text` is
+        sampled from the checkpoint of that evaluation."""
         return {**best_record(self.records), **self.whole}
 
     @property
@@ -116,13 +119,13 @@ class Rung:
 
 
 class Gain(NamedTuple):
-    """The comparison of a rung with the best rung before it."""
+    """The comparison of a rung with its rival, the best rung before it."""
 
     rival: Rung
     nats: float
-    """the lowest earlier loss minus the rung's loss"""
+    """the rival's loss minus the rung's loss, in nats per token"""
     beyond_seeds: bool | None
-    """True if the losses of the two rungs' seeds do not overlap; None with one seed"""
+    """True if the two rungs' ranges of losses over all seeds do not overlap; None with one seed"""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class Ladder:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Short names by rung, such as `…positions=none` if all variants are of the same model."""
+        """Short labels by rung, such as `…positions=none` if only one model has variants."""
         models = [rung.model for rung in self.rungs]
         changed = {model.partition(":")[0] for model in models if ":" in model}
         shared = f"{changed.pop()}:" if len(changed) == 1 else ":"
@@ -223,8 +226,8 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
 
 
 def explained(ladder: Ladder) -> list[tuple[str, str]]:
-    """Return each rung's name and sentences: what it adds, its gain over the best rung before it,
-    and why.
+    """Return each rung's name and sentences: what the rung adds, its gain over the best rung before
+    it, and a reason for the gain.
 
     For a variant of a model, the sentences state the change and the gain, without a reason.
     """
@@ -249,7 +252,7 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
 
 
 def _idea(rung: Rung) -> tuple[str, str, str]:
-    """Return what a rung is, and the reasons to add after "better than" and "worse than"."""
+    """Return what a rung is, why it may be better than its rival, and why it may be worse."""
     model, *changes = rung.model.split(":")
     idea, why, why_not = _IDEAS[model]
     if changes:
@@ -316,7 +319,10 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
 
 
 def _band(rung: Rung) -> list[tuple[float, float]]:
-    """Return the lowest and highest loss of all seeds by evaluation; [] if a seed lacks one."""
+    """Return the lowest and highest loss over all seeds at each evaluation.
+
+    The result is empty with one seed, or if a seed lacks an evaluation.
+    """
     seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
     steps = [record["step"] for record in rung.records]
     if len(seeds) < 2 or not all(step in seed for seed in seeds for step in steps):

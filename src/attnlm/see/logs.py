@@ -54,7 +54,7 @@ class Tool(Protocol):
     def image(self, step: int, name: str, pixels: Pixels) -> None: ...
 
     def close(self, *, is_finished: bool) -> None:
-        """Write what is left, after training has finished or was interrupted."""
+        """Write all buffered data, after training has finished or was interrupted."""
 
 
 class TensorBoard:
@@ -117,7 +117,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """An adapter for MLFLOW_TRACKING_URI; the experiment is MLFLOW_EXPERIMENT_NAME or attnlm."""
+    """An adapter for MLflow at MLFLOW_TRACKING_URI, experiment MLFLOW_EXPERIMENT_NAME or attnlm."""
 
     def __init__(self, run: Run, id: str, first_step: int) -> None:
         import mlflow
@@ -204,8 +204,8 @@ def check_tools(names: Iterable[str]) -> None:
 class LogListener:
     """A listener that passes training events to `on_event`, then to the tools in `names`.
 
-    Without `names`, it uses the tools that logged the run before. It drops a tool that fails and
-    sends one Note; training continues. Output printed by tools goes to stderr.
+    If `names` is None, the run keeps the tools that logged it before. The listener drops a tool
+    that fails and sends one Note; training continues. Output printed by tools goes to stderr.
     """
 
     def __init__(self, on_event: OnEvent, names: Sequence[str] | None) -> None:
@@ -231,7 +231,7 @@ class LogListener:
                 self._each(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
 
     def close(self) -> None:
-        """Close all tools, which then write what is left."""
+        """Close all tools, which then write their buffered data."""
         self._each(lambda tool: tool.close(is_finished=self._is_finished))
         self._tools = {}
 
@@ -285,7 +285,7 @@ class LogListener:
 
 
 def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str], str]:
-    """Return the tools that log a run, and its id in them; record both for resuming."""
+    """Return the tools that log a run and the run's id in the tools; save both for resuming."""
     path = folder / _RECORD
     known: dict[str, Any] = {"id": secrets.token_hex(4), "tools": []}
     if path.exists():

@@ -15,7 +15,7 @@ def render(
 ) -> bytes:
     """Return the page of a template, in UTF-8, with the stylesheet that all pages share.
 
-    `scripts` names further files in pages/. `data` holds the JSON values that the scripts read.
+    `scripts` names JavaScript files in pages/. `data` holds the JSON values that the scripts read.
     """
     from markupsafe import Markup
 

@@ -1,4 +1,4 @@
-"""Draw attention with matplotlib in a fixed style. Import matplotlib late, without warnings."""
+"""Draw attention with matplotlib in a fixed style. The first drawing imports matplotlib."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CELL = 6  # pixels per attention weight
 
 @contextlib.contextmanager
 def drawing(**style: object) -> Iterator[None]:
-    """Set a fixed matplotlib style in this context, keeping only the user's backend and fonts."""
+    """Set a fixed matplotlib style in a `with` block, keeping only the user's backend and fonts."""
     # Hide the warning that matplotlib uses a temporary folder if the home folder is read-only.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib as mpl
@@ -103,8 +103,8 @@ def _label(axes: Axes, tokens: list[str]) -> None:
 def fonts_for(text: str) -> tuple[list[str], str]:
     """Return the font families that draw a text, and the characters that no installed font has.
 
-    The user's families come first, then repeatedly the font that has most of the characters still
-    missing.
+    The user's families come first. Each further family is the installed font that has the most of
+    the characters still missing.
     """
     with drawing():
         import matplotlib as mpl

@@ -24,7 +24,7 @@ from attnlm.see.page import render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
 _LARGEST_IN_F32 = 2_000_000
-"""The number of parameters above which float16 is the default."""
+"""The number of parameters of a model above which float16 is its default."""
 LARGEST = 60_000_000
 """The number of parameters of all models above which a page needs `force`."""
 _SUFFIX = ".html"
@@ -48,9 +48,9 @@ def export_to_html(
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
-    The file is written atomically. Raises UsageError for a name that does not end with .html,
-    AttnlmError if `path` exists or the models are too large (unless `force`), if `path` is not a
-    regular file, if files are missing or damaged, and for a weight that float16 can't represent.
+    The file is written atomically. Raises UsageError if its name does not end with .html. Raises
+    AttnlmError if `path` is not a regular file, if files are missing or damaged, and for a weight
+    that float16 can't represent; unless `force`, also if `path` exists or the models are too large.
     """
     if path.suffix != _SUFFIX:
         raise UsageError(
@@ -89,7 +89,11 @@ def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
 
 
 def first_text(runs: Sequence[Run]) -> str:
-    """Return the start of the validation split from the first run, if all can encode it."""
+    """Return the start of the validation split that the first run recorded.
+
+    The text is empty if the first run recorded none, if one of its characters is incomplete, or if
+    a run's tokenizer can't encode it.
+    """
     text = "".join(runs[0].ticker_passage())
     try:
         for run in runs:
@@ -123,7 +127,7 @@ def play_data(
 
 
 def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
-    """Return the JSON values that `unpackModels` reads, with all tensors in base64."""
+    """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64."""
     tensors = model.weights
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
     if number_type is None:
@@ -145,7 +149,7 @@ def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
 
 
 def described_architecture(a: Architecture) -> dict[str, Any]:
-    """Return the fields that are set, plus the head size and the number of key/value heads."""
+    """Return the fields that are not None, the head size and the number of key/value heads."""
     values = {field.name: getattr(a, field.name) for field in fields(a)}
     if a.embed_dim is not None:
         values |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}

@@ -25,8 +25,8 @@ class ProgressBar:
         run = attnlm.train("tales-char", steps=50, on_event=attnlm.ProgressBar())
 
     In a terminal or notebook it shows a bar, and one line at the end of a training run. Notes are
-    shown as lines. If stderr is a file, the listener writes a line per evaluation, or every ten
-    seconds of a task.
+    shown as lines. Elsewhere, it writes a line for each evaluation of a training run, and a line
+    every ten seconds of any other task.
     """
 
     def __init__(self) -> None:

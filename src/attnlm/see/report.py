@@ -39,14 +39,14 @@ from attnlm.see.text import ids_within_context
 from attnlm.training.schedule import learning_rate
 
 STAGES = 3
-"""The number of stages: scoring heads, sampling the longer text, and `report_page`."""
+"""The number of stages in progress events: scoring heads, sampling, and drawing the page."""
 
-_TOKENS, _SEED = 500, 1  # of the longer text
+_TOKENS, _SEED = 500, 1  # of `Report.sample`
 
 
 @dataclass(frozen=True)
 class LensRow:
-    """The K likeliest next tokens for each of T tokens, read after one layer, likeliest first."""
+    """A row of `logit_lens`: the K likeliest next tokens for each of T tokens, likeliest first."""
 
     name: str
     ids: NDArray[np.int64]
@@ -68,7 +68,7 @@ class Report:
     passage: Sequence[str]
     """the tokens that the snapshots' maps show"""
     text_is: str
-    """the origin of the text, in words"""
+    """the origin of the text that the model read, in words"""
     ids: list[int]
     attention: Attention
     lens: Sequence[LensRow]
@@ -80,7 +80,7 @@ class Report:
     commands: Sequence[str]
     """the commands that reproduce the run"""
     sample: str
-    """a longer text, sampled without a prompt"""
+    """a text of 500 tokens, sampled without a prompt"""
     sample_command: str
     """the command that prints `sample` again, on a CPU"""
 
@@ -129,7 +129,7 @@ def report(
     data_dir: Path = Path("data"),
     on_event: OnEvent = ignore,
 ) -> Report:
-    """Gather the results of a run. Progress events report its stages, including those of `ablate`.
+    """Gather the results of a run. Progress events report the stages, and each head of `ablate`.
 
     The model reads `text` (default: the beginning of the validation split). Heads are scored over
     `windows` windows of that split; `ablate` also measures the loss without each head. If the data
@@ -228,13 +228,13 @@ def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[Len
     """Return the logit lens: the LM head applied after each layer (nostalgebraist, 2020).
 
     In a transformer every layer adds to one residual stream. The final norm and the LM head turn
-    the last state of the stream into the prediction. The lens applies both to the earlier states
-    too, skipping the layers above. The result has one row for the embeddings and one for each
-    layer; the last row is the model's prediction. A row has the `count` likeliest tokens, or the
-    whole vocabulary if it is smaller.
+    the last state of the stream into the prediction. The lens applies this norm and head to the
+    earlier states too, skipping the layers above. The result has one row for the embeddings and one
+    for each layer; the last row is the model's prediction. A row has the `count` likeliest tokens,
+    or the whole vocabulary if it is smaller.
 
     The result is empty for a bigram. Embeddings have no row if their width differs from the input
-    of the LM head, as in some one-layer rungs. Raises NotFiniteError for NaN and infinity.
+    of the LM head, as in some one-layer models. Raises NotFiniteError for NaN and infinity.
     """
     if not isinstance(model, Transformer):
         return []

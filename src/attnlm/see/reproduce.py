@@ -30,10 +30,10 @@ def prepare_command(dataset: Dataset) -> str:
 
 
 def train_command(run: Run) -> str:
-    """Return the command that trains the run again, with all settings, independent of defaults.
+    """Return the command that trains the run again, with all settings, even those at the default.
 
     For a run with a budget, the command gives the steps that the run made. The learning rate then
-    follows the steps, not the clock, so the resulting bytes differ.
+    follows the steps, not the clock, so the checkpoint is not the same byte for byte.
     """
     words = ["attnlm", "train", run.dataset["name"]]
     if run.parent is not None:
@@ -59,7 +59,7 @@ def import_command(run: Run) -> str:
 
 
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
-    """Return the command that prints a text sampled from the run again."""
+    """Return the command that samples a text of `tokens` tokens from the run with `seed`."""
     flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
     flags += ["--tokens", str(tokens), "--seed", str(seed)]
     return command_for("attnlm sample", run.path, *flags, named=True)

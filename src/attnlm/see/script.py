@@ -1,7 +1,7 @@
 """Export a run's forward pass as a plain PyTorch script that needs only the weights, not attnlm.
 
-The script is the forward pass of textbook.py, with the model's parts filled in and without the
-branches that the model does not take.
+The script is the forward pass of textbook.py, with the model's settings as constants and without
+the branches that the model does not take.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """Return a script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
     The script loads the checkpoint file and prints the likeliest next tokens. Raises AttnlmError
-    if the text does not fit the context or the vocabulary, or if files are missing or damaged.
+    if the text does not fit the context or the vocabulary, if the run has adapters, or if files are
+    missing or damaged.
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
@@ -80,7 +81,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
 
 
 def specialised(a: Architecture) -> str:
-    """Return the functions of textbook.py that the model uses, with its parts filled in."""
+    """Return the functions of textbook.py that the model uses, with its settings as constants."""
     module = ast.parse(inspect.getsource(textbook))
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
     for function in functions.values():
@@ -97,7 +98,7 @@ def specialised(a: Architecture) -> str:
 
 
 class _Specialised(ast.NodeTransformer):
-    """A pass that replaces `a.part` with its value in `a`, and keeps only the branches taken."""
+    """An AST pass that replaces `a.name` with the model's setting and keeps the branches taken."""
 
     def __init__(self, a: Architecture) -> None:
         self._architecture = a

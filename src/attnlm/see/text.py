@@ -11,7 +11,7 @@ _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def ids_of(run: Run, text: str) -> list[int]:
-    """Return the ids of `text` as a model expects them, at least one.
+    """Return the ids of `text`, at least one, with the beginning token if the tokenizer has one.
 
     Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
     """
@@ -21,7 +21,7 @@ def ids_of(run: Run, text: str) -> list[int]:
 
 
 def ids_within_context(run: Run, text: str) -> list[int]:
-    """Return the ids of `text` as a model expects them, at least one and at most block_size.
+    """Return the ids of `text`, as `ids_of` does, if their number is at most block_size.
 
     Raises UsageError for an empty text, AttnlmError if the text is too long or if the vocabulary
     lacks one of its characters.

@@ -24,7 +24,7 @@ _LIKELIEST = 5
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its name, its formula from earlier steps, its axes, and its numbers."""
+    """One step: its name, formula from earlier steps, axes (such as `T C`), and numbers."""
 
     name: str
     formula: str
@@ -44,7 +44,7 @@ class Trace:
     """candidates for the next token with their probabilities, likeliest first"""
 
     def facts(self) -> dict[str, Any]:
-        """Return all steps as JSON values. Raises AttnlmError if they have too many numbers."""
+        """Return steps and next tokens as JSON values. Raises AttnlmError for too many numbers."""
         check_fits_json(sum(step.values.numel() for step in self.steps))
         return {
             "run": self.run,
@@ -125,7 +125,7 @@ _SCORES = {
 
 
 def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
-    """Yield the steps of one block, with numbers of shape (1, …)."""
+    """Yield the steps of one block, with numbers of shape (1, …) for a batch of one text."""
     if layer.read is not None and layer.heads is not None and layer.attended is not None:
         if a.norm != "none":
             yield Step("norm", _NORMS[a.norm], "T C", layer.read)
@@ -163,8 +163,8 @@ def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
 def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
     """Yield lines of text: each step's shape, and the numbers of the last token in one head.
 
-    Attention maps of few tokens are shown whole. Heads count from 1. Raises UsageError for a head
-    that the model does not have.
+    If the text has few tokens, attention maps are shown with all rows. Heads count from 1. Raises
+    UsageError for a head that the model does not have.
     """
     heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
     if not 1 <= head <= heads:
