@@ -64,8 +64,8 @@ class Evaluated:
     """An evaluation that was written to disk. `record` is its line in metrics.jsonl.
 
     The fields of the record are also attributes: `step`, `tokens` trained on, `seconds` of the run,
-    mean `train_loss` since the previous evaluation (None at step 0), `val_loss` and `bits_per_byte`
-    over `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
+    `train_loss` since the last evaluation (None at step 0), `val_loss` and `bits_per_byte` over
+    `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
     `improved` is True if the validation loss is the lowest so far. `snapshot` holds a sample and
     attention maps. `is_last` is True if the run ends here.
     """
