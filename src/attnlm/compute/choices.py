@@ -1,7 +1,7 @@
-"""Choices by timing: the fastest of several ways, tried once on a machine and remembered.
+"""Choices by timing: of several ways to compute the same, the fastest on this machine.
 
 Processors differ in which matmul library is faster, and in how much a second thread helps. The ways
-are therefore timed, instead of chosen by the name of the processor.
+are therefore timed, and the choice is remembered, instead of chosen by the processor's name.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Choice:
 
 @contextlib.contextmanager
 def keeping_threads() -> Iterator[None]:
-    """Flush subnormal numbers in a context. On exit, restore the flushing mode, PyTorch's number of
-    threads and the precision of PyTorch's matmuls."""
+    """Flush subnormal numbers to zero within the context. On exit, restore the flushing mode,
+    PyTorch's number of threads and the precision of PyTorch's matmuls."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with flushing_subnormals():
@@ -104,10 +104,10 @@ def _key(described: list[object]) -> str:
 
 
 def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the seconds per call of each way: the minimum of a few rounds over all ways.
+    """Return the seconds per call of each way: the minimum over `_ROUNDS` rounds.
 
-    Beside busy processes, threads that wait for each other can be hundreds of times slower than
-    one thread, so a way that is far behind is timed in the first round only.
+    A way that is far slower than the fastest is timed in the first round only: while other
+    processes are busy, threads that wait for each other can be hundreds of times slower than one.
     """
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(_ROUNDS):

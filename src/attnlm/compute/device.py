@@ -33,9 +33,9 @@ class Device:
         return torch.device(self.name)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context for matmuls of float32 weights in bfloat16 if `dtype` is bfloat16.
+        """Return a context in which matmuls of float32 weights compute in bfloat16.
 
-        Otherwise the context does nothing.
+        If `dtype` is not bfloat16, the context does nothing.
         """
         if self.dtype != "bfloat16":
             return contextlib.nullcontext()
@@ -74,7 +74,7 @@ def tried_devices() -> dict[str, str | None]:
 
 
 def _check_one_each(device: str) -> None:
-    """Raise AttnlmError if processes would share a GPU, which NCCL refuses."""
+    """Raise AttnlmError if `device` is cuda and processes outnumber GPUs, which NCCL refuses."""
     count = local_count()
     if device == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
         raise AttnlmError(
@@ -84,7 +84,7 @@ def _check_one_each(device: str) -> None:
 
 
 def use_precision(device: Device) -> None:
-    """Let CUDA's float32 matmuls use TF32 if `dtype` is tf32, and full precision otherwise."""
+    """Let CUDA's float32 matmuls use TF32 if `device.dtype` is tf32, else full precision."""
     if device.name == "cuda":
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
 
@@ -126,9 +126,9 @@ def _choose_dtype(device: str, dtype: str) -> str:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the tensors of the next step.
 
-    By default, glibc returns large blocks to the system, and the system has to clear the blocks
-    when they are used again. These page faults took a tenth of a step. Allocators of other systems
-    are left unchanged.
+    By default, glibc returns large blocks to the system. When the blocks are used again, they cause
+    page faults, in which the system clears them: this took a tenth of a step. On systems without
+    glibc, this function does nothing.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# How long a collective waits for the other processes, in seconds. The first of its kind waits
-# _AT_FIRST: processes may compile, and rank 0 plans, writes and draws samples. Later ones wait
-# _TIMES the longest time that such work took in any process, plus _MORE.
+# How long a collective waits for the other processes, in seconds. After the first work of a kind
+# (a step, an evaluation), and in broadcasts, it waits _AT_FIRST: processes may compile, and rank 0
+# plans, writes and draws samples. After later work of this kind, it waits _TIMES the longest time
+# that such work took in any process, plus _MORE.
 _AT_FIRST, _TIMES, _MORE = 1800.0, 10.0, 20.0
-_ON_GPU = 300.0  # a GPU's collectives are started long before the GPU runs them
-_STORE_ANSWERS = 5.0  # seconds
+_ON_GPU = 300.0  # seconds: a GPU's collectives are started long before the GPU runs them
+_STORE_ANSWERS = 5.0  # seconds to wait for the store's answer
 _LOOK = 0.5  # seconds between a waiting process's checks for signals
-_TO_SAVE = 120  # seconds after a signal; then our launcher kills its processes
+_TO_SAVE = 120  # seconds to save after a signal; then `run_processes` kills the processes
 _SILENT = re.compile(r"tim(ed|ing) out|timeout (caused|after)|socket timeout", re.IGNORECASE)
 _ENDED = re.compile(
     r"connection (was )?(closed|reset|refused|abort)|broken pipe|failed to (recv|send)"
@@ -55,13 +56,13 @@ _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 _HOST, _PORT, _MOST = "MASTER_ADDR", "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 _WATCHED = "ATTNLM_WATCHED"
-"""The variable that our launcher sets to its process id. Our launcher reports killed processes."""
+"""The variable that `run_processes`, our launcher, sets to its process id."""
 _LEFT_TO_LAUNCHER = 75
-"""The exit code of processes that leave the report to our launcher."""
+"""The exit code of a process whose error our launcher reports."""
 
 
 class LostProcessError(Exception):
-    """An error because another process has ended or, if `is_silent`, does not answer."""
+    """Raised when another process has ended or, if `is_silent`, does not answer."""
 
     def __init__(self, *, is_silent: bool) -> None:
         super().__init__()
@@ -69,12 +70,15 @@ class LostProcessError(Exception):
 
 
 class Processes:
-    """This process, with rank `rank` of `count` processes. If `count` is 1, no method waits."""
+    """This process, rank `rank` of `count`, and its communication with the other processes.
+
+    If `count` is 1, no method waits.
+    """
 
     def __init__(self, rank: int = 0, count: int = 1, store: Store | None = None) -> None:
         self.rank, self.count, self._store = rank, count, store
         self._met = time.monotonic()  # when the last collective ended
-        self._longest: dict[str, float] = {}  # seconds between two collectives, by kind of work
+        self._longest: dict[str, float] = {}  # between two collectives, in seconds, by kind of work
         self._meshes: dict[str, DeviceMesh] = {}  # by device
 
     @property
@@ -83,10 +87,11 @@ class Processes:
         return self.rank == 0
 
     def add_up(self, tensor: Tensor, after: str) -> None:
-        """Replace the tensor by its sum over all processes (all-reduce), the same bytes in each.
+        """Replace the tensor by its sum over all processes, by an all-reduce.
 
-        `after` names the work before this call, such as a step. Raises LostProcessError if another
-        process has ended, or takes far longer for this work than ever before.
+        The sum has the same bytes in all processes. `after` names the kind of work before this
+        call, such as a step. Raises LostProcessError if another process has ended, or takes far
+        longer for this work than any process did before.
         """
         if self.count > 1:
             import torch.distributed as dist
@@ -132,7 +137,7 @@ class Processes:
         return group
 
     def is_first_to_say(self) -> bool:
-        """Return True in one process per machine, which then reports why all processes end."""
+        """Return True in one process per machine, so that only that one reports the error."""
         if (store := self._store) is None:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
@@ -143,24 +148,24 @@ class Processes:
             return self.rank == 1 or (self.rank if local is None else local) == 0
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a text until the launcher ends, even if it starts its processes again."""
+        """Keep a text in the store, for `recalled` after the launcher restarts the processes."""
         if self._store is not None:
             self._store.set(key, json.dumps(text))  # in ASCII, since a path may have any characters
 
     def recalled(self, key: str) -> str | None:
-        """Return the text that was remembered before these processes were restarted, or None."""
+        """Return the text that `remember` kept before the processes were restarted, or None."""
         if self._store is None or not restarts() or not self._store.check([key]):
             return None
         return str(json.loads(self._store.get(key)))
 
     def _wait(self, start: Callable[[], Any], after: str | None = None) -> None:
-        """Start a collective and wait until it is done."""
+        """Start a collective and wait until it is done; `after` as in `add_up`."""
         ours = time.monotonic() - self._met
         theirs = self._longest.get(after or "")
         patience = _AT_FIRST if theirs is None else _MORE + _TIMES * max(ours, theirs)
         try:
             work, timeout = start(), timedelta(seconds=patience)
-            if theirs is None:  # it may take minutes, in which signals must be handled
+            if theirs is None:  # the wait may take minutes, in which signals must be handled
                 _result(_in_thread(lambda: work.wait(timeout)))
             else:
                 work.wait(timeout)
@@ -175,14 +180,14 @@ ALONE = Processes()
 
 
 def rows_of(rows: int, rank: int, count: int) -> slice:
-    """Return the slice of `rows` rows that process `rank` of `count` has, as torch.chunk divides
-    rows. All slices have equal size, except that the last processes have fewer rows or none."""
+    """Return the slice of a tensor's `rows` rows that process `rank` of `count` has. As in
+    torch.chunk, slices have equal size, except that the last processes have fewer rows or none."""
     size = -(-rows // count)
     return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
 def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
-    """Run `work` in a thread, since the main thread can't handle signals while it runs C++."""
+    """Start `work` in a new thread: while the main thread runs C++, it can't handle signals."""
     future = Future[_Result]()
 
     def run() -> None:
@@ -196,7 +201,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """Wait for a result in many short waits, since a signal just before a wait won't end it."""
+    """Return the result, after many short waits: a signal just before a wait does not end it."""
     while not wait([future], timeout=_LOOK).done:
         pass
     return future.result()
@@ -204,7 +209,7 @@ def _result(future: Future[_Result]) -> _Result:
 
 @contextlib.contextmanager
 def noticing_lost() -> Iterator[None]:
-    """Raise LostProcessError if PyTorch's own collectives fail, such as those of sharding."""
+    """Convert errors of collectives that PyTorch itself starts, as in sharding, by `_meaning`."""
     try:
         yield
     except RuntimeError as error:
@@ -216,7 +221,7 @@ def noticing_lost() -> Iterator[None]:
 
 
 def _meaning(error: RuntimeError) -> Exception:
-    """Return the exception for a failed collective, from the text of gloo, NCCL or the store."""
+    """Return LostProcessError or AttnlmError, by the message of gloo, NCCL or the store."""
     if _SILENT.search(str(error)):
         return LostProcessError(is_silent=True)
     if _ENDED.search(str(error)):
@@ -234,7 +239,7 @@ def is_launched() -> bool:
 
 
 def _checked(name: str, first: int, last: int) -> int:
-    """Return the number in a launcher's variable. Raise UsageError if it is out of range."""
+    """Return the number in a launcher's variable. Raise UsageError if missing or out of range."""
     value = _variable(name)
     if value is None or not first <= value <= last:
         is_what = f"is {os.environ[name]!r}" if name in os.environ else "is not set"
@@ -257,7 +262,7 @@ def local_count() -> int:
 
 
 def is_main() -> bool:
-    """Return True if this process is the one that reports. This needs no torch."""
+    """Return True if this process reports: it is rank 0 or the only one. Does not import torch."""
     return not is_launched() or _variable(_RANK) == 0
 
 
@@ -268,10 +273,11 @@ def restarts() -> int:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Processes]:
-    """Yield the processes that a launcher has started, or this process alone.
+    """Connect to the other processes that a launcher has started, and yield `Processes`.
 
-    If the processes end with an error, one process on each machine raises it, and the
-    other processes raise SaidElsewhereError.
+    Without other processes, yield ALONE. If the processes end with an error, one process on each
+    machine raises it, and the other processes raise SaidElsewhereError. If another process has
+    ended and `run_processes` reports this, all raise SaidElsewhereError.
     """
     count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
     rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
@@ -279,7 +285,7 @@ def joined() -> Iterator[Processes]:
         yield ALONE
         return
     if _WATCHED in os.environ and sys.platform == "linux":
-        # End when our launcher ends, even if it is killed, or was killed before this line.
+        # Make this process end when our launcher is killed, even if it was killed before this line.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(os.environ[_WATCHED]):
             raise SaidElsewhereError(_LEFT_TO_LAUNCHER)
@@ -323,8 +329,8 @@ def _join(rank: int, count: int) -> Processes:
         backend = "cpu:gloo,cuda:nccl"
 
     def meet() -> Store:
-        # A program may train several times. After a restart, the store still has what the earlier
-        # processes wrote.
+        # Each training of a program needs its own keys in the store. So does each restart, since
+        # the store still has what the earlier processes wrote.
         lasting = PrefixStore(f"attnlm/{next(_trainings)}", _store(rank, count))
         ours = PrefixStore(str(restarts()), lasting)
         patience = timedelta(seconds=_AT_FIRST)
@@ -347,7 +353,7 @@ def _join(rank: int, count: int) -> Processes:
 
 @functools.cache
 def _store(rank: int, count: int) -> Store:
-    """Return the launcher's store, which outlives the processes, or else one that rank 0 keeps."""
+    """Return the launcher's key-value store, which outlives the processes, else one of rank 0."""
     from torch._C._distributed_c10d import TCPStore
 
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -358,9 +364,9 @@ def _store(rank: int, count: int) -> Store:
 def run_processes(count: int, arguments: Sequence[str]) -> None:
     """Run `attnlm` with these arguments in `count` processes of this machine, until all end.
 
-    The processes share the processors. A signal is passed on to the processes, and Interrupted is
-    raised after they have ended. Raises AttnlmError if a process was killed, and SaidElsewhereError
-    if a process has reported the error.
+    The processors are divided among the processes. A signal is passed on to the processes, and
+    Interrupted is raised after they have ended. Raises AttnlmError if a process was killed, and
+    SaidElsewhereError if a process has reported the error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -369,7 +375,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     os.environ[_WATCHED] = str(os.getpid())
     for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):  # `_failure` reports it
+        if name.startswith("torch.distributed.elastic"):  # `_failure` reports failures
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
         config = LaunchConfig(
@@ -393,11 +399,11 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
 
 
 def _failure(codes: Mapping[int, int]) -> BaseException:
-    """Return the exception for the exit codes of our processes, by rank."""
-    # If one has failed, the others were ended by signals, or noticed it and left the report to us.
+    """Return the exception to raise, given each rank's exit code."""
+    # If one process has failed, the others were ended by signals, or left the report to us.
     if said := [code for code in codes.values() if 0 <= code < 128 and code != _LEFT_TO_LAUNCHER]:
         return SaidElsewhereError(said[0])
-    if stopped := [code for code in codes.values() if code > 128]:  # by a signal, having saved
+    if stopped := [code for code in codes.values() if code > 128]:  # by a signal, after saving
         return Interrupted(min(stopped) - 128)
     rank, code = min(codes.items(), key=lambda found: found[1])
     if code >= 0:  # all lost their connections, and left the report to us

@@ -1,11 +1,11 @@
-"""Thread pools, and whether their threads flush subnormal numbers to zero.
+"""Thread pools, and the flushing mode: whether a thread replaces subnormal numbers by zero.
 
-PyTorch's own threads wait for each other at every operation. On a busy machine, each operation of a
-step takes as long as its slowest thread. The threads here wait for each other once per step.
+PyTorch's own threads wait for each other at every operation, so that on a busy machine, each
+operation takes as long as its slowest thread. The threads here wait for each other once per step.
 
-If attention saturates, probabilities and gradients become subnormal, and Intel's processors compute
-with such numbers about a hundred times more slowly. Each thread has its own flushing mode. On
-Linux, a new thread inherits the mode of its parent.
+If attention saturates, probabilities and gradients become subnormal. Intel's processors compute
+with subnormal numbers about a hundred times more slowly, unless the numbers are flushed to zero.
+Each thread has its own flushing mode. On Linux, a new thread inherits the mode of its parent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def map_ahead(
     """Yield `function(item)` for all items, in order, computed in threads while the caller works.
 
     The items are drawn in the caller's thread, and at most `workers` + 1 are pending, so that
-    memory stays bounded. An exception of `function` is raised in place of the result.
+    memory stays bounded. If `function` raises an exception for an item, this generator raises it.
     """
     under_way: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -58,9 +58,9 @@ def map_ahead(
 def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor) -> list[_Result]:
     """Return the results of all jobs, in order.
 
-    The calling thread runs the first job, and then jobs that no thread of the pool has started. On
-    a busy machine, the calling thread may have a processor while the pool has none. If a job fails
-    or a signal comes, this function still waits for jobs that have started.
+    The calling thread runs the first job, then the jobs that no thread of the pool has started,
+    since on a busy machine the pool's threads may have no processor. If a job fails or a signal
+    comes, this function still waits for the jobs that have started.
     """
     futures = [pool.submit(job) for job in jobs[1:]]
     try:
@@ -72,11 +72,11 @@ def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor)
 
 
 def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
-    """Return a pool of `threads` threads, counting the calling thread.
+    """Return a pool that has `threads` threads together with the calling thread.
 
-    Each thread of the pool computes with `each` of PyTorch's own threads, and flushes subnormal
-    numbers if the calling thread does. The calling thread must compute in the same way, since any
-    thread may run a job, and the results must not depend on which thread does.
+    Each thread of the pool uses `each` of PyTorch's own threads for an operation, and flushes
+    subnormal numbers if the calling thread does. The caller must set PyTorch's number of threads to
+    `each` too, so that a job's result does not depend on the thread that runs the job.
     """
     import torch
 
@@ -91,7 +91,7 @@ def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
 
 @contextlib.contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """Let PyTorch use `count` threads for an operation of the calling thread."""
+    """Within the context, let PyTorch use `count` threads for the calling thread's operations."""
     import torch
 
     before = torch.get_num_threads()
@@ -110,8 +110,8 @@ def flushes_subnormals() -> bool:
 class FlushingHere:
     """A context that flushes subnormal numbers in the calling thread and threads that it starts.
 
-    Entering it takes less than a microsecond, so it can surround the work for a single token.
-    If PyTorch's thread pool exists already, the pool keeps its mode.
+    Entering the context takes less than a microsecond, so it can surround the work for a single
+    token. If PyTorch's thread pool exists already, the pool keeps its mode.
     """
 
     def __enter__(self) -> None:
@@ -128,9 +128,9 @@ class FlushingHere:
 
 @contextlib.contextmanager
 def flushing_subnormals() -> Iterator[None]:
-    """Flush subnormal numbers in the calling thread and in its PyTorch thread pool.
+    """Within the context, flush subnormal numbers in the calling thread and PyTorch's thread pool.
 
-    Both modes are restored afterwards. Other threads that exist already keep their mode.
+    On exit, restore the modes of both. Other threads that exist already keep their mode.
     """
     before = flushes_subnormals()
     try:
@@ -144,7 +144,7 @@ def flushing_subnormals() -> Iterator[None]:
 
 
 def _end_torch_pool() -> None:
-    """End the OpenMP threads of the calling thread. New threads will start in its mode."""
+    """End the calling thread's OpenMP threads. New ones will start in the calling thread's mode."""
     import torch
 
     with contextlib.suppress(AttributeError):  # other runtimes set the mode for each operation

@@ -1,1 +1,1 @@
-"""The loop, the optimizer, the validation loss."""
+"""Training: the loop, the optimizer and the validation loss."""

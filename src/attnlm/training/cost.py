@@ -1,7 +1,8 @@
-"""The numbers of tokens of evaluations and samples, chosen by their cost compared with training.
+"""Choice of the number of tokens per evaluation and per sample, by cost relative to training.
 
 Costs are counted in floating-point operations and follow from the configuration alone, so that the
-same run makes the same choices on any machine, even a busy one.
+same run makes the same choices on any machine, even a busy one. Only a run with a budget evaluates
+as many tokens as its measured speed allows.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import forward_flops
 from attnlm.training.validation import MOST_TOKENS
 
-# The fraction of the operations between two evaluations that an evaluation and its sample may take.
+# The fractions of the training between two evaluations that an evaluation and its sample may cost.
 _EVALUATION_FRACTION, _SAMPLE_FRACTION = 0.1, 0.05
-# Operations of about a second: up to this, evaluations may cost half of the training in between.
+# An evaluation of at most _CHEAP operations, about a second, may cost half of this training.
 _CHEAP, _CHEAP_FRACTION = 1.2e11, 0.5
 # Operations that are always affordable, for an evaluation and for a sample.
 _FREE = 2e10
-# The fraction of a budget that an evaluation of the whole split, or else of a part, may take.
+# The fraction of a budget that an evaluation may take if it uses the whole split, or else a part.
 _WHOLE_FRACTION, _PART_FRACTION = 0.02, 0.01
 # A loss over fewer tokens is too noisy.
 _FEWEST_TOKENS = 2**11
 _SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
 # Operations for the softmax of a logit, its memory traffic included.
 _PER_LOGIT = 200.0
-# Sampling one token reads all weights and adds the overhead of each layer's calls.
+# Sampling a token costs as much as this many tokens of a batch, since it reads all weights. Each
+# layer's calls add this many operations.
 _TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
-# A backward pass costs twice a forward pass.
+# The cost of a step in forward passes: a backward pass costs twice a forward pass.
 _STEP = 3.0
 
 
@@ -43,9 +45,9 @@ def step_cost(config: Config, vocab_size: int) -> float:
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
-    The whole split is used if it costs at most `_EVALUATION_FRACTION` of the training between two
-    evaluations, or at most `_FREE` operations, or at most `_CHEAP` operations and half of this
-    training. Otherwise, a part is used.
+    The whole split is used if its evaluation costs at most `_FREE` operations, or at most
+    `_EVALUATION_FRACTION` of the training between two evaluations, or at most `_CHEAP` operations
+    and half of this training. Otherwise, a part of the split is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.model, vocab_size)
@@ -59,7 +61,10 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
 
 
 def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
-    """Return how many tokens a run with a budget evaluates, at `speed` tokens per second."""
+    """Return how many tokens each evaluation of a run with a budget uses.
+
+    `speed` is the measured speed of evaluation, in tokens per second.
+    """
     assert config.training.budget is not None
     tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
     if tokens <= _WHOLE_FRACTION * most:
@@ -68,7 +73,7 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
-    """Return the larger of `tokens` and `_FEWEST_TOKENS`, rounded down to one or more windows."""
+    """Return the larger of `tokens` and `_FEWEST_TOKENS`, rounded down to whole windows, or one."""
     length = config.model.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
@@ -83,11 +88,11 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
-    """Return True if evaluating the split `times` times costs little compared to `steps` steps."""
+    """Return True if `times` evaluations of the split cost little compared to `steps` steps."""
     trained = steps * config.tokens_per_step
     return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_FRACTION * _STEP * trained
 
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:
-    """Return how many operations lie between evaluations, or 0 if evaluations follow the clock."""
+    """Return the operations of training between evaluations, or 0 if the clock decides on them."""
     return (config.training.eval_every or 0) * step_cost(config, vocab_size)

@@ -1,4 +1,4 @@
-"""Choice of the kernels of a training step on a CPU: which compile, and which are faster here."""
+"""Choice of the kernels of a training step on a CPU: those that compile and are fastest on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.model.sizes import block_shapes
 from attnlm.training.one_layer import compiled_parts, is_one_layer
 
-# Larger sizes are measured at these: the kernel that is faster here is faster at larger ones.
+# The largest sizes timed. The kernel that is faster at these sizes is also faster at larger ones.
 _MOST_TOKENS, _MOST_OUTPUTS, _MOST_KV_HEADS = 512, 4096, 4
 
 

@@ -37,7 +37,7 @@ _SECONDS_BETWEEN_REPORTS = 0.1
 _REPORT_FRACTION = 0.01
 """The largest fraction of the wall time that reports may take."""
 
-# Fractions of a budget for evaluations and for drawing and ending; the latter in seconds at most.
+# Fractions of a budget for evaluations, and for drawing and ending, which get at most _CLOSING s.
 _EVALUATION_FRACTION, _CLOSING_FRACTION, _CLOSING = 0.15, 0.05, 1.0
 
 OnStep = Callable[[int, Tensor], object]
@@ -62,10 +62,10 @@ def fit(
 
     The `clock` of rank 0 ends a run with a budget; the returned run says how many steps were made.
     `take_snapshot` is called at each evaluation, `on_step` after each step. Started reports the
-    estimated `memory`. A signal to one process stops all processes. Rank 0 writes the files; if
-    the model is sharded, each process writes its rows. Raises AttnlmError if numbers are no longer
-    finite or a file can't be written, LostProcessError if another process has ended or does not
-    answer, and Interrupted on a signal, after saving if a step was made.
+    estimated `memory`. A signal to one process stops all processes. Rank 0 writes the files, but
+    if the model is sharded, each process writes its own rows. Raises AttnlmError if numbers are no
+    longer finite or a file can't be written, LostProcessError if another process has ended or does
+    not answer, and Interrupted on a signal, after saving if a step was made.
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
@@ -83,7 +83,8 @@ def fit(
                 if not stepper.stop.raises:
                     with _explaining(run, state):
                         loop.save_stopped()
-                    if not processes.is_main:  # a launcher stops all when the first process ends
+                    # A launcher stops all processes when the first one ends: wait for rank 0.
+                    if not processes.is_main:
                         with contextlib.suppress(LostProcessError):
                             processes.from_main(None)
                 raise
@@ -92,14 +93,14 @@ def fit(
 
 @contextlib.contextmanager
 def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
-    """Convert StepNotFiniteError and errors of the disk to AttnlmError.
+    """Convert StepNotFiniteError, and OSError from writing, to AttnlmError.
 
     The hint of the AttnlmError says which step of the run is saved.
     """
     try:
         yield
     except BrokenPipeError:
-        raise  # of whoever listens to us
+        raise  # from a listener that writes to a closed pipe
     except (StepNotFiniteError, OSError) as error:
         if isinstance(error, OSError):
             message = f"cannot write {error.filename or run.path}: {error.strerror}"
@@ -140,7 +141,7 @@ class _Loop:
         return self.run.config.training
 
     def save_stopped(self) -> None:
-        """Save the last complete step of a run that is stopped."""
+        """Save the last complete step of a run that a signal stops."""
         state = self._state
         if not self._saver.is_writer:
             return
@@ -180,12 +181,12 @@ class _Loop:
             evaluated = self._evaluate_and_save()
             self._evaluation_seconds = time.perf_counter() - due_since
             if evaluated.record["step"] == 0:
-                # Only the first snapshot compiles and times the decoder.
+                # The first snapshot compiles and times the decoder; later ones do not.
                 self._evaluation_seconds -= self._snapshot_seconds
             self._tell(evaluated)
             self._restart_clock()
             if self._config.budget is not None:
-                # Each tenth, or less often if evaluations would take too much of the budget.
+                # Evaluate at each tenth of the budget, or less often if that would take too much.
                 pause = self._evaluation_seconds / _EVALUATION_FRACTION / self._config.budget
                 following = _after(state.progress + max(0.0, pause - 0.1))
                 self._next_evaluation = self.stepper.processes.from_main(following)
@@ -276,7 +277,7 @@ class _Loop:
         self._tell(Stepped(step, loss.item(), speed, left, gradient_norm, rate, total))
 
     def _tell(self, event: Started | Evaluated | Stepped) -> None:
-        """Report an event. The time of listeners, such as drawing a curve, does not count."""
+        """Report an event. The time that listeners take for it does not count as the run's time."""
         began = time.perf_counter()
         self.on_event(event)
         spent = time.perf_counter() - began
@@ -284,7 +285,10 @@ class _Loop:
         self._since += spent
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
-        """Return a sample and attention maps; None in processes other than rank 0."""
+        """Return what `take_snapshot` returns.
+
+        Return None without `take_snapshot`, and for a sharded model in processes other than rank 0.
+        """
         state, model, device = self._state, self._state.model, self._state.device
         if self._config.is_sharded:
             whole = whole_model(model, self.stepper.processes)
@@ -296,10 +300,10 @@ class _Loop:
         return self.take_snapshot(state.step, model, device)
 
     def _evaluate_and_save(self) -> Evaluated:
-        """Evaluate, then write metrics, ticker, and the best and last checkpoints."""
+        """Evaluate, then write the metrics, the snapshot and the checkpoints."""
         state, run = self._state, self.run
         check_unchanged(self.dataset.train)
-        loss_sum = self.stepper.read_loss_sum()  # a GPU may lag behind
+        loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
         tokens_per_second = self._tokens_per_second()
         with folded(state.model):
             began = time.perf_counter()
@@ -353,5 +357,5 @@ class _Loop:
 
 
 def _after(progress: float) -> float:
-    """Return the next multiple of 0.1, at which a run with a budget evaluates; at most 1."""
+    """Return the progress at the next evaluation: the next multiple of 0.1, at most 1."""
     return min(1.0, (math.floor(10 * progress + 1e-6) + 1) / 10)

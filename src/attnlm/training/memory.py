@@ -1,8 +1,8 @@
 """Estimates of the memory of a training run before it starts, within a factor of 2.
 
-A short formula sums bytes per parameter, numbers per token and layer, and the logits that are in
-memory together. The constants were fitted to measured peaks (docs/speed.md). For large
-vocabularies, the fit lies above the peaks.
+A short formula sums the bytes of all parameters, of the activations of each layer, and of the
+logits that are in memory together. Its constants were fitted to measured peaks (docs/speed.md).
+For large vocabularies, the estimates are higher than the measured peaks.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from attnlm.training.share import MOST_SHARES, cut_batch
 FACTOR = 2.0
 """The estimate and the measured peak differ by less than this factor."""
 
-# The fraction of the free memory that a training run takes when it chooses its micro-batch.
+# The fraction of the memory that a training run may take when it chooses its micro-batch.
 _FRACTION = 0.7
 _FLOAT = 4  # bytes
 # Copies of a matrix that an update by Muon holds in each thread.
 _COPIES_BY_MUON = 5
 # Bytes of libraries, prefetched batches and the kernels' own memory.
 _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
-# Bytes per id of all that grows with the vocabulary, as the tokenizer: fits peaks at 50,257 ids.
+# Bytes per id for all else that grows with the vocabulary, such as the tokenizer. This number was
+# fitted to the peaks measured with 50,257 ids.
 _PER_ID = 1500
-# Tokens of an evaluation that are computed together: enough for matmuls at full speed, on a CPU few
-# enough for its caches. There are fewer if a token takes more than _BYTES_PER_TOKEN.
+# Tokens of an evaluation that are computed together: enough for matmuls at full speed and, on a
+# CPU, few enough for its caches. If a token takes more than _BYTES_PER_TOKEN, they are fewer.
 _TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
 _BYTES_PER_TOKEN = 2**16
 
@@ -55,14 +56,14 @@ class MemoryEstimate:
     """
 
     weights: int
-    """Weights in float32, and their copies: joined, gathered, transposed or of lower precision."""
+    """Weights in float32, and copies of weights: joined, gathered, transposed or in bfloat16."""
     gradients: int
     """One set of gradients for each thread."""
     optimizer: int
     activations: int
     """Activations that a step keeps for the backward pass."""
     logits: int
-    """Logits in memory at the same time, their softmax and their gradient."""
+    """The logits that are in memory at the same time, with their softmax and gradient."""
     evaluation: int
     checkpoint: int
     """The copies of a sharded model for checkpoints and samples."""
@@ -76,7 +77,7 @@ class MemoryEstimate:
 def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
-    """Estimate the memory of each process from the sizes alone."""
+    """Estimate the memory of each process, without building the model."""
     a, training, lora = config.model, config.training, config.training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     cut, most_threads = cut_batch(training, threads), min(threads, MOST_SHARES)
@@ -90,7 +91,7 @@ def estimate_memory(
     own, blocks = parameters // shards, a.layers * block_matrices(a)
     trained = own if lora is None else adapter_numbers(a, lora)
     gathered = copied = 0
-    if shards > 1:  # two blocks, and always embeddings and head
+    if shards > 1:  # gathered: two blocks at a time, and always embeddings and head
         gathered = parameters - blocks + min(2, a.layers) * block_matrices(a)
     elif half or lora is None:
         copied = multiplied_weights(a, vocab_size)
@@ -151,7 +152,7 @@ def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
 
 
 def widest_place(a: Architecture) -> int:
-    """Return about how many numbers per token a block holds where it holds the most."""
+    """Return about how many numbers per token a block holds at the peak of its memory."""
     mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.holds_weights
     return 2 * (a.embed_dim or 0) + max(3 * a.mlp_dim, mixed)
 
@@ -166,9 +167,10 @@ def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
 def affordable_micro_batch(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> int | None:
-    """Return the largest micro-batch size that leaves memory free, or None for the whole batch.
+    """Return the largest micro-batch size with which the run fits in memory.
 
-    If every size takes too much memory, the micro-batch is one window.
+    The run fits if its estimate is at most `_FRACTION` of the available memory. Return None if the
+    whole batch fits or the available memory is unknown, and 1 if no size fits.
     """
     there = _memory_of(device)
     rows = config.training.batch_size // config.training.processes
@@ -207,7 +209,7 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Return a GPU's free memory or a process's share of the machine's; None if unknown."""
+    """Return a GPU's free memory, or the machine's memory per local process, or None if unknown."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     there = machine_memory()

@@ -32,8 +32,8 @@ from attnlm.model.ops import Kernels, operations_in_c, place
 LONGEST_CONTEXT = 256
 # For larger heads this form is not faster.
 LARGEST_HEAD = 32
-# Added to each row of a batch's logits, so that rows do not begin at powers of two: these would
-# map to the same few sets of a cache.
+# Unused numbers at the end of each row of the logits. Rows at distances of a power of two would map
+# to the same few sets of a cache.
 _PADDING = 16
 
 # Settings that may have any value in this form; all others must have their defaults.
@@ -49,7 +49,8 @@ _QKV_BIASES = ("query.bias", "key.bias", "value.bias")
 def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Return True if the one-layer form computes this model in batches of `tokens` tokens.
 
-    With a vocabulary larger than the batch, the tables would be larger than the rows looked up.
+    The result is False if the vocabulary has more than `tokens` ids, since the tables would then
+    have more rows than a batch looks up.
     """
     free = {name: getattr(a, name) for name in _FREE}
     return (
@@ -142,7 +143,7 @@ class OneLayer:
         return _tensors(self._model, _gradient)
 
     def _look_up(self, tokens: Tensor) -> None:
-        """Compute queries, keys and values of tokens."""
+        """Compute the tables, and look up queries, keys and values of the tokens."""
         p = self._parameters
         embeddings = p["token_embedding.weight"], p["position_embedding.weight"]
         torch.cat(embeddings, out=self._embeddings_RC)
@@ -218,6 +219,6 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Return `tensor_of` each parameter, by the parameter's name without the block's prefix."""
+    """Return `tensor_of` of each parameter, by the parameter's name without the block's prefix."""
     named = model.named_parameters()
     return {n.removeprefix("blocks.0.attention."): tensor_of(parameter) for n, parameter in named}

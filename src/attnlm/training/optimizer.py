@@ -22,14 +22,15 @@ from attnlm.training.kernels import kernels_of
 from attnlm.training.schedule import learning_rate_factor
 from attnlm.training.update_rules import AdamW, Muon, Place, place_of
 
-# Elements that are updated together on a CPU: they fit its caches; threads divide these pieces.
+# A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads
+# divide the pieces among themselves.
 _MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
-# The most numbers that processes sum in the same call as the gradients.
+# The most other numbers that processes sum in the same call as the gradients.
 _ROOM = 8
 
 
 class Span(NamedTuple):
-    """The place of a parameter, or of this process's rows of it, in the flat vectors."""
+    """A parameter, or this process's rows of it, and the slice `part` of the flat vectors."""
 
     name: str
     values: Tensor
@@ -40,9 +41,9 @@ class Span(NamedTuple):
 def placed_spans(
     model: nn.Module, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
-    """Return the spans of the trained parameters, sorted by place.
+    """Return the spans of the trained parameters, sorted by `place`.
 
-    `local` returns the part of a parameter that this process holds.
+    `local` returns the rows of a parameter that this process holds.
     """
     named = [
         (name, p, place_of(name, p, config))
@@ -82,7 +83,7 @@ class Optimizer(ABC):
     """
 
     sums_gradients = True
-    """Whether `all_reduce` sums gradients; FSDP has already averaged those of a sharded model."""
+    """Whether `all_reduce` sums gradients. False for a sharded model: FSDP has averaged them."""
 
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
         self._config, self._spans, self._kernels = config, spans, kernels_of(config)
@@ -103,12 +104,15 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
-        """Yield the update rules of the parameters of one place."""
+        """Yield the update rules of `spans`, all parameters of the group `place`."""
 
     def all_reduce(
         self, processes: Processes, numbers: Sequence[Tensor | float], after: str
     ) -> Tensor:
-        """Sum gradients and `numbers` over all processes in one call; return the summed numbers."""
+        """Return the sums of `numbers` over all processes.
+
+        If `sums_gradients`, the same call sums the gradients, in place.
+        """
         behind = self._with_room[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             behind[i] = number
@@ -122,12 +126,12 @@ class Optimizer(ABC):
             gradient.zero_()
 
     def average(self, count: int) -> None:
-        """Divide the gradients, which are sums over parts of a batch, by the number of parts."""
+        """Divide the gradients, which are sums over `count` parts of a batch, by `count`."""
         if count > 1:
             self.gradient.mul_(1 / count)
 
     def _norm(self) -> Tensor:
-        """Return the norm of the whole gradient."""
+        """Return the norm of the gradient of all parameters together."""
         norm: Tensor = torch.linalg.vector_norm(self.gradient)
         return norm
 
@@ -140,7 +144,7 @@ class Optimizer(ABC):
     ) -> None:
         """Make the update after `step` steps (0, 1, …), and set the gradients to 0.
 
-        The work is divided among `threads` threads: those of `pool` and the calling thread. The
+        The work is divided among `threads` threads, the calling thread and threads of `pool`. The
         result does not depend on the number of threads. `steps` is the number of steps of the run,
         by default the configured one.
         """
@@ -162,14 +166,14 @@ class Optimizer(ABC):
         self.gradient.zero_()
 
     def _shared_out(self, threads: int) -> list[list[AdamW | Muon]]:
-        """Assign rules, largest first, to the thread with least work; return them by thread."""
+        """Divide the rules among threads: the largest rule left goes to the one with least work."""
         shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
         for rule in sorted(self._rules, key=lambda rule: -rule.work):
             min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
         return [share for share in shares if share]
 
     def not_finite(self) -> list[str]:
-        """Return what is not finite: gradient (seen in its running means), weights, or both."""
+        """Return which of weights and gradient (checked in its running means) are not finite."""
         kinds = {"gradient": [self._mean, self._square], "weights": self._weights}
         return [
             kind
@@ -198,11 +202,11 @@ class Optimizer(ABC):
 
 
 class FlatOptimizer(Optimizer):
-    """The optimizer of a model that this process holds whole, with all weights in one vector.
+    """The optimizer of a model that is not sharded, with all weights in one vector.
 
-    All parameters of a kind, and their gradients, are contiguous in memory, so that an update takes
-    a handful of operations for any number of parameters. The model's parameters become views of the
-    vector.
+    All parameters of a group, and their gradients, are contiguous in memory, so that an update
+    takes a handful of operations for any number of parameters. The model's parameters become views
+    of the vector.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
@@ -232,7 +236,7 @@ class FlatOptimizer(Optimizer):
             parameters[span.name].grad = gradient[span.part].view(span.values.shape)
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
-        """Return a copy of the model with shared weights, and the copy's vector of gradients."""
+        """Return a copy of the model that uses the same weights, and the copy's gradient vector."""
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
         copied, gradient = copy.deepcopy(model, frozen), torch.zeros_like(self._values)
         parameters = dict(copied.named_parameters())

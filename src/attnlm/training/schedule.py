@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from attnlm.config.training import TrainingConfig
 
-# The start of a process may have used up a very short budget.
+# A run gets this much time from now on, or its whole budget if that is shorter, even if the start
+# of the process has used up the budget.
 _AT_LEAST = 2.0  # seconds
 
 
@@ -44,14 +45,12 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
 
 
 def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the fraction of the highest learning rate for the update after `step`.
+    """Return the learning rate of the update after `step` steps, divided by the highest rate.
 
-    `step` is at least 0 and below `steps`.
-
-    The rate rises linearly over `warmup` steps, stays constant, and falls towards
-    `min_learning_rate` over the last `cooldown` fraction of the steps after the warm-up. For a run
-    with a budget, `steps` is the number of steps that fit at the speed so far, and the warm-up
-    takes at most a quarter of these steps.
+    `step` is at least 0 and below `steps`. The rate rises linearly over `warmup` steps, stays
+    constant, and falls towards `min_learning_rate` over the last `cooldown` fraction of the steps
+    after the warm-up. For a run with a budget, `steps` is the number of steps that fit at the speed
+    so far, and the warm-up takes at most a quarter of these steps.
     """
     warmup: float = config.warmup
     if steps is None:

@@ -1,6 +1,7 @@
 """Sharding: each process holds some rows of every parameter (FSDP2; Zhao et al., 2023).
 
-A block's rows are gathered before its computation. Its gradients are averaged and sharded again.
+Before a block is computed, its rows are gathered from all processes. Its gradients are averaged
+over the processes, and each process keeps the gradients of its own rows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def sharded_model(
         register_fsdp_forward_method,
     )
 
-    # The warning says that a block's output is a view; no code writes into one.
+    # Hide a warning that a block's output is a view: no code writes into a block's output.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     half = torch.bfloat16 if device.dtype == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
@@ -72,7 +73,7 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
     """Return the whole model on the CPU in rank 0, else None. All processes must call this."""
     whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
-    # PyTorch's collectives below have a shorter timeout.
+    # Wait for the other processes here, since PyTorch's collectives below have a shorter timeout.
     processes.add_up(torch.zeros(()), "making a whole model")
     model.reshard()  # type: ignore[operator]  # an evaluation leaves root weights gathered
     with torch.no_grad(), noticing_lost():
@@ -86,7 +87,7 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
 class ShardedOptimizer(Optimizer):
     """The optimizer of a sharded model: each process updates its rows of every parameter.
 
-    AdamW updates the rows as they are. Muon gathers each matrix in one of the processes.
+    AdamW needs only these rows. Muon needs whole matrices: one process gathers each matrix.
     """
 
     sums_gradients = False
@@ -128,13 +129,13 @@ class ShardedOptimizer(Optimizer):
 def _orthogonalize_rows(
     rows: int, processes: Processes, parts_Nrc: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Orthogonalize N matrices of which this process has r rows: (N, r, C) → (N, r, C).
+    """Orthogonalize N matrices; this process has r rows of each: (N, r, C) → (N, r, C).
 
     Each process gathers and orthogonalizes some of the matrices.
     """
     from torch.distributed.tensor import Shard
 
-    # The warning says that gloo sends all matrices to all processes.
+    # Hide a warning that gloo sends all matrices to all processes.
     logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
     mesh = processes.mesh(parts_Nrc.device.type)
     shape = torch.Size((len(parts_Nrc), rows, parts_Nrc.size(2)))

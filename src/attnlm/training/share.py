@@ -23,13 +23,13 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
 
-# A limit, since one thread sums the gradients of all shares.
+# The most shares of a micro-batch. One thread sums the gradients of all shares.
 MOST_SHARES = 8
 
 
 class Cut(NamedTuple):
-    """How a process divides its rows of a batch: into micro-batches, computed one after another,
-    and each micro-batch into `shares` shares of `windows` windows, one for each thread."""
+    """The division of a process's rows of a batch. Its `micro_batches` are computed one after
+    another. Each is divided into `shares` shares, one per thread, of `windows` windows."""
 
     micro_batches: int
     shares: int
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
 
 def cut_batch(training: TrainingConfig, threads: int) -> Cut:
-    """Cut a batch into as few micro-batches as allowed, and each into a share per thread.
+    """Cut a batch into as few micro-batches as `micro_batch_size` allows, and each into shares.
 
     If a micro-batch has fewer shares than threads, PyTorch uses several threads in each share.
     """
@@ -63,7 +63,7 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
 
 
 class Share:
-    """The model as one thread uses it: the same weights in memory, separate gradients."""
+    """The model as one thread uses it. All threads use the same weights, but separate gradients."""
 
     def __init__(self, state: TrainingState, config: Config, windows: int, *, first: bool) -> None:
         training = config.training
@@ -128,8 +128,8 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
     """Return ids as a tensor on a device.
 
-    CUDA copies pinned memory asynchronously. For other GPUs the copy is synchronous, since they
-    might otherwise read memory that is already reused.
+    CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is already
+    reused, so the copy to other GPUs is synchronous.
     """
     if device.name != "cuda":
         return torch.from_numpy(ids).to(device.torch)

@@ -46,8 +46,8 @@ class TrainingState:
     progress: float = 0.0
     """The fraction of its budget that a run with a budget has used."""
     seconds: float = 0.0
-    """Wall time of the run, including evaluations and saving but not listeners. Not saved with the
-    weights."""
+    """Wall time of the run, including evaluations and saving, but without the time of listeners.
+    Checkpoints do not have this field."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
@@ -60,7 +60,7 @@ class TrainingState:
         self.evaluated_step, self.loss_sum = self.step, 0.0
 
     def copy_from_main(self, processes: Processes) -> None:
-        """Broadcast the state of rank 0 to the others."""
+        """Broadcast the state of rank 0 to the others, without the tensors of a sharded model."""
         for name, value in processes.from_main(self.facts()).items():
             setattr(self, name, value)
         if isinstance(self.optimizer, FlatOptimizer):
@@ -68,7 +68,7 @@ class TrainingState:
                 processes.copy_from_main(vector)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields saved with the tensors. Seed and step determine batches and dropout."""
+        """Return the fields saved with the tensors. Random numbers follow from seed and step."""
         return {name: getattr(self, name) for name in _FACTS}
 
 
@@ -77,7 +77,7 @@ _FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum
 
 @contextlib.contextmanager
 def keeping_random_state(device: Device) -> Iterator[None]:
-    """Restore the random state of the CPU, the device and all GPUs afterwards.
+    """Restore the random state of the CPU, the device and all GPUs at the end of the context.
 
     torch.manual_seed seeds the generators of all devices, whichever device the model is on.
     """
@@ -146,11 +146,9 @@ def begun_state(
 ) -> TrainingState:
     """Return the state to train from: the initial one if `fresh`, else the saved one.
 
-    All processes get the same state.
-
-    A fresh run that starts from a parent gets the parent's weights, and new adapters if it trains
-    adapters. Only rank 0 reads the state, unless the model is sharded. Raises the errors of
-    `saved_state` and `parent_rows`.
+    All processes get the same state. A fresh run that starts from a parent gets the parent's
+    weights, and new adapters if it trains adapters. Only rank 0 reads the state, unless the model
+    is sharded. Raises the errors of `saved_state` and `parent_rows`.
     """
     is_sharded = run.config.training.is_sharded
     reads = processes.is_main or is_sharded
@@ -174,7 +172,7 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 
 
 def saved_facts(run: Run) -> dict[str, Any]:
-    """Return the facts in the run's last checkpoint. Raises AttnlmError."""
+    """Return `TrainingState.facts` as saved in the run's last checkpoint. Raises AttnlmError."""
     lora = run.config.training.adapters
     return _checked(load_header(run.last, run.config.model, run.vocab_size, lora).facts, run)
 
@@ -205,8 +203,8 @@ def _not_of(run: Run) -> AttnlmError:
 class Saver:
     """Writer of checkpoints.
 
-    Rank 0 writes whole files. If the model is sharded, each process copies its rows and writes the
-    copies while training goes on.
+    Rank 0 writes the files. But if the model is sharded, each process copies its rows and writes
+    the copies while training goes on.
     """
 
     def __init__(self, run: Run, state: TrainingState, processes: Processes) -> None:
@@ -220,7 +218,7 @@ class Saver:
         """Write the best checkpoint if `best_loss` is given, then the last one. Raises OSError."""
         run, state, optimizer = self._run, self._state, self._state.optimizer
         about_best = {"step": state.step, "val_loss": best_loss}
-        weights = optimizer.weights()  # all, even while the model computes with others
+        weights = optimizer.weights()  # all, even while `folded` takes adapters out of the model
         if self._sharded is None:
             if best_loss is not None:
                 save_checkpoint(run.best, weights, about_best)
@@ -235,7 +233,7 @@ class Saver:
         self._sharded.save(run.path, {**best, **last}, saved)
 
     def _rows(self, weights: dict[str, Tensor], remembered: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of the rows of this process, by their names in a checkpoint."""
+        """Return copies of the tensors, or of this process's rows, by their checkpoint names."""
         tensors, optimizer = named_tensors(weights, remembered), self._state.optimizer
         copies = {name: part.detach().cpu().clone() for name, part in tensors.items()}
         if not isinstance(optimizer, ShardedOptimizer):

@@ -1,4 +1,4 @@
-"""One training step after another."""
+"""The training step and its numbers: loss, gradients and progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnlm.training.schedule import Clock
 from attnlm.training.share import Share, cut_batch
 from attnlm.training.state import TrainingState
 
-_BEFORE_THE_CLOCK = 1e-9  # progress before the first step
+_BEFORE_THE_CLOCK = 1e-9  # the progress assumed while it is still 0
 _KINDS = ("loss", "gradient", "weights")
 _STEP = "a step"
 
@@ -39,11 +39,11 @@ class TrainingData(Protocol):
 
 
 class StepNotFiniteError(Exception):
-    """Error for numbers that are NaN or infinite; the message says which numbers, at which step."""
+    """Raised when numbers are NaN or infinite; the message says which numbers, at which step."""
 
 
 class Stepper:
-    """Makes training steps.
+    """The training steps of a run.
 
     A batch is divided among processes, and each micro-batch of a process among threads. Each
     thread computes the loss of some windows; the gradients are averaged.
@@ -89,7 +89,7 @@ class Stepper:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         if self.config.is_sharded and self._is_first:
-            # PyTorch's collectives within a step have a shorter timeout.
+            # Wait for the others here, since PyTorch's collectives below have a shorter timeout.
             self.processes.add_up(torch.zeros(()), self._kind())
         inputs, targets = self.batches(state.step)
         losses: list[Tensor] = []
@@ -106,13 +106,13 @@ class Stepper:
         if self.processes.count > 1:
             loss = self._add_up_processes(loss)
         elif state.device.name == "cpu" and not math.isfinite(loss):
-            # On a GPU this check would wait for the step; reports check there.
+            # On a GPU this check would wait for the step: `check_loss` checks at each report.
             wrong = ["loss", *state.optimizer.not_finite()]
             first = self._sound_step if len(wrong) > 1 else state.step
             raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
         else:
             state.progress = self._progress()
-        # FSDP has averaged over processes.
+        # FSDP has already averaged the gradients over processes.
         summed = self.processes.count if state.optimizer.sums_gradients else 1
         state.optimizer.average(summed * cut.micro_batches * cut.shares)
         with noticing_lost():
@@ -124,13 +124,13 @@ class Stepper:
         return loss
 
     def expected_steps(self, made: int) -> float | None:
-        """Estimate, after `made` steps, the steps of a run with a budget; None without a budget."""
+        """Estimate the steps of the whole run after `made` steps; return None without a budget."""
         if self.config.budget is None:
             return None
         return max(made, 1) / max(self.state.progress, _BEFORE_THE_CLOCK)
 
     def _progress(self) -> float:
-        """Return the progress after this step, the larger of progress by clock and by steps."""
+        """Return the progress after this step: by the clock or by steps, whichever is larger."""
         state, steps = self.state, self.config.steps
         if self.clock is None:
             return state.progress
@@ -138,7 +138,7 @@ class Stepper:
         return max(self.clock.advance(state.progress), by_steps)
 
     def _kind(self) -> str:
-        """Return the kind of the next step. The kind sets the timeout for other processes.
+        """Return the kind of the next step, which sets how long to wait for other processes.
 
         The first step after the start or after an evaluation is a separate kind, since the other
         processes may then be ahead or behind.
@@ -149,14 +149,14 @@ class Stepper:
     def _add_up_processes(self, loss: Tensor) -> Tensor:
         """Sum the gradients of all processes; return the mean of their losses.
 
-        The same all-reduce lets all processes agree on whether the loss is finite, whether a
-        signal has come, and the progress of rank 0. Raises StepNotFiniteError, and
+        The same all-reduce tells all processes whether the loss is finite, whether a signal has
+        come, and what the progress of rank 0 is. Raises StepNotFiniteError, and
         LostProcessError if a process has ended.
         """
         progress = self._progress() if self.processes.is_main else 0.0
         numbers = loss, self.stop.has_come, progress
         rest = self.state.optimizer.all_reduce(self.processes, numbers, self._kind())
-        # NCCL's wait with a timeout has waited for the GPU already: reading costs nothing more.
+        # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
         total, stopping, self.state.progress = rest.tolist()
         if not math.isfinite(total):
             raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))

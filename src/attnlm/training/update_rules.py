@@ -18,7 +18,7 @@ from attnlm.model.ops.linear import product
 
 
 class Place(NamedTuple):
-    """The group of a parameter. Groups lie in sorted order in memory, AdamW's first."""
+    """The group of a parameter. In memory, groups are sorted by these fields, AdamW's first."""
 
     by_muon: bool
     decays: bool
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 def place_of(name: str, parameter: Tensor, config: TrainingConfig) -> Place:
-    """Return the group: Muon takes inner matrices; AdamW embeddings, head, norms and biases."""
+    """Return a parameter's group. If `optimizer` is muon, Muon takes the matrices inside blocks."""
     decays = parameter.ndim > 1 or config.weight_decay_on == "all"
     outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
     if config.optimizer != "muon" or outside or parameter.ndim < 2:
@@ -41,7 +41,7 @@ class AdamW:
     def __init__(
         self, tensors: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
     ) -> None:
-        """Take the values, gradient, mean and mean square of each parameter."""
+        """Take a tuple for each parameter: its values, gradient, mean and mean square."""
         self._columns = [list(column) for column in zip(*tensors, strict=True)]
         self._options: dict[str, Any] = {"weight_decay": weight_decay, "eps": 1e-8}
         self._options |= {"beta1": config.beta1, "beta2": config.beta2}
@@ -60,11 +60,11 @@ class AdamW:
 class Muon:
     """Momentum, orthogonalized before each update of a matrix (Jordan et al., 2024).
 
-    Updates N matrices of one `shape`, (R, C), or the rows of each that this process has; gradient
-    and mean are stacked, (N, rows, C). Updates are scaled by 0.2 √max(R, C), to the size of AdamW's
-    updates, so that both use the same learning rate and weight decay (Liu et al., 2025, "Muon is
-    scalable for LLM training"). If this process has only some rows, `orthogonalized` gathers the
-    matrices and orthogonalizes them.
+    Updates N matrices of the same `shape`, (R, C). If the model is sharded, this process updates
+    its rows of each matrix, and `orthogonalized` gathers the matrices and orthogonalizes them.
+    Gradient and mean are stacked, (N, rows, C). Updates are multiplied by 0.2 √max(R, C), which
+    makes them as large as AdamW's, so that both rules can use the same learning rate and weight
+    decay (Liu et al., 2025, "Muon is scalable for LLM training").
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Muon:
 def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Return N matrices with singular values set to about 1 by Newton-Schulz iterations, (N, R, C).
 
-    Computes in `dtype`. Jordan's coefficients need few steps, but are not exact: singular values
-    end between 0.7 and 1.2.
+    Computes in `dtype`. With Jordan's coefficients, a few iterations are enough, but the result is
+    not exact: its singular values are between 0.7 and 1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices_NRC.to(dtype)

@@ -1,4 +1,4 @@
-"""The loss over the whole validation split, at fixed windows."""
+"""The loss over the validation split or a part, always at the same windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.share import MOST_SHARES
 
-# Only this many first tokens of a longer split are evaluated; commands say so.
+# Of a longer split, only the first MOST_TOKENS tokens are evaluated; commands say so.
 MOST_TOKENS = 2**22
 
 
@@ -58,9 +58,9 @@ def validation_loss(
 
     Windows of block_size follow each other without overlap; the last may be shorter. With `most`,
     only about this many tokens are evaluated, in windows spread evenly over the split. `kernels`
-    are those of the training run. The windows are divided among processes and threads, whose number
-    does not change the result. Raises AttnlmError if the split is too short for one window or has
-    ids that the model lacks, and Interrupted in all processes if one process receives `stop`.
+    are by default PyTorch's. Processes and threads divide the windows among themselves; their
+    number does not change the result. Raises AttnlmError if the split is too short for one window
+    or has ids that the model lacks, and Interrupted in all processes if one receives a signal.
     """
     stop = stop or StopSignal()
     inputs, targets, rest = _windows(tokens, most, model)
@@ -76,7 +76,8 @@ def validation_loss(
     training, kernels = model.training, kernels or Kernels()
     model.eval()
     if is_sharded:
-        # All processes gather the weights for each group, even those that have no group left.
+        # To compute a group, all processes have to gather the weights together. A process that has
+        # no group left therefore computes the first group again.
         more = groups[:1] * (-(-len(groups) // processes.count) - len(ours))
         with noticing_lost(), torch.no_grad():
             losses = _summed_losses(model, [*ours, *more], device, None, kernels)[: len(ours)]
@@ -149,8 +150,8 @@ def _summed_losses(
 ) -> list[float]:
     """Return the summed loss of each group of windows.
 
-    Groups of `at_once` windows may be computed by the one-layer form. After `stop` has come,
-    no further group is computed, since the result will not be used.
+    If the first group has `at_once` windows, the one-layer form may compute groups of this size.
+    After a signal, no further group is computed, since the result will not be used.
     """
     form = None
     if at_once is not None and groups and len(groups[0][0]) == at_once:

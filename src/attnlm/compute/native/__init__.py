@@ -74,7 +74,7 @@ def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
 
 
 def _loadable_place() -> str | None:
-    """Return a folder that may contain private folders to load code from, or None."""
+    """Return a folder for temporary folders from which code may be loaded, or None."""
     with contextlib.suppress(OSError):  # the system has no temporary folder
         if may_load_from(tempfile.gettempdir()):
             return tempfile.gettempdir()
@@ -86,8 +86,8 @@ def _loadable_place() -> str | None:
 def _loaded(command: list[str], source: str, place: str) -> ctypes.CDLL:
     """Load a cached library, or compile and cache it.
 
-    Only bytes that were checked are loaded, from a folder that is deleted afterwards. Raises
-    OSError or AttributeError if the result is not such a library.
+    Cached bytes are checked, and copied to a temporary folder before they are loaded. Raises
+    OSError or AttributeError if compiling fails or the result lacks a function of `source`.
     """
     with (
         resources.as_file(resources.files(__name__)) as sources,

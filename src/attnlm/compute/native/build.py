@@ -1,7 +1,7 @@
 """The compilers of a machine, and the cached libraries that they made.
 
-A library is cached in a folder to which nobody else may write. Its file is named by a hash of all
-that the library depends on, and begins with the library's SHA-256.
+A library is cached in a folder to which only the user may write. The file is named by a hash of all
+that the library depends on. It begins with the library's SHA-256.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_A_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "Fea
 
 
 def commands() -> Iterator[list[str]]:
-    """Yield compilers with their flags, the best first: what CC names, cc, gcc and clang."""
+    """Yield compilers with flags, the preferred first: the one that CC names, cc, gcc, clang."""
     named = (os.environ.get("CC"), "cc", "gcc", "clang")
     for compiler in dict.fromkeys(filter(None, (shutil.which(name) for name in named if name))):
         # Not every compiler can detect the processor.
@@ -41,8 +41,8 @@ def commands() -> Iterator[list[str]]:
 def run_compiler(command: list[str], folder: str) -> None:
     """Run a compiler, which keeps its temporary files in `folder`.
 
-    Raises OSError if the compiler fails or takes far too long. If the compiler is killed, the
-    processes that it started are killed too.
+    Raises OSError if the compiler fails or exceeds `_LONGEST_COMPILATION`. After that time, or on a
+    signal, the compiler and the processes that it started are killed.
     """
     if _would_ask_the_user(command[0]):
         raise OSError
@@ -76,7 +76,7 @@ def _would_ask_the_user(compiler: str) -> bool:
 def key(command: list[str], source: Path) -> str:
     """Return a hash of all that a library depends on: sources, command, compiler and processor.
 
-    The compiler is identified by its file, so that it does not have to run.
+    The compiler is identified by its file's path, size and time, so that it does not have to run.
     """
     compiler = Path(command[0]).resolve()
     about = compiler.stat()
@@ -109,7 +109,7 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, library: bytes) -> None:
-    """Cache a library if possible, and delete the oldest ones beyond the size limit."""
+    """Cache a library if possible. If the cache exceeds its size limit, delete the oldest ones."""
     content = hashlib.sha256(library).digest() + library
     if len(content) > _MOST_KEPT:
         return
