@@ -1,7 +1,7 @@
-"""Decoders, which compute the logits of the next token by the fastest exact form of a model.
+"""Decoders, which compute the logits of the next token: in C, or with the model itself.
 
-Every form gives the logits of the model's forward pass up to rounding. Axes: B samples, S tokens of
-the window, T new tokens in it, V vocabulary.
+Both give the logits of the model's forward pass up to rounding. Axes: B samples, S tokens of the
+window that the model sees, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from attnlm.model.language_model import Bigram, LanguageModel
 
 _TOKENS_TRIED = 16
 _WORTH = 0.1
-"""The smallest fraction of a token's time that more threads have to save."""
+"""Several threads decode a token only if they save at least this fraction of one thread's time."""
 _FEWEST_SHARED = 2**18
-"""The fewest weights in a model's maps for several threads to decode a token: with fewer weights,
-synchronizing the threads takes longer than the token."""
+"""Several threads decode a token only if the model's linear maps have at least this many weights.
+With fewer weights, synchronizing the threads takes longer than the token."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Decoding:
 
     new_decoder: Callable[[int], Decoder]
     threads: int = 1
-    """The number of threads among which samples can be divided, with a decoder in each."""
+    """The most threads among which samples are divided. Each thread has a decoder of its own."""
 
     def parts(self, num_samples: int) -> list[range]:
-        """Return the samples of each thread. More threads would not save time.
+        """Divide the samples among the fastest number of threads; return the samples of each.
 
-        Some of each token's work is in Python, where only one thread runs at a time: two
-        threads save time from 16 samples on, and twice the threads need four times the samples.
+        For each token, some code runs in Python, in only one thread at a time. N threads therefore
+        need at least 4 N² samples to save time: two threads need 16 samples, four threads 64.
         """
         parts = max(1, min(self.threads, math.isqrt(num_samples) // 2))
         borders = [num_samples * part // parts for part in range(parts + 1)]
@@ -65,25 +65,28 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     def new_decoder(samples: int) -> NativeDecoder:
         return NativeDecoder(native, samples, threads if native.is_large or samples == 1 else 1)
 
-    # Threads that divide samples among them do not wait for each other.
+    # In a small model, each thread decodes samples of its own, without waiting for others.
     return Decoding(new_decoder, 1 if native.is_large else cores())
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:
-    """Return the model with the weights already cast that autocast would cast for every token."""
+    """Return the model, or its copy with bfloat16 linear maps if the device computes in bfloat16.
+
+    Otherwise, autocast would cast the weights again for every token.
+    """
     if device.dtype != "bfloat16":
         return model
     model = copy.deepcopy(model).requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            # The embeddings, which a head may share, stay in float32.
+            # A head that shares the embeddings' weight gets a copy: embeddings stay in float32.
             for name, weight in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(weight.bfloat16(), requires_grad=False))
     return model
 
 
 def _threads_for_a_token(native: NativeModel) -> int:
-    """Return the number of threads that decode a token fastest. Results do not depend on it."""
+    """Return how many threads decode one token fastest. Logits do not depend on the number."""
     everything = cores()
     if everything == 1 or native.numbers < _FEWEST_SHARED:
         return 1
@@ -107,8 +110,8 @@ class ModuleDecoder:
         self._model, self._device, self._caches = model, device, model.new_caches()
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
-        """Return logits (B, V), in float32 at least, after a window whose first `known` tokens are
-        in the cache."""
+        """Return the next token's logits, (B, V), in float32 at least. The cache must hold the
+        first `known` tokens of the window `ids_BS`."""
         if known == 0:
             for cache in self._caches:
                 cache.clear()

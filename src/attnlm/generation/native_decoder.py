@@ -1,4 +1,4 @@
-"""The decoder in C, native/decoding.c: the layout of a model's weights and a decoder's memory.
+"""The decoder in compute/native/decoding.c: the layout of a model's weights, and its memory.
 
 Axes: B samples, S tokens of the window, C embed_dim, H heads, K key and value heads, D head size,
 V vocabulary, L layers.
@@ -28,21 +28,23 @@ from attnlm.model.textbook import part
 _Floats = NDArray[np.float32]
 _IN_C = (np.float32, np.float64, np.int64, np.uintp)
 
-# As in the C file.
+# As in the C file. A panel holds 32 rows of a linear map's matrix.
 _PANEL = 32
 _NORMS = ("none", "rms", "layer")
 _MLPS = ("none", "swiglu", "gelu", "relu2")
 
 _ROWS, _MOST_ROWS = 64, 512
-"""Maximum number of tokens that go through all layers together, in small and in large models."""
+"""The most tokens that go through all layers together, in a small and in a large model."""
 _LARGE = 2**23
-"""The fewest weights in the maps of a large model: they exceed a cache, so threads pay off."""
+"""A model with at least this many weights in its linear maps is large: they exceed a processor's
+cache, so that several threads save time."""
 _LONG = 256
-"""With this many inputs or more, a map's matrix is read in the model's memory, without a copy."""
+"""A linear map with at least this many inputs is not copied: C reads it in the model's memory."""
 _SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
-"""Limits of one call, in seconds and tokens: readers of a stream get its tokens together."""
+"""Limits of one call of `generate` in C, in seconds and in tokens of a sample. The tokens of a call
+are yielded together."""
 _LARGEST_TABLES = 2**24
-"""The most numbers in the tables of the first layer's maps; larger tables are not made."""
+"""The most numbers in the result of `_tables`; larger tables are not made."""
 
 
 class _Struct(ctypes.Structure):
@@ -113,7 +115,7 @@ class _Generation(_Struct):
 class NativeModel:
     """The weights of a model in the layout of the C file, for any number of decoders.
 
-    Long rows are not copied, so changes to the model's weights also change these rows.
+    Matrices with `_LONG` inputs or more are not copied: they change when the model does.
     """
 
     def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
@@ -190,10 +192,10 @@ class NativeModel:
         }
 
     def _tables(self, weights: Mapping[str, Tensor]) -> dict[str, _Floats]:
-        """Return queries, keys and values of every token and every position: W(e + p) = We + Wp.
+        """Return tables of We for every token and Wp for every position, if the context slides.
 
-        If the context slides, every step changes each token's position, so that the queries, keys
-        and values of all tokens are computed again.
+        Queries, keys and values are W(e + p) = We + Wp. When the context slides, all tokens change
+        their positions. Rows of the tables are then added, instead of computing W(e + p) again.
         """
         a = self.architecture
         size = (self.vocab_size + a.block_size) * self.qkv_outputs
@@ -245,9 +247,10 @@ class NativeDecoder:
         self._generate = functools.partial(model.compiled.generate, *places, num_samples)
 
     def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
-        """Return logits (B, V) after a window whose first `known` tokens are in the cache.
+        """Return the next token's logits, (B, V).
 
-        Raises IndexError for an id that the vocabulary lacks.
+        The cache must hold the first `known` tokens of the window `ids_BS`. Raises IndexError for
+        an id that the vocabulary lacks.
         """
         samples, length = ids_BS.shape
         assert samples == self._samples and length <= self._block_size
@@ -261,8 +264,9 @@ class NativeDecoder:
     ) -> Iterator[NDArray[np.int64]]:
         """Yield the next ids of all samples in blocks (T, B), `tokens` ids for each sample.
 
-        One call of the C function generates tokens for some milliseconds. Raises IndexError
-        for an id that the vocabulary lacks, NotFiniteError for logits that are NaN or infinite.
+        A block holds the tokens of one call of the C function, which takes some milliseconds.
+        Raises IndexError for an id that the vocabulary lacks, NotFiniteError for logits that are
+        NaN or infinite.
         """
         a, samples = self._model.architecture, self._samples
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
@@ -301,9 +305,9 @@ class NativeDecoder:
 
 
 def kept_of_full_window(a: Architecture) -> int:
-    """Return how many tokens of a full window stay when the next token is added.
+    """Return how many of the newest tokens stay in a window that has exceeded the context.
 
-    A full context slides by one token if that is exact; else its newer half is kept, so that the
+    If the context slides, all but the oldest token stay. Otherwise, only half a context stays: the
     cache is filled again once and then serves for many tokens.
     """
     return a.block_size if a.slides else max(1, a.block_size // 2)
@@ -313,15 +317,15 @@ _QKV = ("query", "key", "value")
 
 
 def _whole(size: int) -> int:
-    """Return `size` rounded up to whole panels."""
+    """Return `size` rounded up to a multiple of 32, the rows of a panel."""
     return -(-size // _PANEL) * _PANEL
 
 
 def _space(size: int) -> _Floats:
-    """Return memory for `size` numbers, with room to read whole vectors at its end.
+    """Return memory for `size` numbers, and 32 more, since C reads whole vectors at the end.
 
-    PyTorch allocates it: NumPy requests large pages, which the system clears as a whole, although a
-    short prompt writes to a small part of each.
+    PyTorch allocates the memory. NumPy would request large pages: the system would clear each page
+    as a whole, although a short prompt uses a small part.
     """
     space: _Floats = torch.empty(size + _PANEL).numpy()
     return space
@@ -333,7 +337,7 @@ def _array(tensor: Tensor) -> _Floats:
 
 
 def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
-    """Return gains and biases, (2, C)."""
+    """Return a norm's gains and biases, (2, C); ones and zeros where the model has none."""
     gain, bias = weights.get("gain", torch.ones(size)), weights.get("bias", torch.zeros(size))
     return _array(torch.stack((gain, bias)))
 
@@ -341,7 +345,7 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
 def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
     """Return linear maps of the same input as one map, or an empty map if the model lacks them.
 
-    Long rows are read in the model's memory; shorter rows are copied to panels (N/32, C, 32).
+    C reads long rows in the model's memory; shorter rows are copied to panels, (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
         return _Map()
@@ -357,8 +361,8 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
 
 
 def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]:
-    """Return the addresses of the rows of matrices (N, C), each padded with zeros to whole panels;
-    and the arrays that hold the rows."""
+    """Return the addresses of the rows of matrices (N, C), and the arrays that hold the rows. After
+    each matrix, addresses of a row of zeros fill up the last panel."""
     zeros = np.zeros(matrices[0].size(1), np.float32)
     arrays, places = [_array(matrix) for matrix in matrices], list[int]()
     for array in arrays:
@@ -369,7 +373,7 @@ def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]
 
 
 def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> Tensor:
-    """Concatenate matrices (N, C) of maps of the same input, each zero-padded to whole panels."""
+    """Concatenate matrices (N, C) along N. Rows of zeros fill up the last panel of each matrix."""
     matrices = [weights[f"{name}.weight"] for name in names]
     return torch.cat([F.pad(m, (0, 0, 0, _whole(len(m)) - len(m))) for m in matrices])
 

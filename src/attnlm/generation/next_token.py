@@ -1,4 +1,4 @@
-"""The choice of the next token by its logits: temperature, top-k, top-p, and the draw."""
+"""The choice of the next token from the logits: temperature, top-k, top-p, and the draw."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Probabilities = NDArray[np.float64]
 def next_token_weights(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
 ) -> Probabilities:
-    """Return softmax(logits / temperature), (B, V), limited to top_k tokens, then to the nucleus.
+    """Return weights proportional to softmax(logits / temperature), (B, V), in float64.
 
-    Weights are proportional to probabilities. Temperature 0 gives the likeliest token all weight.
-    The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at least
-    top_p (Holtzman et al., 2020). Computes in float64. Raises NotFiniteError for logits that are
-    NaN or infinite.
+    Tokens outside the `top_k` likeliest get weight 0; then, so do tokens outside the nucleus, the
+    smallest set of the likeliest tokens whose probabilities sum to at least `top_p` (Holtzman et
+    al., 2020). With temperature 0, the likeliest token gets all weight. Raises NotFiniteError for
+    logits that are NaN or infinite.
     """
     logits_BV = logits_BV.astype(np.float64)
     # A float64 sum of float32 numbers can't overflow: it is finite if all numbers are finite.
@@ -34,7 +34,7 @@ def next_token_weights(
         likeliest_BV = np.zeros_like(logits_BV)
         np.put_along_axis(likeliest_BV, logits_BV.argmax(-1, keepdims=True), 1, axis=-1)
         return likeliest_BV
-    # The largest logit becomes 0, so that even the smallest temperature does not overflow.
+    # The largest logit becomes 0, so that exp can't overflow, however small the temperature is.
     logits_BV -= np.maximum.reduce(logits_BV, -1, keepdims=True)
     if temperature != 1:
         logits_BV /= temperature
@@ -48,7 +48,8 @@ def next_token_weights(
 
 
 def _nucleus(weights_BV: Probabilities, top_p: float) -> Probabilities:
-    """Return probabilities, set to 0 outside the nucleus; among equals, lower ids come first."""
+    """Return the probabilities, with 0 outside the nucleus. Of equally likely tokens, the
+    nucleus takes the lower ids first."""
     ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
     count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
     least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
@@ -64,9 +65,10 @@ def normalised(weights_BV: Probabilities) -> Probabilities:
 
 
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """Return the first tokens, (B,), at which the running sum exceeds a fraction of the total.
+    """Draw a token for each sample, (B,), in proportion to the weights.
 
-    `uniforms_B` are the fractions, drawn from [0, 1). A token of weight 0 is never drawn.
+    This is the first token at which the running sum of weights exceeds the fraction `uniforms_B`,
+    in [0, 1), of the total. A token of weight 0 is never drawn.
     """
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]
@@ -87,7 +89,7 @@ class Uniforms:
     def take(self, count: int) -> Probabilities:
         """Return the next numbers of every sample, float64 (count, B)."""
         if len(self._ahead_TB) < count:
-            # Many are drawn in one call: the call costs more than a number.
+            # Each call draws many numbers, since a call costs more than a number.
             more = max(count, 2**16 // max(64, len(self._streams)))
             drawn_TB = np.stack([stream.random(more) for stream in self._streams], axis=1)
             self._ahead_TB = np.concatenate([self._ahead_TB, drawn_TB])

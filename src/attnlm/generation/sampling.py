@@ -104,8 +104,8 @@ def drawn_tokens(
     uniforms: Uniforms,
     count: int,
 ) -> Iterator[tuple[Ids, Probabilities]]:
-    """Yield the next ids of `count` samples, (B,), and the weights of the draw, (B, V), once for
-    each of `config.tokens` tokens."""
+    """Draw the next token of `count` samples, `config.tokens` times. Each time, yield the ids (B,)
+    and the weights from which they were drawn, (B, V)."""
     assert prompt, "there is always a first token"
     a = model.architecture
     window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (count, 1))
@@ -125,10 +125,10 @@ def drawn_tokens(
 
 
 class Continuation:
-    """The text of tokens that are added one after another, in whole characters, until it ends.
+    """The text of one sample, decoded in whole characters while its tokens are added.
 
     The text ends before the first stop text and, unless `ignore_eos`, at the end-of-text id. Text
-    that may be the beginning of a stop text is held back until the next tokens decide.
+    that may be the beginning of a stop text is held back until later tokens show what it is.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: SamplingConfig) -> None:
@@ -138,10 +138,10 @@ class Continuation:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.tokens, self.has_ended = 0, False
-        """How many tokens were added, without tokens after the end."""
+        """`tokens` counts the tokens that were added, without tokens after the end of the text."""
 
     def add(self, ids: list[int]) -> str:
-        """Add tokens; return the text that is certain now, without anything after the end."""
+        """Add tokens; return the new text up to the end, except text that is held back."""
         if self.has_ended:
             return ""
         if self._stop and len(ids) > 1:  # one by one, to count the tokens up to the end
@@ -183,7 +183,7 @@ class Choice:
     """the text that the token adds, in whole characters"""
 
     def facts(self) -> dict[str, object]:
-        """Return the choice as JSON values."""
+        """Return the token, its probability and the likeliest other tokens as JSON values."""
         others = [{"token": token, "probability": p} for token, p in self.runners_up]
         return {"token": self.token, "probability": self.probability, "runners_up": others}
 
@@ -199,12 +199,12 @@ class Sampler:
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return the ids of a prompt, or the tokenizer's `first` id if the prompt is empty.
 
-        Raises AttnlmError naming the characters that the vocabulary lacks.
+        Raises AttnlmError if the vocabulary lacks characters; the error names them.
         """
         return self.tokenizer.encode_from_start(prompt) or [self.tokenizer.first]
 
     def stream(self, ids: list[int], config: SamplingConfig) -> Iterator[str]:
-        """Continue `ids` and extend the list; yield text in whole characters."""
+        """Yield the text that continues `ids`, in whole characters; append its ids to the list."""
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
         for block_TB in generate(self.model, ids, config, self.device):
@@ -218,9 +218,9 @@ class Sampler:
             yield rest
 
     def choices(self, ids: list[int], config: SamplingConfig) -> Iterator[Choice]:
-        """Continue `ids` as `stream` does; yield each token with its probability.
+        """Yield the tokens that continue `ids`, with probabilities; append their ids to the list.
 
-        Text that was held back is part of the last token's choice.
+        If text is still held back at the end, the last choice includes it.
         """
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
@@ -261,9 +261,9 @@ class Sampler:
 def load_sampler(
     run: Run, *, checkpoint: str | Checkpoint = "auto", device: str = "auto"
 ) -> Sampler:
-    """Return the model of a run's checkpoint (auto, best or last), on a device.
+    """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
 
-    Raises AttnlmError if files are missing or damaged, or the device is not available.
+    Raises AttnlmError if files are missing or damaged, or if the device is not available.
     """
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     return Sampler(model, run.tokenizer, chosen)
@@ -294,10 +294,10 @@ def sample(
             print(piece, end="", flush=True)
 
     `"".join(…)` gives the whole text. `num_samples` must be 1; `samples` returns several texts.
-    The text ends after `tokens` tokens, before the first of the texts `stop`, or, unless
-    `ignore_eos`, at the tokenizer's end-of-text token; the stop text or token is not part of the
-    text. Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
-    invalid arguments) at the call, before the first piece.
+    The text ends after `tokens` tokens, or earlier: before the first of the texts in `stop` or,
+    unless `ignore_eos` is set, before the tokenizer's end-of-text token. Without `seed`,
+    a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid arguments)
+    at the call, before the first piece.
     """
     if num_samples != 1:
         raise UsageError(

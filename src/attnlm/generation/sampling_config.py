@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from attnlm.base.errors import UsageError
 
 MOST_HELD = 2**26
-"""Maximum tokens of all samples if none is shown before the last is drawn: about 2 GB."""
+"""The most tokens of all samples if memory holds them until the last is drawn: about 2 GB."""
 MOST_CHOICES_HELD = 2**20
-"""The same maximum for tokens with their probabilities and the probabilities of other tokens."""
+"""The same maximum if memory also holds the likeliest other tokens, with their probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,5 +63,5 @@ class SamplingConfig:
 
 
 def drawn_seed() -> int:
-    """Return a random seed; it is reported so that the text can be reproduced."""
+    """Return a random seed. Callers report the seed, so that the text can be reproduced."""
     return secrets.randbits(31)

@@ -14,11 +14,11 @@ MODELS = (
     *("gpt2", "llama", "qwen3"),
 )
 RUNGS = MODELS[:7]
-"""The rungs of the ladder: each adds one idea to the rung before. Published models come after."""
+"""The rungs of the ladder: each adds one idea to the rung before. Other models are published."""
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
-_WIDEST_HEADS = 2**24  # features of a layer's heads together: a matrix's bytes fit into 64 bits
+_WIDEST_HEADS = 2**24  # features of all heads of a layer: a matrix's size in bytes fits 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,8 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """Return the width of one head, D: `head_size`, or embed_dim / heads, or embed_dim."""
+        """Return the width of one head, D: `head_size`, if set; else embed_dim for wide heads, and
+        embed_dim / heads for others."""
         width = self.embed_dim or 0
         if self.head_size is not None:
             return self.head_size
@@ -142,7 +143,7 @@ class Architecture:
         if self.mlp_width is not None or self.mlp == "none":
             return self.mlp_width or 0
         width = self.embed_dim or 0
-        # SwiGLU has three matrices, not two: 8/3 C gives the parameters of an MLP of width 4C.
+        # SwiGLU has three matrices. With width 8/3 C, they are as large as two of width 4C.
         return -(-8 * width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * width
 
     @property
@@ -158,16 +159,16 @@ class Architecture:
 
     @property
     def slides(self) -> bool:
-        """Return True if the model slides a full context by one token.
+        """Return True if a full context slides by one token when a token is added.
 
-        Sliding is exact for one layer only. Other models keep the newer half of the context and
-        compute it again.
+        Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
+        model keeps the newer half of a full context and computes it again.
         """
         return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
 
     @property
     def holds_weights(self) -> bool:
-        """Return True if training keeps all attention weights, since no kernel applies dropout."""
+        """Return True if training keeps all attention weights: attention kernels lack dropout."""
         return bool(self.dropout) and self.attention == "softmax" and not self.residual
 
     def settings(self) -> Settings:
@@ -354,7 +355,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def settings_of(model: str) -> tuple[str, ...]:
-    """Return the settings that a preset has, in the order of Architecture's fields."""
+    """Return the settings that a user may change in a preset, in order of Architecture's fields."""
     free = PRESETS[model].settings
     return tuple(f.name for f in fields(Architecture) if f.name in free)
 

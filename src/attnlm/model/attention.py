@@ -31,9 +31,9 @@ def attention(
 
     query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) → (B, H, T, E). Each key and value
     head serves H / K query heads (Ainslie et al., 2023). `scale` is 1/√D by default.
-    The causal mask is aligned to the last key: query t sees keys up to S − T + t. The newest tokens
-    alone can therefore be the queries, with the keys of older tokens from a cache. `dropout` is the
-    probability with which each attention weight is dropped.
+    The causal mask is aligned to the last key: query t sees keys up to S − T + t. The queries can
+    therefore be the newest tokens only, and the keys of older tokens can come from a cache.
+    `dropout` is the probability with which each attention weight is dropped.
     """
     new, total = query.size(-2), key.size(-2)
     assert not causal or new <= total, "a causal query without a key of its own"
@@ -70,7 +70,7 @@ class LayerCache:
         self._stored: tuple[Tensor, ...] = ()
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Append tensors (..., T, size) of new tokens; return those of all, (..., S, size)."""
+        """Append tensors of new tokens, (..., T, size); return tensors of all, (..., S, size)."""
         if not self._stored:
             self._stored = tuple(n.new_empty(*n.shape[:-2], self.capacity, n.size(-1)) for n in new)
         start, self.length = self.length, self.length + new[0].size(-2)
@@ -97,12 +97,13 @@ class SelfAttention(nn.Module):
         super().__init__()
         assert a.embed_dim is not None
         self.heads, self.kv_heads, self.head_size = a.heads, a.num_kv_heads, a.head_dim
-        # With a residual stream, dropout applies to what is added to the stream, so that attention
-        # kernels without dropout can be used.
+        # With a residual stream, dropout applies to the attention's output instead, so that
+        # attention kernels without dropout can be used.
         self.dropout = 0.0 if a.residual else a.dropout
         width, kv_width = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
         std = a.embed_dim**-0.5
-        # For embeddings without a norm, larger scores lead to a dead head with some seeds.
+        # One-layer rungs do not normalise the embeddings: larger initial scores lead to a dead head
+        # with some seeds.
         sharp = std if a.residual else 0.35 * std
         self.query = Linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
         self.key = Linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
@@ -154,7 +155,7 @@ def mix(
 
 
 class AttentionWithoutMaps(nn.Module):
-    """Attention of the embeddings to themselves, without parameters.
+    """Attention whose queries, keys and values are the embeddings: it has no parameters.
 
     If `uniform`, all scores are 0: each token becomes the mean of itself and all tokens before it.
     """

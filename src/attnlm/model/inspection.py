@@ -1,4 +1,4 @@
-"""Model skeletons without numbers, sizes of models, and checks for finite numbers."""
+"""Skeletons (models without numbers), sizes of models, and checks for finite numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel
 
 
 def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return shapes by name. Only one block is built, as a file may claim thousands of layers."""
+    """Return the shape of each parameter by its name.
+
+    Only one block is built, since a file may claim thousands of layers.
+    """
     skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
     return {
@@ -54,8 +57,8 @@ def empty_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
 
 
 class _WithoutInitialisation(TorchFunctionMode):
-    """A mode that skips the functions of torch.nn.init. They draw random numbers and, for a meta
-    tensor, import torch's compiler, which takes 1.5 seconds."""
+    """A mode that skips the functions of torch.nn.init. These functions draw random numbers and,
+    for a meta tensor, import torch's compiler, which takes 1.5 seconds."""
 
     def __torch_function__(
         self,
@@ -72,7 +75,7 @@ class _WithoutInitialisation(TorchFunctionMode):
 def check_finite(*tensors: Tensor) -> None:
     """Raise NotFiniteError if a model's weights or results contain NaN or infinity."""
     for tensor in tensors:
-        # Minimum and maximum are NaN if any number is. A mask of finite numbers would take memory.
+        # If any number is NaN, so are minimum and maximum. A mask of all numbers would take memory.
         if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
             raise NotFiniteError
 

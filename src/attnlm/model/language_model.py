@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         assert a.embed_dim is not None
         self.architecture, self.vocab_size = architecture, vocab_size
         self.token_embedding = nn.Embedding(vocab_size, a.embed_dim)
-        # Embeddings small compared with what blocks add to the stream learned faster when measured.
+        # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
         if std != 1:
             nn.init.normal_(self.token_embedding.weight, std=std)
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         caches: list[LayerCache] | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """Return logits, (B, T) → (B, T, V). With caches, pass only the tokens not cached yet."""
+        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack."""
         return self.read_out(self._body(tokens_BT, caches, recorder))
 
     def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
@@ -172,7 +172,10 @@ def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
 
 
 class Block(nn.Module):
-    """One block: x + attention(norm(x)), then x + mlp(norm(x)), with the parts that exist."""
+    """One block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    The residual connections (`x +`), the norms, attention and MLP are optional.
+    """
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()

@@ -87,7 +87,7 @@ class LayerNorm(nn.Module):
 
 
 def norm_of(a: Architecture, size: int) -> nn.Module | None:
-    """Return the norm that an architecture names, over `size` features, or None."""
+    """Return the architecture's norm over `size` features, if it has a norm, else None."""
     if a.norm == "rms":
         return RMSNorm(size, a.norm_epsilon)
     return LayerNorm(size, a.norm_epsilon, bias=a.bias) if a.norm == "layer" else None
@@ -104,8 +104,8 @@ _source = _Source()
 def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
     """Let dropout in this thread use generator i for sequence i of a batch.
 
-    The draws then do not depend on how a batch is divided. Without generators, dropout uses
-    PyTorch's generator.
+    The draws then do not depend on how a batch is divided among processes and threads.
+    Without generators, dropout uses PyTorch's generator.
     """
     before, _source.generators = _source.generators, generators
     try:
@@ -139,9 +139,10 @@ class Dropout(nn.Module):
 def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
     """Return the output of `module`, and recompute it in the backward pass.
 
-    Only the arguments are kept (Chen et al., 2016). For the recomputation, PyTorch restores its
-    random state, and `_same_draws` restores the generators of sequences. PyTorch does not allow
-    `_same_draws` in a compiled step, but such a step has no generators of sequences.
+    Until then, only the arguments are in memory (Chen et al., 2016). The recomputation repeats the
+    random draws: PyTorch restores its random state, and `_same_draws` the generators that
+    `drawing_from` has set. A compiled step, in which PyTorch does not allow `_same_draws`, has no
+    such generators.
     """
     more: Any = {"context_fn": _same_draws} if _source.generators else {}
     computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)
@@ -149,7 +150,7 @@ def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
 
 
 def _same_draws() -> tuple[Any, Any]:
-    """Return contexts for a computation and for its recomputation with the same random draws."""
+    """Return two contexts: for a computation, and for its recomputation with the same draws."""
     generators = _source.generators
     states = [generator.get_state() for generator in generators]
 

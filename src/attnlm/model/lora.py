@@ -1,4 +1,4 @@
-"""Add low-rank adapters (Hu et al., 2021) to a model, and fold them into its weights."""
+"""Functions that add low-rank adapters (Hu et al., 2021) to a model or fold them into weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
 
 
 def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return W + scale · B A, summed in float64 and rounded once, so that order does not matter."""
+    """Return W + scale · B A. Float64 sums, rounded once, do not depend on the order of terms."""
     where = torch.device("cpu") if weight.is_mps else weight.device  # Apple's GPUs lack float64
     precise, down, up = (t.to(where, torch.float64) for t in (weight, down, up))
     return (precise + scale * (up @ down)).to(weight)
@@ -46,7 +46,7 @@ def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: Lo
 
 @contextlib.contextmanager
 def folded(model: nn.Module) -> Iterator[None]:
-    """Fold the adapters into the weights; at the end, restore weights and adapters."""
+    """Fold the adapters into the weights; on leaving the context, restore weights and adapters."""
     adapted = [m for m in model.modules() if isinstance(m, Linear) and m.lora_down is not None]
     before = [(m.weight.data, m.lora_down, m.lora_up) for m in adapted]
     try:

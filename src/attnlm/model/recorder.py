@@ -24,7 +24,7 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of one layer: queries (B, H, T, D), with keys and values for each head."""
+    """The heads of one layer. Queries are (B, H, T, D); keys and values are repeated to H heads."""
 
     query: Tensor
     key: Tensor
@@ -39,7 +39,7 @@ class Heads:
 
 @dataclass
 class Layer:
-    """The inputs and outputs of one block, (B, T, C); None for parts that it lacks."""
+    """The inputs and outputs of one block, (B, T, C); None for parts that the block lacks."""
 
     read: Tensor | None = None
     """the input of the attention, after the norm"""

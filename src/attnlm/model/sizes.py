@@ -22,7 +22,7 @@ MAP_NAMES = tuple(_PLACES)
 
 @dataclass(frozen=True)
 class LoRA:
-    """Low-rank adapters (Hu et al., 2021): in each block, W + alpha/rank · B A for the maps `on`.
+    """Low-rank adapters (Hu et al., 2021): the maps `on` of each block use W + alpha/rank · B A.
 
     A (`lora_down`) has shape (rank, inputs), and B (`lora_up`) has shape (outputs, rank).
     """
@@ -52,7 +52,7 @@ def map_shapes(a: Architecture) -> dict[str, Shape]:
 
 
 def map_path(layer: int, name: str) -> str:
-    """Return the path of a map's module: `blocks.0.attention.query`."""
+    """Return the path of a map's module, such as `blocks.0.attention.query`."""
     return f"blocks.{layer}.{_PLACES[name]}.{name}"
 
 
@@ -94,7 +94,7 @@ def multiplied_weights(a: Architecture, vocab_size: int) -> int:
 
 
 def mixed_width(a: Architecture) -> int:
-    """Return the number of features per token that attention mixes in one layer; 0 without it."""
+    """Return the number of features per token that one layer's attention mixes, or 0 without it."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
 
 

@@ -15,5 +15,5 @@ def written(token: bytes) -> str:
 
 
 def read(token: str) -> bytes:
-    """Return the bytes of a token from `written`. Raises KeyError for any other character."""
+    """Return the bytes that `token` denotes. Raises KeyError for a character that denotes none."""
     return bytes(BYTE_OF[character] for character in token)

@@ -21,7 +21,7 @@ _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
 
 class _Published(NamedTuple):
-    """A published vocabulary: address and hash of its ranks, end-of-text id, and size."""
+    """A published vocabulary: URL and hash of its file of tokens, end-of-text id, and size."""
 
     url: str
     sha256: str
@@ -51,8 +51,8 @@ _PUBLISHED = {
 }
 _DEADLINE = 60.0  # seconds for a download of at most 4 MB
 _MAX_DOWNLOAD = 2**24  # bytes
-# Characters. A merge costs the trainer the square of a word's length, and some texts have no
-# spaces.
+# Characters given to the trainer at a time. Its time grows with the square of a word's length, and
+# a text without spaces is one word.
 _TRAINING_PIECE = 2**10
 
 
@@ -73,7 +73,7 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     pieces = safe_pieces(map(Piece, sample), _TRAINING_PIECE)
     trained.train_from_iterator((piece.text for piece in pieces), trainer)
     id_of: dict[str, int] = trained.get_vocab()
-    # The trainer may record two merges that make the same bytes. Both share the id of the first:
+    # Two merges of the trainer may make the same bytes. Both have the id of the first merge, since
     # ranks have one id for each token.
     merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
     tokenizer = BpeTokenizer(name, [*(bytes([byte]) for byte in range(256)), *merged])
@@ -104,7 +104,7 @@ def published(
 
 
 def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent) -> Path:
-    """Return the path of the file of ranks, after a check of its hash."""
+    """Return the path of the vocabulary's file, after a check of its hash."""
     if folder := os.environ.get("TIKTOKEN_CACHE_DIR"):
         path = Path(folder) / hashlib.sha1(vocabulary.url.encode()).hexdigest()
         if path.is_file() and file_hash(path) == vocabulary.sha256:

@@ -8,7 +8,7 @@ from attnlm.base.errors import UsageError
 
 PUBLISHED = ("gpt2", "cl100k_base", "o200k_base")
 IMPORTED = ("llama3", "qwen2", "smollm")
-"""vocabularies that only come with a model"""
+"""Vocabularies that attnlm gets only by importing a model."""
 SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 
 
@@ -23,7 +23,7 @@ def canonical_spec(text: str) -> str:
 
 
 def bpe_size(spec: str) -> int | None:
-    """Return N of "bpe:N", or None for other specs. Raises UsageError for any other text."""
+    """Return N of "bpe:N", or None for other specs. Raises UsageError if `spec` is not a spec."""
     if spec in ("char", "byte", *PUBLISHED):
         return None
     pairs = re.fullmatch(r"bpe:(0|[1-9][0-9]{0,8})", spec)
@@ -33,7 +33,7 @@ def bpe_size(spec: str) -> int | None:
     raise UsageError(f"unknown tokenizer: {spec!r}{problem}", f"choose from {SPECS}")
 
 
-# --- The regular expressions that split a text to words, within which bytes are merged ------------
+# --- The regular expressions that split a text into words; bytes are merged only in a word --------
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 CL100K_PATTERN = (
@@ -47,7 +47,7 @@ O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The first pattern of cl100k_base: it splits whitespace at the end of a text differently.
+# The original pattern of cl100k_base: it splits whitespace at the end of a text differently.
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -73,5 +73,5 @@ def pattern_of(name: str) -> str:
 
 
 def takes_line_ends(pattern: str) -> bool:
-    """Return True if the pattern puts signs and the line ends after them into one word."""
+    """Return True if the pattern puts punctuation and the line ends after it into one word."""
     return pattern not in (GPT2_PATTERN, SMOLLM_PATTERN)

@@ -21,17 +21,17 @@ from attnlm.text.text_files import Piece
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
 END_OF_TEXT = "<|endoftext|>"
-# Characters. tiktoken's regular expressions fail on a run of a million spaces.
+# The most characters to encode in one call: tiktoken fails on a run of a million spaces.
 PIECE = 2**18
 
 _FORMAT = 1
 _COPY_AGAIN = "copy it again from its source, or prepare the text again"
-_MAX_FILE = 2**24  # bytes: all characters of Unicode, or several times the largest vocabulary
+_MAX_FILE = 2**24  # bytes: enough for all of Unicode, and several times the largest vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
-_NO_BYTE = 255  # in a table of bytes: the id is missing, or takes more than a byte
-# No token of the patterns in use crosses these places, and no pattern looks across them: before a
-# space that follows text; between a line end that follows text and the text of the next line (in
-# o200k_base a slash belongs to the line end).
+_NO_BYTE = 255  # in `_id_of_ascii`: the character has no id, or an id above 254
+# No token or lookahead of the patterns in use crosses these places: before a space that follows
+# text; and between a line end that follows text and the text of the next line, except a slash (in
+# o200k_base, a slash belongs to the line end before it).
 _CUT = re.compile(r"(?s).+(?:(?<=\S)(?= )|(?<=\S\n)(?=[^\s/]))")
 
 
@@ -79,7 +79,7 @@ class Tokenizer(abc.ABC):
         return np.concatenate([np.empty(0, np.uint32), *found])
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Return the ids of a text from its start. The first id is `beginning` if that is set."""
+        """Return the ids of a text from its start. The id `beginning`, if set, comes first."""
         ids = self.encode(text)
         if self.beginning is None or ids[:1] == [self.beginning]:
             return ids
@@ -94,16 +94,16 @@ class Tokenizer(abc.ABC):
         return b"".join(self.tokens[token] for token in ids)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of the tokenizer as JSON values, equal for equal tokenizers."""
+        """Return all data of the tokenizer as JSON values. Equal tokenizers return equal values."""
         return {"format": _FORMAT, "name": self.name}
 
     @abc.abstractmethod
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of at most `PIECE` characters, in a narrow type if that is cheap."""
+        """Return the ids of a text of at most `PIECE` characters, as uint8, uint16 or uint32."""
 
 
 class CharTokenizer(Tokenizer):
-    """One id for each of `characters`, in their order."""
+    """A tokenizer with one id for each of `characters`, in their order."""
 
     def __init__(self, characters: str) -> None:
         super().__init__("char", [character.encode() for character in characters])
@@ -137,7 +137,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One id for each of the 256 bytes. Any text can be encoded, in UTF-8."""
+    """A tokenizer with one id for each of the 256 bytes. It encodes any text, in UTF-8."""
 
     def __init__(self) -> None:
         super().__init__("byte", [bytes([byte]) for byte in range(256)])
@@ -149,11 +149,11 @@ class ByteTokenizer(Tokenizer):
 class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
-    `ranks` are the bytes of each id from 0 up, in the order of merges, and empty for ids without a
-    merge. The pattern of `name` splits a text into words, and bytes are merged only within words.
-    `special` maps special texts to their ids. If `special` lacks the id `end_of_text`, it is
-    given to "<|endoftext|>". With `nfc`, text is first normalised to Unicode's form NFC. Raises
-    ValueError if the arguments don't make a valid tokenizer.
+    `ranks` lists the bytes of ids 0, 1, 2 …, in the order of merges. The bytes are empty for an id
+    that is neither a byte nor a merge. The pattern of `name` splits a text into words, and bytes
+    are merged only within words. `special` maps special texts to their ids. If no text in `special`
+    has the id `end_of_text`, "<|endoftext|>" gets this id. With `nfc`, text is first normalised to
+    Unicode's form NFC. Raises ValueError if the arguments don't make a valid tokenizer.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class BpeTokenizer(Tokenizer):
         vocab_size = len(ranks) if vocab_size is None else vocab_size
         tokens = [*ranks, *[b""] * (vocab_size - len(ranks))]
         rank_of = {token: rank for rank, token in enumerate(ranks) if token}
-        # tiktoken panics, past any `except Exception`, when it meets a byte without a rank.
+        # tiktoken panics at a byte without a rank, and `except Exception` does not catch a panic.
         if len(rank_of) != sum(map(bool, ranks)) or not rank_of.keys() >= {
             bytes([b]) for b in range(256)
         }:
@@ -214,7 +214,7 @@ class BpeTokenizer(Tokenizer):
         return self._encode(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of `text`; special texts, as "<|endoftext|>", are ordinary text here."""
+        """Return the ids of `text`; special texts, such as "<|endoftext|>", are ordinary text."""
         return self._encode(_nfc(text) if self.nfc else text, set())
 
     def normalised(self, text: str) -> str:
@@ -234,7 +234,7 @@ class BpeTokenizer(Tokenizer):
 
 
 def are_apart(special: Iterable[str]) -> bool:
-    """Return True if special texts are unambiguous: no whitespace, and none begins another."""
+    """Return True if no special text has whitespace or is the beginning of another."""
     texts = sorted(special)
     return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
         later.startswith(text) for text, later in itertools.pairwise(texts)
@@ -249,11 +249,12 @@ def _nfc(text: str) -> str:
 
 
 def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
-    """Yield the text in new pieces of at most `limit` characters, however `pieces` divide it.
+    """Yield the text of `pieces` in new pieces of at most `limit` characters.
 
-    Each new piece is as long as possible and ends at a place that no token crosses, or with a
-    document. If `limit` characters have no such place, the piece ends after `limit` characters. The
-    end of a document counts as many characters as "<|endoftext|>" has.
+    The new pieces do not depend on how `pieces` divide the text. Each is as long as possible and
+    ends at a place that no token crosses, or with a document. If `limit` characters have no such
+    place, the piece ends after `limit` characters. The end of a document counts as the characters
+    of "<|endoftext|>".
     """
     text, ends = "", list[int]()
     for piece in pieces:
@@ -274,7 +275,7 @@ def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) ->
     last, room = first, limit
     while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
         last, room = last + 1, room - len(END_OF_TEXT)
-    if last < len(ends):  # an end comes with the character before it
+    if last < len(ends):  # the last character of a document stays with its end
         room = min(room, ends[last] - 1 - start)
     cut = _CUT.match(text[start : start + room + 1])  # the last character is only context
     places = [*([start + cut.end()] if cut else []), *ends[first:last][-1:]]
@@ -287,7 +288,7 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 
 def encoded(text: str, codec: str) -> bytes:
-    """Return `text` in a Unicode codec. Raises AttnlmError for half a surrogate pair."""
+    """Return `text` encoded by a Unicode codec. Raises AttnlmError for half a surrogate pair."""
     try:
         return text.encode(codec)
     except UnicodeEncodeError as error:

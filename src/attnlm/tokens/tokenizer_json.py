@@ -4,8 +4,8 @@ tiktoken merges the two neighbours whose token has the lowest id, again and agai
 merges listed pairs, in the order of the list. attnlm therefore lists all pairs that make a token,
 pairs of lower ids first. As in tiktoken, a word that is a token becomes this token without merges.
 
-If a file has a feature that attnlm's tokenizers lack, an error names the feature. Otherwise, both
-tokenizers encode texts, as a check that attnlm's tokenizer equals the library's.
+If a file has a feature that attnlm's tokenizers lack, an error names the feature. Otherwise,
+attnlm's tokenizer and the library's encode the same texts, to check that they are equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from attnlm.tokens.tokenizer import (
     are_apart,
 )
 
-_CHECKED, _LENGTH = 200, 100  # texts, and pieces of each
+_CHECKED, _LENGTH = 200, 100  # number of texts to check, and of tokens in each
 _AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\ufeff\U0010ffff"
 _NAMES = (*PUBLISHED, *IMPORTED)
 _HINT = f"attnlm supports byte-level BPE with the split patterns of {', '.join(_NAMES)}"
@@ -48,7 +48,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     from tokenizers import Tokenizer as LibraryTokenizer
 
     if isinstance(tokenizer, CharTokenizer):
-        # WordLevel rejects an unknown word, as attnlm does; byte pairs would leave it out.
+        # WordLevel rejects unknown characters, as attnlm does. Byte pairs would leave them out.
         characters = {character: i for i, character in enumerate(tokenizer.characters)}
         made = LibraryTokenizer(models.WordLevel(characters))
         made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -86,7 +86,7 @@ def pairs_tokenizer(
 ) -> Any:
     """Return the `tokenizers.Tokenizer` that merges the byte pairs `pairs`, in their order.
 
-    With `whole`, a word that is a token is not split.
+    With `whole`, a word that is a token becomes this token without merges.
     """
     from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -149,7 +149,7 @@ def _texts(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
-    """Return the tokenizer that equals a tokenizer.json, for a model of `vocab_size` ids.
+    """Return the tokenizer of a tokenizer.json's content, for a model of `vocab_size` ids.
 
     Raises AttnlmError, with the reason, if attnlm can't encode and decode in exactly the same way.
     """
@@ -194,7 +194,7 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
 
 
 def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer of GPT-2's vocab.json and merges.txt. Raises AttnlmError."""
+    """Return the tokenizer of GPT-2's vocab.json and merges.txt; raise as `read_tokenizer` does."""
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     end = {"id": vocabulary.get(END_OF_TEXT), "content": END_OF_TEXT, **dict.fromkeys(flags, False)}
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
@@ -224,7 +224,10 @@ def _kind(part: object) -> object:
 
 
 def _beginning(processor: object) -> int | None:
-    """Return the id that is put before each text. Raises AttnlmError if anything else is added."""
+    """Return the id, if any, that a post-processor adds before each text.
+
+    Raises AttnlmError if the post-processor adds anything else.
+    """
     parts = [processor]
     if isinstance(processor, dict) and processor.get("type") == "Sequence":
         parts = processor["processors"]
@@ -243,7 +246,10 @@ def _beginning(processor: object) -> int | None:
 
 
 def _special(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return special texts and their ids. Raises AttnlmError if attnlm would match other texts."""
+    """Return special texts and their ids.
+
+    Raises AttnlmError if attnlm would match special texts differently from the library.
+    """
     special: dict[str, int] = {}
     for added in content.get("added_tokens") or []:
         widens = any(added.get(key) for key in ("lstrip", "rstrip", "single_word"))
@@ -258,7 +264,7 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _pattern_name(splits: Any) -> str:
-    """Return the name of attnlm's pattern that splits text into words as `splits` does."""
+    """Return the name of attnlm's pattern that splits text as the pre_tokenizer `splits` does."""
     *before, last = splits["pretokenizers"] if _kind(splits) == "Sequence" else [splits]
     by_gpt2 = _has(last, _BYTES) and last.get("use_regex", True)
     if by_gpt2 and not before:
@@ -277,7 +283,7 @@ def _pattern_name(splits: Any) -> str:
 def _tokens(
     vocabulary: Mapping[str, Any], special: Mapping[str, int], vocab_size: int
 ) -> list[str]:
-    """Return the token of each id, "" if an id has none. Raises ValueError for impossible ids."""
+    """Return the token of each id, "" if it has none. Raises ValueError for invalid ids."""
     token_of = {i: token for token, i in vocabulary.items() if special.get(token) != i}
     ids = [i for i in vocabulary.values() if type(i) is int and 0 <= i < vocab_size]
     if len(set(ids)) < len(vocabulary):
@@ -298,7 +304,7 @@ def _characters(characters: list[str], vocab_size: int) -> Tokenizer:
 
 
 def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
-    """Compare a tokenizer of byte pairs with the one that `tokenizers` loads from the file."""
+    """Compare `tokenizer` with the tokenizer that `tokenizers` loads from the file's content."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
     model = content["model"]
@@ -309,14 +315,14 @@ def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
         theirs = LibraryTokenizer.from_str(json.dumps({**content, "post_processor": None}))
     except Exception as error:  # noqa: BLE001 - the library raises no other type
         raise ValueError(str(error)) from None
-    # The library chooses the ids of added tokens that its model lacks.
+    # If the vocabulary lacks an added token, the library chooses the token's id.
     numbered = {text: theirs.token_to_id(text) for text in tokenizer.special}
     _expect("ids of its added tokens", numbered, numbered == tokenizer.special)
     check_equal(tokenizer, theirs)
 
 
 def _name(pattern: str, count: int, end: int | None, vocab_size: int) -> str:
-    """Return a spec that has this pattern. The vocabulary itself is in the run's folder."""
+    """Return a spec with this pattern. The vocabulary itself is a file in the run's folder."""
     if pattern != "gpt2" or (count, end, vocab_size) == (50256, 50256, 50257):
         return pattern
     return f"bpe:{count}" if 257 <= count <= 65536 else "gpt2"

@@ -1,8 +1,8 @@
 """Byte-pair encoding of a long text: a repeated word is looked up, not encoded again.
 
-A text is split at places that no token can cross, whatever the surrounding text: before a space, or
-before any whitespace, that follows text. A word is the text between two such places, including its
-leading whitespace. native/words.c finds the words, and tiktoken encodes the new ones.
+A text is split between a visible ASCII character and the whitespace after it, if no token can cross
+such a place in any text (see `_ends`). A word is the text between two such places, including its
+leading whitespace. native/words.c finds the words, and tiktoken encodes new words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnlm.compute.native import library
 from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
-# Sizes of each worker's table, about 30 MB: most texts of 100 MB have fewer words.
+# Limits of each thread's table, about 30 MB: most texts of 100 MB have fewer different words.
 _MOST_WORDS, _MOST_BYTES, _SLOTS = 2**18, 2**22, 2**20
 _BEFORE_SPACE, _BEFORE_ANY_WHITESPACE = 1, 2
 
@@ -82,7 +82,7 @@ class WordTable:
         self._ends = _ends(takes_line_ends(tokenizer.pattern))
         self._bytes = np.empty(most_bytes, np.uint8)
         self._ids = np.empty(most_bytes, np.uint32)  # a token has a byte or more
-        self._numbers = np.empty(2 * PIECE, np.int32)  # a word has whitespace and something else
+        self._numbers = np.empty(2 * PIECE, np.int32)  # a word has 2 bytes or more
         self._span = np.zeros(2, np.int64)
         self._out = (self._numbers.ctypes.data, self._span.ctypes.data)
         pointed = ("words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids")
@@ -96,7 +96,7 @@ class WordTable:
         self._place = ctypes.addressof(self._struct)
 
     def encode_piece(self, text: str) -> Ids:
-        """Return the ids of at most `PIECE` characters, the same as the tokenizer's."""
+        """Return the same ids as the tokenizer for a text of at most `PIECE` characters."""
         text = self._tokenizer.normalised(text)
         utf8 = encoded(text, "utf-8")
         if len(utf8) > 2 * self._numbers.size:  # C does not check this bound
@@ -119,7 +119,7 @@ class WordTable:
         return self._tokenizer.encode_piece(text).astype(np.uint32, copy=False)
 
     def _learn(self, known: int) -> bool:
-        """Encode the words from `known` on. Returns False if a token crosses a word's end."""
+        """Store the ids of the words from `known` on. Return False if a token is in two words."""
         starts = self._word_at[known : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
         ids = self._plain(text)
@@ -136,11 +136,11 @@ class WordTable:
 
 
 def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
-    """Return, for each byte, the whitespace that must follow the byte for a word to end there.
+    """Return, for each byte, which whitespace ends a word if it follows the byte.
 
-    A word ends between an ASCII letter, digit or sign and any whitespace. If signs take line ends
-    into their tokens, a word ends after a sign only before a space. No word ends after other
-    characters.
+    A word ends between an ASCII letter, digit or sign and any whitespace. If tokens can hold
+    a sign and line ends after it, a word ends after a sign only before a space. No word ends after
+    other characters.
     """
     ends = np.zeros(256, np.uint8)
     for byte in range(ord("!"), ord("~") + 1):

@@ -1,8 +1,9 @@
 """The operations of a model, written with PyTorch functions and, for a CPU, also in C.
 
-On a CPU, autograd's many short passes over memory cost as much as the matmuls. With `using`, a step
-can therefore compute some operations in C, forward and backward, and choose between two libraries
-for matmuls. Other devices, recorders and tests use the reference implementations in PyTorch.
+On a CPU, autograd's many short passes over memory cost as much as the matmuls. Inside
+`using`, a training step can therefore compute some operations in C, forward and backward, and
+choose between two libraries for matmuls. Other devices, recorders and all code
+outside `using` use the reference implementations in PyTorch.
 
 Axes as in attention.py. `d_x` is the gradient of the loss with respect to x.
 """

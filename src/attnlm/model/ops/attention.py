@@ -48,7 +48,7 @@ def kernel_of_pytorch(
 def reads_groups(query: Tensor) -> bool:
     """Return True if PyTorch's kernel reads shared keys and values in place, without a copy.
 
-    Only CUDA's flash kernel does so, in half precision. On a CPU, this is slower than a copy.
+    On CUDA, only the flash kernel does so, in half precision. On a CPU, a copy is faster.
     """
     is_half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
     return query.is_cuda and is_half
@@ -71,7 +71,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class Blocks(Function):
-    """Attention by attention.c in blocks of scores; the thread count does not change the result."""
+    """Attention, computed in attention.c by blocks of scores.
+
+    The number of threads does not change the result.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -97,7 +100,7 @@ def _with_rows(x_BHTD: Tensor) -> Tensor:
 
 
 def _like(x_BHTD: Tensor) -> Tensor:
-    """Return an uninitialised tensor of this shape, with the memory layout (B, T, H, D)."""
+    """Return an uninitialised tensor of the shape of x, in the memory layout (B, T, H, D)."""
     windows, heads, length, size = x_BHTD.shape
     return x_BHTD.new_empty(windows, length, heads, size).transpose(1, 2)
 

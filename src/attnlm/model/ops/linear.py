@@ -1,8 +1,8 @@
 """Linear maps: one map, or several maps of the same input as one matmul.
 
-PyTorch has two libraries for matmuls on a CPU. The default is a BLAS (MKL on x86). On
-processors that are not Intel's, MKL does not use AVX-512, but oneDNN does. Elsewhere, oneDNN can be
-slower. `Kernels.matmul` names the library to use.
+PyTorch has two libraries for matmuls on a CPU: a BLAS, which is the default (MKL on x86), and
+oneDNN. On x86 processors that are not Intel's, MKL does not use AVX-512, but oneDNN does. On all
+other processors, oneDNN can be slower. `Kernels.matmul` names the library to use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from attnlm.model.layers import Linear
 
 FEWEST_BY_ONEDNN = 2**20
-"""Multiplications below which a call to oneDNN, a dozen microseconds, costs more than it saves."""
+"""With fewer multiplications, a call to oneDNN (a dozen microseconds) costs more than it saves."""
 
 
 def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Return x Wᵀ + b, (M, N), outside of autograd."""
+    """Return x Wᵀ + b, (M, N), by the library in use. The caller computes gradients itself."""
     is_large = x_MC.numel() * len(weight_NC) >= FEWEST_BY_ONEDNN
     if is_large and kernels_in_use().matmul == "onednn" and x_MC.is_cpu:
         linear = onednn_linear()
@@ -39,7 +39,7 @@ def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Te
 
 @functools.cache
 def onednn_linear() -> Callable[..., Any] | None:
-    """Return oneDNN's linear map, or None unless PyTorch has it and it computes correctly."""
+    """Return oneDNN's linear map if PyTorch has it and it computes correctly, else None."""
     linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if linear is None:
         return None
@@ -62,7 +62,7 @@ def linear(x: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor
 class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NC: Tensor, bias_N: Tensor | None) -> Tensor:
-        # The input is kept only for the gradient of the weights, which may be frozen.
+        # Only the gradient of the weights needs the input. Frozen weights have no gradient.
         ctx.shape = x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight_NC)
         return product(x.flatten(0, -2), weight_NC, bias_N).view(*x.shape[:-1], -1)
@@ -82,8 +82,9 @@ class _Linear(Function):
 def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = True) -> Tensor:
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
-    Joining the weights is faster. Frozen maps are computed one by one, because autograd would keep
-    a copy of their joined weights, and because they may have adapters.
+    One matmul with joined weights is faster. Without `joins_weights`, or if the weights are frozen,
+    maps are computed one by one: for frozen weights, autograd would keep a joined copy, and frozen
+    maps may have adapters.
     """
     if not (joins_weights and maps[0].weight.requires_grad):
         return torch.cat([m(x) for m in maps], dim=-1)

@@ -15,8 +15,9 @@ from attnlm.model.ops import compiled_for, place
 from attnlm.model.ops.linear import linear, product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
-"""Logits in memory at a time. On a CPU, they and the head's weights fit the last-level cache."""
-# Tokens per matmul: the number of features, within these bounds, is fastest.
+"""The most logits in memory at a time, by type of device. On a CPU, these logits and the LM
+head's weights fit the last-level cache."""
+# Bounds of the tokens per matmul in C. Between them, the number of features is fastest.
 _FEWEST_COMPILED, MOST_COMPILED = 64, 128
 
 
@@ -53,7 +54,7 @@ class _LinearCrossEntropy(Function):
     def forward(
         ctx: Any, x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor
     ) -> Tensor:
-        # Gradients summed over many pieces in bfloat16 would lose 2%.
+        # A sum of many pieces' gradients in bfloat16 would be 2% wrong.
         precise = torch.promote_types(weight_VC.dtype, torch.float32)
         d_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
         is_frozen = not ctx.needs_input_grad[1]
@@ -64,14 +65,14 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if not grad.is_cpu or grad != 1:  # on other devices reading it would wait
+        if not grad.is_cpu or grad != 1:  # on other devices, reading `grad` would wait
             ctx.gradients = [None if d is None else d.mul_(grad) for d in ctx.gradients]
         return *ctx.gradients, None
 
 
 _Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
-"""Gradients of x (M, C), which is overwritten, and of weights (V, C) and bias (V), which are
-accumulated; None if not needed."""
+"""Memory for the gradients of x (M, C), weights (V, C) and bias (V); None if not needed.
+The gradient of x is overwritten. Gradients of weights and bias are added to their memory."""
 
 
 def _in_pieces(
@@ -98,9 +99,9 @@ def _plain(
             continue
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
         at_target_m1 = logits_mV.gather(-1, targets_m1)
-        in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that it can
+        in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that out= works
         p_mV = torch.softmax(logits_mV, -1, out=in_place)
-        # The likeliest token's −log p plus how far the target lies below it: nothing underflows.
+        # −log p of the likeliest token, plus its logit minus the target's: no p underflows.
         total += (top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()).sum()
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
         d_logits_mV = d_logits_mV.mul_(1 / len(targets_M)).to(x_MC.dtype)
@@ -121,7 +122,10 @@ def _compiled(
     targets_M: Tensor,
     wanted: _Gradients,
 ) -> Tensor:
-    """Return the mean loss. The layout (V, m), with tokens adjacent, is faster for few tokens."""
+    """Return the mean loss, and compute gradients in `wanted`, by the operations in C.
+
+    Logits have the layout (V, m), with tokens adjacent, which is faster for few tokens m.
+    """
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)

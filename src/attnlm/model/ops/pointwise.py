@@ -160,7 +160,7 @@ def rotary_angles(
 
 
 def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
-    """Rotate each pair of numbers in a head by the angle of its position: (..., T, D)."""
+    """Return x, (..., T, D), with each pair of features rotated by its angle at each position."""
     cosines_TD, sines_TD = cosines_TD.to(x.dtype), sines_TD.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cosines_TD + torch.cat((-second, first), dim=-1) * sines_TD
