@@ -12,13 +12,13 @@ from attnlm.base.signals import leave, signals
 
 
 def main() -> NoReturn:
-    """Runs the command line; ends the process with the exit code that the design promises."""
+    """Run the command line, and end the process with the exit code of the command."""
     clock.command_began = time.perf_counter()
     # During imports there is nothing to save, so a signal ends the process immediately.
     for signum in signals():
         signal.signal(signum, leave)
-    # OpenMP's threads spin while they wait, for billions of rounds, and take the processor from
-    # each other where other processes are busy too. Read when torch is loaded.
+    # OpenMP's threads spin for billions of rounds while they wait. Beside busy processes, they take
+    # the processor from each other. OpenMP reads the limit when torch is loaded.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"
 

@@ -15,7 +15,7 @@ _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for downloads and timings: `ATTNLM_CACHE_DIR` or the system's user cache.
+    """Return the folder for downloads and timings: $ATTNLM_CACHE_DIR or the user's cache folder.
 
     Return None when the system does not know the user's home folder.
     """
@@ -29,10 +29,10 @@ def cache_folder() -> Path | None:
 
 
 def code_folder(name: str = "compiled") -> Path:
-    """Return a folder `name` for compiled code to load again. No other user may write to it.
+    """Make a folder for compiled code that only this user may write to, and return its path.
 
-    The folder is in the cache, or else in the temporary folder. Raises AttnlmError if neither is
-    suitable.
+    The folder is `name` in `cache_folder`, or a folder in the temporary folder if the cache is not
+    suitable. Raises AttnlmError if neither is private and lets programs load code from it.
     """
     cache = cache_folder()
     places = [cache / name] if cache else []
@@ -52,10 +52,10 @@ def code_folder(name: str = "compiled") -> Path:
 
 
 def use_own_compiler_cache() -> None:
-    """Make PyTorch's compiler cache its code in `code_folder`, and load it from there.
+    """Make PyTorch's compiler use `code_folder` as its cache, unless the user has set another.
 
-    PyTorch's default is in the temporary folder, where another user could have made the folder.
-    Each process has to call this before it compiles. Raises AttnlmError as `code_folder` does.
+    PyTorch's default is a folder in the temporary folder, which another user could have made.
+    Each process must call this before it compiles. Raises AttnlmError as `code_folder` does.
     """
     if sys.platform != "win32" and not os.environ.get(_COMPILER_CACHE):
         os.environ[_COMPILER_CACHE] = str(code_folder())

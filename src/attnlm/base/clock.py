@@ -1,13 +1,13 @@
-"""The time at which work with a time budget began."""
+"""The time from which a time budget counts."""
 
 from __future__ import annotations
 
 import time
 
 command_began: float | None = None
-"""The `time.perf_counter` at the start of this process's command, before imports, or None."""
+"""The `time.perf_counter` before the command's imports; None if this process runs no command."""
 
 
 def began() -> float:
-    """Return when this process began if it runs a command, else the current time."""
+    """Return `command_began` if this process runs a command, else `time.perf_counter()`."""
     return time.perf_counter() if command_began is None else command_began

@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class AttnlmError(Exception):
-    """A problem for the user to solve: bad input, a missing or damaged file, no network.
+    """Raised for a problem that users can solve: bad input, a missing or damaged file, no network.
 
     `message` is one line that says what is wrong, `hint` one line that says what to do.
     """
@@ -22,7 +22,7 @@ class AttnlmError(Exception):
 
 
 class NotFiniteError(AttnlmError):
-    """An error because a checkpoint's weights, or its outputs, are NaN or infinite."""
+    """Raised when a checkpoint's weights, or the outputs of its model, are NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -32,7 +32,7 @@ class NotFiniteError(AttnlmError):
 
 
 class SaidElsewhereError(AttnlmError):
-    """An error that another process of the same training run reports."""
+    """Raised when another process of the same training run has failed and reports the error."""
 
     def __init__(self, exit_code: int = 1) -> None:
         super().__init__("another process has failed", "see its error message")
@@ -40,7 +40,7 @@ class SaidElsewhereError(AttnlmError):
 
 
 class UsageError(AttnlmError):
-    """An error in the arguments that does not depend on the content of files."""
+    """Raised when the arguments are wrong, whatever the files contain."""
 
     exit_code = 2
 

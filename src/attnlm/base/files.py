@@ -40,10 +40,10 @@ _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0) 
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
-    """Open a regular file and nothing else, since opening a named pipe could block forever.
+    """Open a regular file, but nothing else: opening a named pipe, say, could block forever.
 
-    A link to a regular file is followed for reading, never for writing. Raises OSError, naming
-    what is at the path, if that is not a regular file.
+    A link to a regular file is followed for reading, never for writing. If `path` is something
+    else, such as a pipe or a device, raises OSError, which says what it is.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -72,9 +72,9 @@ def _check_regular(path: Path, about: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that, on success only, is flushed to disk and replaces `path`.
+    """Yield a temporary file. If the context succeeds, flush it to disk and replace `path` by it.
 
-    First delete temporary files for `path` that killed processes left.
+    First delete the temporary files of killed processes that were to replace `path`.
     """
 
     def make() -> Path:
@@ -99,7 +99,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to the OSError of a write that fails, if the error names no file."""
+    """Add `path` to an OSError of this context that names no file."""
     check_held(path)
     try:
         yield
@@ -116,11 +116,11 @@ def remedy(error: OSError) -> str:
 
 @contextlib.contextmanager
 def explaining(folder: Path, then: str = "") -> Iterator[None]:
-    """Turn OSError into AttnlmError with a one-line message; the hint is a remedy plus `then`."""
+    """Turn an OSError of this context into AttnlmError; the hint is `remedy` followed by `then`."""
     try:
         yield
     except BrokenPipeError:
-        raise  # of whoever listens to us
+        raise  # the reader of the output has ended
     except OSError as error:
         # NumPy's OSError has no errno, and counts what was written.
         reason = error.strerror or f"the disk may be full ({' '.join(map(str, error.args))})"
@@ -129,12 +129,12 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove temporary files for `name`, or any file, that killed processes left in `folder`."""
+    """Remove the temporary files for `name`, or for all files, of killed processes in `folder`."""
     clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
 
 
 def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
-    """Return `read()`; repeat it if `path` was replaced meanwhile, so that old and new never mix.
+    """Return `read()`. Call it again if `path` was replaced during the call: old and new never mix.
 
     `path` is a file or folder. Raises what `read` raises, and OSError if nothing is at `path`.
     """
@@ -151,7 +151,7 @@ def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return the inode number, which systems reuse, and the change time of a file or folder."""
+    """Return the inode number of a file or folder, and its change time, since inodes are reused."""
     about = path.stat()
     return about.st_ino, about.st_ctime_ns
 
@@ -187,7 +187,7 @@ def read_bytes(path: Path, at_most: int) -> bytes:
 
 
 def read_text(file: IO[bytes], shown: str, at_most: int = 2**24) -> str:
-    """Return the text of a file or pipe that the user named; messages call it `shown`.
+    """Return the text of a file or pipe; `shown` is its name in messages.
 
     Raises AttnlmError if the text exceeds `at_most` bytes or is not UTF-8.
     """
@@ -206,7 +206,7 @@ def utf8(content: bytes, shown: str) -> str:
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError for invalid JSON and for large numbers."""
+    """Return the value of a JSON text. Raises ValueError if it is invalid or a number too large."""
     return json.loads(text, parse_int=_integer, parse_float=_float)
 
 
@@ -257,7 +257,7 @@ def _json_hash(content: dict[str, Any]) -> str:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename durable, if the system can flush folders (Windows can't)."""
+    """Flush a folder to disk, to make a rename in it durable. Do nothing if the system can't."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""Data sets and runs: their folders and names, and the commands that hints give about them.
+"""Data sets, runs and ladders: their folders and names, and the commands that hints show for them.
 
-Hints name commands, so this module knows flags. Below the command line, only one other
-module knows flags: see/reproduce.py, which writes the commands of a run.
+Hints contain commands with flags, so this module knows flags. Outside `cli`, only one other
+module does: see/reproduce.py, which writes the commands that reproduce a run.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def latest_name(parent: Path) -> str:
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
-    """Return the folder of a data set or run by name in `parent` or by path, or the latest one.
+    """Return the folder `name` in `parent` or the folder at the path `name`; for None, the latest.
 
-    Raises AttnlmError, with the existing names, if the folder does not exist, and
-    UsageError if `name` is neither a name nor a path.
+    Raises AttnlmError, whose hint lists existing names, if the folder does not exist, and
+    UsageError if `name` is empty or of another type.
     """
     if name is None:
         return _latest(parent, kind)
@@ -136,9 +136,9 @@ def how_to_make(kind: str, parent: Path) -> str:
 
 
 def elsewhere(parent: Path, kind: str = "run") -> list[str]:
-    """Return the flag that sets `parent` as the parent folder of this kind; empty for the default.
+    """Return the flag, with its value, that makes commands look in `parent`; [] for the default.
 
-    `parent` and the default folder are compared relative to the current folder.
+    The default depends on `kind`, and is relative to the current folder.
     """
     _, usual, flag, _ = KINDS[kind]
     return [] if parent.absolute() == Path(usual).absolute() else [flag, str(parent)]
@@ -149,8 +149,8 @@ def command_for(
 ) -> str:
     """Return a command about a run, ladder or data set, to type in the current folder.
 
-    The command leaves out the name of the newest folder in the default parent, unless `named` is
-    True or the command ends in a flag that needs a name.
+    The folder's name is left out if commands use the folder anyway: the latest one in the default
+    parent. `named` keeps the name, and so does a flag at the end of `command`, which needs a value.
     """
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path
@@ -184,10 +184,10 @@ _Entry = TypeVar("_Entry", bound=Any)
 def newest_first(
     parent: Path, entry_of: Callable[[Path], _Entry | None]
 ) -> tuple[list[_Entry], list[str]]:
-    """Return an entry for each folder in `parent`, and the names of folders without an entry.
+    """Return entries of folders in `parent`, newest first, and names of folders without an entry.
 
-    Hidden folders are left out: they belong to a command that is running or was killed. Entries are
-    dataclasses with `name`, `modified`, `is_latest`. Raises AttnlmError if `parent` can't be read.
+    `entry_of` returns a dataclass with `name`, `modified` and `is_latest`, or None. Hidden folders,
+    left by a running or killed command, are skipped. Raises AttnlmError if it can't read `parent`.
     """
     try:
         paths = sorted(parent.iterdir())

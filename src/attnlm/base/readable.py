@@ -43,7 +43,7 @@ def harmless(text: str) -> str:
     """Return the text with escapes in place of characters that a terminal obeys.
 
     Control characters move the cursor or control the terminal; direction marks reorder the shown
-    text, and U+2028, U+2029 and U+FEFF are invisible in it. Texts and file names may come from
+    text, and U+2028, U+2029 and U+FEFF are invisible. Texts and file names may come from
     anybody, and a model may repeat its training text.
     """
     return text.translate(_ESCAPES)

@@ -28,7 +28,7 @@ def setting(
     below: float | None = None,
     matches: str | None = None,
 ) -> Any:
-    """Return a dataclass field for a setting. The whole text must match the regex `matches`."""
+    """Return a dataclass field for a setting. The regex `matches` must match its whole text."""
     limits: dict[str, Any] = {"at least": at_least, "above": above, "at most": at_most}
     limits |= {"below": below, "of the form": matches}
     known = {words: limit for words, limit in limits.items() if limit is not None}
@@ -36,7 +36,7 @@ def setting(
 
 
 def number(kind: type[int] | type[float], text: str) -> Any:
-    """Return the number that the user typed. Raises ValueError for other texts, 1_000 and ٣."""
+    """Return the number that the user typed. Raises ValueError for other texts, also 1_000 or ٣."""
     if "_" in text or not text.isascii():
         raise ValueError(f"{text!r} is not a number")
     return kind(text)
@@ -44,7 +44,7 @@ def number(kind: type[int] | type[float], text: str) -> Any:
 
 @functools.cache
 def fields_of(record: type) -> Mapping[str, Field[Any]]:
-    """Return a record's settings by name."""
+    """Return the fields of a record, by name."""
     return {described.name: described for described in fields(record)}
 
 
@@ -53,18 +53,18 @@ hints = functools.cache(get_type_hints)  # the types of all fields of a record
 
 @functools.cache
 def type_of(record: type, name: str) -> type:
-    """Return the type of a setting that is not None: bool, int, float or str."""
+    """Return the type of the setting `name`, apart from None: bool, int, float or str."""
     hint = hints(record)[name]
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
 
 def check_value(record: type, name: str, value: object) -> None:
-    """Raise UsageError unless a value has the type of a setting and is within its limits."""
+    """Raise UsageError unless `value` has the type of the field `name` and is within its limits."""
     check(type_of(record, name), fields_of(record)[name], value)
 
 
 def check(kind: type, described: Field[Any], value: object) -> None:
-    """Raise UsageError unless a value has this type and is within the limits of a field."""
+    """Raise UsageError unless `value` is of type `kind` and within the limits of the field."""
     name, limits = described.name, described.metadata.get("limits", {})
     fits = type(value) is kind
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -95,7 +95,7 @@ _HOLDS: dict[str, Callable[[Any, Any], object]] = {
 
 
 def quoted(value: object) -> str:
-    """Return a value as messages show it: shortened, or in words if Python can't write it."""
+    """Return a value for a message: its `repr`, shortened, or "such a value" if `repr` fails."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, or deeply nested tables

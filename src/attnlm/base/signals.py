@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SAME = 0.5
-"""Signals within this many seconds count as one: `timeout` repeats the terminal's signal."""
+"""Seconds in which signals count as one: the command `timeout` repeats the terminal's signal."""
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -46,17 +46,17 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 at_first_signal: Handler = _interrupt
 at_second_signal: Handler = signal.default_int_handler
-"""Handlers of a training run's first and second signals; no handler is called for a first signal
-that is only noted. Both raise KeyboardInterrupt or end the process, like the command line's
-handlers. Nothing is saved after the second signal."""
+"""The handlers that a StopSignal calls: for the first signal if `raises` is True, and for a second
+signal. Both raise KeyboardInterrupt or end the process. The command line replaces them by its
+own. Nothing is saved after the second signal."""
 
 
 class StopSignal:
     """The signal that asks a training run to stop.
 
     While `raises` is True, a signal raises Interrupted immediately: before the first step, which
-    may compile for minutes, nothing needs saving. Later the signal is noted, and the run calls
-    `check` when no work is half done. With several processes, `check` raises after all `agree`.
+    may compile for minutes, nothing needs saving. Later, a signal is only noted: the run calls
+    `check`, which raises Interrupted if a signal has come, when no work is half done.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -70,17 +70,17 @@ class StopSignal:
         return self.signum is not None
 
     def agree(self) -> None:
-        """Note that all processes know that one process has received a signal to stop."""
+        """Let `check` raise: all processes know of the signal, which one or more have received."""
         self.signum, self._is_agreed = self.signum or signal.SIGTERM, True
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come and all processes know it."""
+        """Raise Interrupted if a signal has come; with several processes, only after `agree`."""
         if self.signum is not None and self._is_agreed:
             raise Interrupted(self.signum)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals in this context. At its end, raise Interrupted if `check` missed one."""
+        """Handle signals in this context. At its end, raise Interrupted if a signal has come."""
         with _handling(self._handle):
             yield
         if self.signum is not None:

@@ -1,4 +1,4 @@
-"""Suggestions for a name that does not exist: our name for another tool's, or a similar name."""
+"""Suggestions for a name that does not exist: a similar name, or our name for another tool's."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def same(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that `name` spells differently, or that other tools call `name`."""
+    """Return the one of `names` that differs only in spelling, or that other tools call `name`."""
     by_plain = {_plain(one): one for one in names}
     wanted = _plain(name)
     ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())
@@ -117,14 +117,14 @@ def same(name: str, names: Iterable[str]) -> str | None:
 
 
 def answer(command: str) -> str | None:
-    """Return what to do instead of a command that attnlm does not have, or None."""
+    """Return a hint for a command that only other tools have, or None for an unknown word."""
     return next(
         (what for what, words in _ANSWERS.items() if _plain(command) in words.split()), None
     )
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, the first one in a tie, or None. A prefix counts as similar."""
+    """Return the most similar name (in a tie, the first), or None. Prefixes count as similar."""
     wanted = _plain(name[:_LONGEST])
 
     def likeness(other: str) -> float:

@@ -1,7 +1,7 @@
 """Folders that appear complete or not at all, and locks that end with the process that holds them.
 
-A workspace is a hidden folder in which something is made. Workspaces that killed processes left are
-removed.
+A workspace is a hidden folder in which another folder is made before it is moved into place. The
+next workspace in the same parent removes the workspaces that killed processes left.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", defau
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Lock a file or folder, and yield True on success. A process that holds a lock is still alive.
+    """Lock a file or folder in this context, and yield True. The lock ends with the process.
 
-    Yield False on Windows and some network file systems, which have no such locks. Raises
-    BlockingIOError if the lock is held elsewhere and `wait` is False, and OSError if `path` does
+    Yield False on Windows and some network file systems, which have no such locks. If the file is
+    already locked, wait, or raise BlockingIOError if `wait` is False. Raises OSError if `path` does
     not exist or is a link, a pipe or a device.
     """
     if sys.platform == "win32":
@@ -61,7 +61,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True if the lock of a file or folder is held elsewhere, False if not or if unknown."""
+    """Return True if a file or folder is locked, False if not or if the system can't tell."""
     try:
         with locked(path):
             return False
@@ -86,7 +86,7 @@ def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
 
 
 def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
-    """Remove temporary files or folders that are no longer locked, since their makers have ended.
+    """Remove the temporary files or folders that are not locked: their makers have ended.
 
     Files that `is_ours` rejects stay, and so do files that can't be removed.
     """
@@ -113,10 +113,10 @@ def _is_file_or_folder(about: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def trained_alone(path: Path, hint: str) -> Iterator[None]:
-    """Hold the folder's training lock, and refuse to write if the folder is moved or replaced.
+    """Lock the folder of a run or ladder in this context, as training does, and call `holding`.
 
-    Raises AttnlmError, with `hint`, if another process holds the lock. Windows and some network
-    file systems can't detect such a lock.
+    Raises AttnlmError, with `hint`, if another process has locked it. Windows and some network
+    file systems have no such locks, so there nothing is raised.
     """
     with contextlib.ExitStack() as lock:
         for look in reversed(range(_LOOKS)):
@@ -135,12 +135,12 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
 
 
 class FolderGoneError(AttnlmError):
-    """An error because the folder that this process trains in was moved, removed or replaced."""
+    """Raised when the folder that this process trains in was moved, removed or replaced."""
 
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Refuse to write below `folder` once it was moved, removed or replaced."""
+    """Make `check_held` refuse writes in this context once `folder` was moved or replaced."""
     before = _held.set((folder, folder.stat()))
     try:
         yield
@@ -149,7 +149,7 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def check_held(path: Path) -> None:
-    """Raise FolderGoneError if `path` is in a held folder that was moved, removed or replaced."""
+    """Raise FolderGoneError if the folder of `holding` contains `path`, but is no longer there."""
     if (held := _held.get()) is None or held[0] not in (path, *path.parents):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -181,7 +181,7 @@ def delete_folder(folder: Path) -> None:
 
 
 def exchange(new: Path, target: Path) -> None:
-    """Swap the folder `new`, which is in a workspace, with the folder `target`, or change nothing.
+    """Swap the folder `new` of a workspace with the folder `target`; on errors, change nothing.
 
     Windows and some network file systems need two steps. A process that is killed between them
     leaves the old folder next to `target` under a hidden name.
@@ -200,7 +200,7 @@ def exchange(new: Path, target: Path) -> None:
 
 
 def _exchange_at_once(one: Path, other: Path) -> bool:
-    """Swap two folders in one step. Return False if the system can't, or raise OSError."""
+    """Swap two folders in one step. Return False if the system can't. Raises OSError on failure."""
     here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
     paths = os.fsencode(one), os.fsencode(other)
     try:

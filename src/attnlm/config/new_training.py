@@ -16,15 +16,15 @@ _FREE = ("dropout",)  # no weight depends on it
 
 
 class Resolved(NamedTuple):
-    """A recipe and the settings given with it, resolved."""
+    """A configuration, and the recipe and settings from which `resolve_new` made it."""
 
     config: Config
-    """The configuration for the first size of the recipe."""
+    """The configuration with the first size of the recipe."""
     sizes: Sequence[Settings] = ({},)
     """The recipe's settings for each of its sizes."""
     settings: Mapping[str, Setting] = {}
     began: float | None = None
-    """When the budget begins, by `time.perf_counter`; None for the start of the command or call."""
+    """The `time.perf_counter` at which the budget begins; None for the start of command or call."""
 
 
 def resolve_new(
@@ -63,7 +63,7 @@ def resolve_planned(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Config:
-    """Return the configuration of a planned run. Low-rank adapters need no `parent` here."""
+    """Return the configuration of a run to plan. It may train adapters even without a `parent`."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
@@ -93,10 +93,10 @@ def resolve_from(
     settings: Mapping[str, Setting],
     recipe: Mapping[str, Setting] | None = None,
 ) -> Config:
-    """Resolve settings, recipe and defaults for a model with the weights of the run `whose`.
+    """Return the configuration of a run that starts from weights of another run, called `whose`.
 
-    Settings override the recipe. Raises as `resolve` does; also raises UsageError if the settings
-    change the model, AttnlmError if the recipe changes the model.
+    `weights` is the architecture of that run, of which only `dropout` may be changed. Raises as
+    `resolve` does, and UsageError if `settings` change the model, AttnlmError if the recipe does.
     """
     recipe, fixed = recipe or {}, weights.settings()
     for given, error, origin in (

@@ -33,9 +33,9 @@ class RecipeEntry:
     steps: int | None
     """The number of steps, or None if a budget determines it."""
     val_loss: float | None = None
-    """The median of several seeds, in nats per token of Tiny Shakespeare's validation split."""
+    """The median validation loss of several seeds, in nats per token of Tiny Shakespeare."""
     val_loss_range: tuple[float, float] | None = None
-    """The lowest and the highest loss of the seeds of `val_loss`."""
+    """The lowest and the highest loss of the seeds whose median is `val_loss`."""
     seconds_range: tuple[float, float] | None = None
     """The shortest and the longest measured training time, on two cores of a server CPU."""
 
@@ -60,9 +60,9 @@ def list_recipes() -> list[RecipeEntry]:
 def load_recipe(name: str) -> Settings:
     """Return the settings of a recipe of the package, of a TOML file, or of a run's config.json.
 
-    The table `[about]` of a TOML file is for readers and left out. Raises AttnlmError for a file
-    that does not exist or has another format, UsageError for a recipe of several sizes. Settings
-    are checked when they are resolved.
+    The table `[about]` of a TOML file is for readers and left out. `resolve` checks the settings;
+    this function does not. Raises AttnlmError for a file that does not exist or has another format,
+    UsageError for a recipe of several `[[sizes]]`.
     """
     settings, *larger = load_sizes(name)
     if larger:
@@ -74,7 +74,7 @@ def load_recipe(name: str) -> Settings:
 
 
 def load_sizes(name: str) -> list[Settings]:
-    """Return a recipe's settings for each of its `[[sizes]]`, or one item if it has no sizes.
+    """Return a recipe's settings for each of its `[[sizes]]`; without sizes, a list of one item.
 
     Raises AttnlmError as `load_recipe` does.
     """
@@ -122,7 +122,7 @@ def _loaded(name: str) -> dict[str, Any]:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe without its table `[about]`. A setting named `about` is refused later."""
+    """Return a recipe without its table `[about]`. `resolve` refuses an `about` of another type."""
     if isinstance(recipe.get(_ABOUT), dict):
         del recipe[_ABOUT]
     return recipe

@@ -25,10 +25,10 @@ from attnlm.model.sizes import MAP_NAMES, map_shapes
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration.
+    """The settings of a run's model and training, with all defaults filled in.
 
-    `dropped` has the recipe's keys that the model does not use. `recipe_tokenizer` is the tokenizer
-    that the recipe was made for.
+    `dropped` names the settings of the recipe that were ignored, as the model does not use them.
+    `recipe_tokenizer` is the tokenizer that the recipe was made for.
     """
 
     model: Architecture
@@ -42,7 +42,7 @@ class Config:
         return self.training.batch_size * self.model.block_size
 
     def settings(self) -> Settings:
-        """Return the settings as one flat table, which is a recipe."""
+        """Return the settings of model and training in one dictionary, which is a valid recipe."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}
         return {**self.model.settings(), **training}
 
@@ -101,9 +101,9 @@ def described_settings() -> str:
 
 
 def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | None = None) -> Config:
-    """Resolve settings, recipe and defaults, in this order of precedence, and check them.
+    """Return the checked configuration. `settings` override the recipe, and both override defaults.
 
-    Raises UsageError if the given settings are wrong, AttnlmError if the recipe is wrong.
+    Raises UsageError if `settings` are wrong, AttnlmError if the recipe is wrong.
     """
     recipe = dict(recipe or {})
     recipe.pop("stages", None)  # attnlm 1.0.0 recorded the changing plan of a budget here
@@ -117,7 +117,7 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
 
 
 def _stated_tokenizer(stated: object) -> str | None:
-    """Return the tokenizer that a recipe was made for, which is not a setting."""
+    """Check and return a recipe's `tokenizer`, which is not a setting. Raises AttnlmError."""
     if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
         return stated
     raise AttnlmError(
@@ -144,8 +144,8 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
     parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
     beside = {**PRESETS[name].parts, **parts}
-    # A part that the recipe itself does not use is an error in the recipe; a part that is unused
-    # only because of other settings is dropped.
+    # A setting that has no effect in the recipe as it stands is an error in the recipe. A setting
+    # that has no effect only because `settings` change the model is dropped.
     changed = "model" in settings or any(k in settings for k in parts)
     useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
@@ -169,7 +169,7 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
 
 
 def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
-    """Return the same training settings with `steps` updates instead of a budget."""
+    """Return the training settings with `steps` updates in place of a budget."""
     eval_every = training.eval_every or max(1, math.ceil(steps / 10))
     return replace(training, steps=steps, budget=None, eval_every=eval_every)
 
@@ -177,8 +177,10 @@ def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
 def _without_unused(
     recipe: Settings, settings: Mapping[str, Setting]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Return a recipe without the keys that `settings` replace or the model lacks, and the keys
-    that the model lacks."""
+    """Remove the keys of a recipe that `settings` exclude, or that the model in `settings` lacks.
+
+    Return the recipe, and the keys that the model lacks.
+    """
     if "budget" in settings:
         recipe.pop("steps", None)
     if "steps" in settings:
@@ -237,7 +239,7 @@ def _check_training(
 
 
 def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingConfig:
-    """Return the settings, with defaults for low-rank adapters if the run trains adapters."""
+    """Check the settings of low-rank adapters, and return all settings with missing ones added."""
     if training.lora is None:
         for name in ("lora_alpha", "lora_on"):
             if getattr(training, name) is not None:
@@ -293,7 +295,7 @@ _TIME = re.compile(
 
 
 def seconds(text: str) -> float:
-    """Convert a time such as 90s, 5min, 1h30m or 90 to seconds. Raises UsageError otherwise."""
+    """Return the seconds of a text such as 90s, 5min, 1h30m or 90. Raises UsageError for others."""
     match = _TIME.fullmatch(text.strip().lower())
     parts = match.groups("0") if match else ()
     total = sum(float(n) * unit for n, unit in zip(parts, (1, 3600, 60, 1), strict=False))

@@ -1,4 +1,4 @@
-"""The settings of a training run. Each field's line of help is also the help of its option."""
+"""The settings of a training run, with the help of their command-line options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The windows of the text that a step trains on, as a pure function of (seed, step).
 
-No random stream has a state, so a resumed run, or a run that divides batches among processes, sees
-the same data as an uninterrupted run of one process.
+No random generator keeps a state, so a resumed run, or a run that divides batches among processes,
+sees the same data as an uninterrupted run of one process.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ class Batches:
         batches = attnlm.Batches(dataset.train, block_size=64, batch_size=12, seed=1)
         inputs, targets = batches(0)  # of step 0
 
-    Both arrays are of int64 and of shape (batch_size, block_size): windows of `tokens`, and the
-    same windows one token later. No call depends on an earlier call, so steps can be computed in
-    any order.
+    `inputs` are windows of `tokens`, `targets` the same windows one token later: both are of int64
+    and of shape (batch_size, block_size). No call depends on an earlier call, so steps can be
+    computed in any order.
 
-    Without `stride`, windows start at uniformly random places. With `stride`, each epoch is a pass
-    over windows that start `stride` tokens apart, in a new order and from a new place below
-    `stride`. By default, `train` sets `stride` to `block_size`. `rows` selects rows of each batch:
-    processes that share a batch take different rows.
+    Without `stride`, windows start at uniformly random places. With `stride`, an epoch is a pass
+    over windows that start `stride` tokens apart. Each epoch has a new random order, and its
+    leftmost window starts at a new random place below `stride`. By default, `train` sets `stride`
+    to `block_size`. `rows` selects the rows of each batch that a call returns, if several processes
+    share the batch.
 
     The arrays are views of a cache: copy them before you write to them. Raises UsageError for
     invalid arguments, AttnlmError if `tokens` is too short for one window. A call raises
-    AttnlmError if the file of the ids was written to since it was opened, or if an id is not below
+    AttnlmError if the data set's file has changed since it was opened, or an id is too large for
     `vocab_size`.
     """
 
@@ -85,7 +86,7 @@ class Batches:
         return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the offsets of windows by number. Step s begins with window s · batch_size."""
+        """Return the offset of each numbered window. Step s begins with window s · batch_size."""
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
@@ -118,10 +119,10 @@ def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
 def _shuffled(
     seed: int, epoch: NDArray[np.uint64], place: NDArray[np.uint64], count: int
 ) -> NDArray[np.uint64]:
-    """Permute each place of 0 … count − 1 for its epoch, without a table of the whole order.
+    """Return the number at each `place` of its epoch's random order of the numbers below `count`.
 
-    A Feistel network permutes the numbers below the next power of four; results outside `count` are
-    permuted again until they are inside ("cycle walking": Black and Rogaway, 2002).
+    A Feistel network permutes the numbers below the next power of four. A result that is not below
+    `count` is permuted again until it is ("cycle walking": Black and Rogaway, 2002).
     """
     half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half_bits) - np.uint64(1)

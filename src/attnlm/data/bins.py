@@ -1,4 +1,4 @@
-"""Encoding of a split's text to a file of ids, with counts of its pairs of ids."""
+"""The encoding of splits to files of ids, and the counts of pairs of adjacent ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PIECE = PIECE  # characters that a worker encodes in one call
 
 @dataclass(frozen=True)
 class Bin:
-    """A split that was written to a file; `utf8_bytes` is the length of its text.
+    """A split whose ids were written to a file; `utf8_bytes` is the length of its text.
 
     `pair_counts`, shape (V, V), counts how often each id (row) is followed by each id (column). It
     is None for large vocabularies.
@@ -95,7 +95,7 @@ def write_bins(
 def _encode(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, has_documents: bool, piece: Piece
 ) -> tuple[Ids, int, int, NDArray[np.int64] | None]:
-    """Return a piece's stored ids, number of characters, number of UTF-8 bytes and pair counts."""
+    """Return the ids of a piece, its numbers of characters and UTF-8 bytes, and its pair counts."""
     text, vocab_size = piece.text, tokenizer.vocab_size
     if has_documents and isinstance(tokenizer, BpeTokenizer):
         ids = encode_documents(encode_piece, tokenizer, piece)
@@ -112,7 +112,10 @@ def _encode(
 def encode_documents(
     encode_piece: PieceEncoder, tokenizer: BpeTokenizer, piece: Piece
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the ids of a piece. Special texts in a piece ("<|endoftext|>") are ordinary text."""
+    """Return the ids of a piece, with the end-of-text id at the ends of its documents.
+
+    A special text in the piece itself, such as "<|endoftext|>", is encoded as ordinary text.
+    """
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
     if not tokenizer.has_special(piece.text):
@@ -130,7 +133,7 @@ def encode_documents(
 def _pair_counts(
     ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
 ) -> NDArray[np.int64] | None:
-    """Return how often ids (columns) follow ids (rows), (V, V), or None for large vocabularies."""
+    """Return counts (V, V): how often id j (column) follows id i (row); None for large V."""
     if vocab_size > _MOST_BIGRAM_IDS:
         return None
     dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
@@ -140,7 +143,10 @@ def _pair_counts(
 
 
 def bigram_loss(train: Bin, val: Bin) -> float | None:
-    """Return the validation loss (nats per token) of training counts + 1; None if V is large."""
+    """Return the loss of `val` (nats per token) with probabilities from the counts of `train` + 1.
+
+    Return None for large vocabularies, which have no counts.
+    """
     if train.pair_counts is None or val.pair_counts is None:
         return None
     counts_VV = train.pair_counts + 1

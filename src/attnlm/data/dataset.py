@@ -32,7 +32,7 @@ Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about a data set. `Dataset` explains them."""
+    """The properties of a data set that meta.json records. `Dataset` explains them."""
 
     name: str
     source: str
@@ -65,7 +65,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta(Facts):
-    """The content of meta.json: the facts and the tokenizer's name."""
+    """The content of meta.json: the properties of a data set, and the tokenizer's name."""
 
     tokenizer: str
 
@@ -76,7 +76,7 @@ class Meta(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Facts):
-    """A text that `prepare` encoded: its ids, its tokenizer and facts about it.
+    """A text that `prepare` encoded: its ids, its tokenizer and its properties.
 
         dataset = attnlm.open_dataset("tales-char")
         dataset.train[:10], dataset.tokenizer.decode(dataset.val[:100])
@@ -87,11 +87,11 @@ class Dataset(Facts):
 
     `source` names the origin of the text; `sources` lists the origins if there were several.
     `documents` counts the documents that the end-of-text id follows. `val_bytes` is the length of
-    the validation text in UTF-8. `bigram_loss` (the loss of counted bigrams) and `floor` (the least
-    possible loss) are in nats per token of the validation split; None stands for unknown.
-    `tokenizer_from` is the folder of the tokenizer, if it was not made for this text. The hash
-    `source_sha256` covers the text in UTF-8 and the places where its documents end. The other
-    hashes cover files.
+    the validation text in UTF-8. `bigram_loss` (the loss of bigrams counted in the training split)
+    and `floor` (the least possible loss) are in nats per token of the validation split; None stands
+    for unknown. `tokenizer_from` is the folder of the tokenizer, if it was not made for this text.
+    `source_sha256` and `val_source_sha256` are hashes of a text in UTF-8 and of the places where
+    its documents end. The other hashes cover files.
     """
 
     path: Path
@@ -126,9 +126,9 @@ def open_dataset(
 
         dataset = attnlm.open_dataset("tales-char")
 
-    The hashes of all files are checked. Of a split over 1 GiB, only 64 samples are hashed. With
-    `verify`, every file is hashed whole, also if the argument is an open Dataset. Raises
-    AttnlmError if a file is missing or damaged.
+    The hash of each file is checked; of a split over 1 GiB, only the hash of 64 samples. With
+    `verify`, every file is read whole, even for an open Dataset, which otherwise is returned as it
+    is. Raises AttnlmError if a file is missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
         path = find_folder(path_or_name, Path(data_dir), kind="data set")
@@ -189,7 +189,7 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
-    """Map the ids of a split to memory, unread. Raises AttnlmError for a wrong file size."""
+    """Map a split's file to memory without reading it. Raises AttnlmError for a wrong size."""
     path, dtype = folder / f"{split}.bin", np.dtype(meta.dtype).newbyteorder("<")
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
     with open_regular(path) as file:
@@ -202,7 +202,7 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
 
 
 def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> None:
-    """Check a bin's hash and the range of its ids; for a large bin, only the hash of samples."""
+    """Check the hash and ids of a split; of a large one, without `verify`, only a sampled hash."""
     path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
     expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
     if (file_hash if is_whole else sampled_hash)(path) != expected:
@@ -217,7 +217,7 @@ def ids_at(
     """Return the ids at `places`; `origin` is the name of their file in messages.
 
     Raises AttnlmError if the file was written to since it was opened, or if an id is not below
-    `vocab_size`. Without `verify`, opening a large file does not check its ids.
+    `vocab_size`: opening a large file does not check all of its ids.
     """
     check_unchanged(ids)
     found: NDArray[Any] = ids[places]
@@ -229,9 +229,9 @@ def ids_at(
 
 
 def check_unchanged(ids: NDArray[Any]) -> None:
-    """Raise AttnlmError if a mapped file was written to: reading a truncated file kills a process.
+    """Raise AttnlmError if the mapped file of `ids` was written to since it was opened.
 
-    A file that was deleted, or replaced by another one, is still mapped unchanged.
+    Reading a truncated file would kill the process. A deleted or replaced file stays mapped.
     """
     if not isinstance(ids, np.memmap) or (before := vars(ids).get("opened")) is None:
         return

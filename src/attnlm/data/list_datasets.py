@@ -18,7 +18,7 @@ _FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bi
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """A data set in a list, perhaps damaged. None stands for unknown facts."""
+    """A data set in a list, perhaps damaged. None stands for unknown values."""
 
     name: str
     path: Path
@@ -28,19 +28,19 @@ class DatasetEntry:
     train_tokens: int | None = None
     val_tokens: int | None = None
     bigram_loss: float | None = None
-    """The loss of counted bigrams, in nats per token."""
+    """The loss of bigrams that were counted in the training split, in nats per token."""
     floor: float | None = None
     """The least possible loss, in nats per token."""
     bytes: int = 0
-    """The size of all files in its folder; 0 for a link."""
+    """The size of all files in the folder; 0 for a link."""
     modified: float = 0.0
-    """The time when it was prepared, in seconds since 1970."""
+    """The time when the data set was prepared, in seconds since 1970."""
     link: str | None = None
-    """The real path of the folder, if `path` is a link."""
+    """The target of the link, if `path` is a link."""
     is_latest: bool = False
-    """Whether commands use it if no data set is named."""
+    """True if commands use this data set when they name none."""
     problem: str | None = None
-    """The reason why it can't be read."""
+    """The reason why the data set can't be read; None if it can."""
 
 
 def list_datasets(

@@ -51,14 +51,14 @@ def prepare(
 
         dataset = attnlm.prepare("my-novel.txt", tokenizer="bpe:512")
 
-    `source` is a file, a folder, a pattern, a URL, "hf:NAME",
-    "tinyshakespeare", "tales", or "-" for stdin. Several sources are joined in their order. The
-    default is Tiny Shakespeare, or `tales` if Tiny Shakespeare is not available. `column` is the
-    column that holds the text of records.
+    `source` is a file, a folder, a pattern, a URL, "hf:NAME", "tinyshakespeare", "tales", or "-"
+    for stdin. Several sources are joined in their order. The default is Tiny Shakespeare, or
+    `tales` if Tiny Shakespeare is not available. `column` is the column that holds the text, if
+    a source consists of records.
 
-    `tokenizer` is a spec, or the folder of a run or data set, whose tokenizer is used: ids then
-    have the same meaning. Records, and each of several files, are documents: the end-of-text id
-    follows each document if the tokenizer has such an id.
+    `tokenizer` is a spec such as "char" or "bpe:512", or a run or data set whose tokenizer is used:
+    ids then have the same meaning. Each record, and each of several files, is a document: the
+    end-of-text id follows each document if the tokenizer has such an id.
 
     The validation split is the last `val_fraction` of the characters, or the whole text of
     `val_file` if given. Line ends are kept; with `newlines` "unix", CR LF and CR become LF.
@@ -137,7 +137,7 @@ def prepare(
 
 
 def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
-    """Return the folder of the run or data set whose tokenizer is used; None for a spec."""
+    """Return the folder of the run or data set that `tokenizer` names, or None for a spec."""
     try:
         bpe_size(canonical_spec(str(tokenizer)))
     except UsageError:
@@ -152,7 +152,7 @@ def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
 
 
 def _made(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
-    """Return the tokenizer of a spec: char uses the whole text, bpe:N the training split."""
+    """Return the tokenizer of a spec. char reads the whole text, bpe:N only the training split."""
     size = bpe_size(spec)
     if size is not None:
         return bpe.train(spec, size, split.train_sample(), on_event)
@@ -215,10 +215,10 @@ def _build(
 
 
 def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
-    """Return True if the data set at `target` is the wanted one, False if it may be replaced.
+    """Return True if `target` has this text, split and tokenizer, False if it is to be written.
 
-    Raises AttnlmError if `target` is not a data set, and without `force` also if it is damaged or
-    has other content.
+    Raises AttnlmError if `target` exists but is not a data set, and without `force` also if it is
+    damaged or has other content.
     """
     if not os.path.lexists(target):
         return False
@@ -246,7 +246,7 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
 
 
 def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Move the folder `new` to `target`, unless another process just put the same data there."""
+    """Move the folder `new` to `target`, unless another process has put the same data there."""
     while True:
         try:
             if not os.path.lexists(target):

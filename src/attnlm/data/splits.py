@@ -1,4 +1,4 @@
-"""A text that was read once, and its training and validation splits."""
+"""The properties of a text, found in a first reading, and its training and validation splits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END = b"\xff"  # marks a document's end in hashed bytes; never in UTF-8
 
 @dataclass(frozen=True)
 class Text:
-    """A corpus that was read once.
+    """A corpus, and its size, hash and characters, found in a first reading.
 
     `sha256` covers the text in UTF-8 and the ends of its documents. `distinct` has the distinct
     characters of the text, sorted. `documents` counts the documents whose ends are marked.
@@ -44,7 +44,7 @@ class Text:
     documents: int
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the text again. Raises AttnlmError at the end if the text has changed."""
+        """Read the text again and yield it. Raises AttnlmError at the end if it has changed."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
             digest.update(_marked(piece, encoded(piece.text, "utf-8")))
@@ -83,11 +83,11 @@ class Split:
         return [self.text, *([self.val_text] if self.val_text else [])]
 
     def text_of(self, key: str) -> Text:
-        """Return the text that a split, "train" or "val", belongs to."""
+        """Return the text that contains the split `key`, "train" or "val"."""
         return self.val_text if key == "val" and self.val_text else self.text
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
-        """Yield both splits, each piece with the name of its split."""
+        """Yield the pieces of both splits, each with its split's name, "train" or "val"."""
         left = self.train_characters
         for piece in self.text.pieces():
             before, after = _cut(piece, left)
@@ -156,7 +156,7 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
 
 
 def _marked(piece: Piece, utf8: bytes) -> bytes:
-    """Return a piece in UTF-8, with the ends of its documents."""
+    """Return a piece in UTF-8, with the byte `_END` at each end of a document."""
     if not piece.ends:
         return utf8
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
@@ -166,7 +166,7 @@ def _marked(piece: Piece, utf8: bytes) -> bytes:
 def _newcomers(
     piece: str, utf8: bytes, is_there: NDArray[np.bool_]
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the code points of `piece` that are new, each as often as it occurs."""
+    """Return the code points of `piece` that `is_there` lacks, repeated as in the text."""
     if piece.isascii():
         known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
         return np.frombuffer(utf8.translate(None, known), np.uint8)

@@ -46,8 +46,8 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
         problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
 
     Examines versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale,
-    the speed of ten steps, and the newest choices made by measuring. `on_event` receives a Note
-    before a slow examination. A failed examination raises nothing and yields a finding too.
+    the speed of ten steps, and the settings that were last chosen by timing alternatives.
+    `on_event` receives a Note before the ten steps. An examination that fails yields a finding.
     """
     yield from _examined("versions", _versions)
     torch = list(_examined("PyTorch", _torch))

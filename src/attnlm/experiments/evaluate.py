@@ -39,14 +39,13 @@ def evaluate(
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Evaluation:
-    """Return the loss of a run's checkpoint on the validation split of its data set, or `data`.
+    """Return the loss of a run's checkpoint on the validation split of `data` or its own data set.
 
         attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
 
-    At most the first 4,194,304 tokens of the split are measured. The loss equals the number that
-    training logged for the same tokens, bit for bit on the same machine, since the layout of
-    parameters in memory, the threads and the precision are the same. For `verify`, see
-    `open_dataset`.
+    At most the first 4,194,304 tokens of the split are measured. On the same machine, the loss
+    equals bit for bit what training logged for the same tokens, since the layout of parameters in
+    memory, the threads and the precision are the same. `open_dataset` explains `verify`.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
@@ -83,8 +82,8 @@ def evaluate(
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     """Measure the best and last checkpoints of a run on the whole split, and record the results.
 
-    Do nothing unless the run's evaluations covered only a part of the split and measuring the whole
-    split costs little compared with the training.
+    Do nothing if the run's evaluations covered the whole split, if it has these results already, or
+    if measuring would cost much compared with the training.
     """
     if not run.evaluated_part or run.whole():
         return
@@ -110,10 +109,10 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
 def take_snapshot(
     dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
 ) -> tuple[Snapshot, list[str]]:
-    """Return a sample of `tokens` tokens with attention maps, and the tokens that the maps show.
+    """Return a snapshot of the model, and the tokens that its attention maps show.
 
-    PyTorch's random state is not used. The sample is "" if the model's outputs give no
-    probabilities.
+    A snapshot is a sampled text of `tokens` tokens, and attention maps for the beginning of the
+    validation split. The text is "" if sampling fails. PyTorch's random state is not used.
     """
     length, training = min(PASSAGE, model.architecture.block_size), model.training
     passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()

@@ -57,8 +57,8 @@ def export(
         attnlm.export("transformer-001", "exported")
         attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
 
-    A page holds one or more runs. `force` replaces an existing page, and allows more than 60
-    million parameters.
+    A page holds one or more runs. For a page, `force` replaces an existing file, and allows more
+    than 60 million parameters.
 
     The output is complete or absent. Notes state what llama.cpp does differently. Raises UsageError
     for an unknown format or type and for a model that the format can't express; AttnlmError if
@@ -90,9 +90,10 @@ _Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
 
 
 def _tensors(form: Form, a: Architecture, weights: dict[str, Tensor]) -> _Made:
-    """Return the shapes of a form's tensors by name, and a function from name to float32 tensor.
+    """Return the shape of each tensor that the form stores, and a function that makes a tensor.
 
-    Biases and positions that the model lacks are zeros. A tensor may not be contiguous.
+    The function takes the tensor's name. Its result is of float32, perhaps not contiguous. Biases
+    and positions that the form stores but the model lacks are zeros.
     """
     stored = {one.name: one for one in form.stored(a)}
     for part in (part for one in stored.values() for part in one.parts if part not in weights):
@@ -163,7 +164,7 @@ def _config(stock: StockClass, run: Run) -> dict[str, Any]:
 
 
 def _special_ids(run: Run) -> dict[str, Any]:
-    """Return all special ids, even None, since the classes default to ids of other vocabularies."""
+    """Return all special ids. None is written too: it replaces the default id of `transformers`."""
     end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
     first = end if beginning is None else beginning
     return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
@@ -188,7 +189,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:
-    """Yield the lines of README.md, with the header of fields that the Hugging Face Hub reads."""
+    """Yield the lines of README.md. The first are fields that the Hugging Face Hub reads."""
     a = run.config.model
     yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
     yield from (f"# {_plain(run.name)}", "")
@@ -314,7 +315,7 @@ def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made,
 
 
 def _type_of(name: str, shape: Shape, asked: str) -> str:
-    """Return the type of a tensor in a file of type `asked`, as llama.cpp's converter chooses it.
+    """Return a tensor's type in a file of type `asked`, the type that llama.cpp's converter uses.
 
     Vectors and positions stay float32. A matrix whose rows don't fill blocks of 32 is float16
     instead of Q8_0.

@@ -36,17 +36,17 @@ DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer"
 DEFAULT_BUDGET = 120.0
 # Sizes of all rungs, and the defaults of most models.
 _BLOCK_SIZE, _BATCH_SIZE = 64, 32
-# Within a budget: time for a rung's sample and the page, the smaller of seconds and a fraction; the
-# shortest training in seconds; and how late a ladder may end to keep numbers of steps equal, the
-# larger of seconds and a fraction.
+# Within a budget, a rung's sample and page get the smaller of _SPEAKING s and a fraction of the
+# budget, and a training at least _SHORTEST s. To make the same number of steps in all runs, a
+# ladder may end late by the larger of _LATE s and a fraction of the budget.
 _SPEAKING, _SPEAKING_SHARE, _SHORTEST, _LATE, _LATE_SHARE = 0.8, 0.015, 0.1, 3.0, 0.05
 _STEP_OVERHEAD = 2e7
-"""Fixed overhead of a step, as the number of operations that would take as long."""
+"""The overhead of a step, in operations that take as long as the overhead."""
 
 
 @dataclass(frozen=True)
 class LadderStarted:
-    """Event: the ladder in the folder `path` is about to train its rungs, or to resume them."""
+    """The event that a ladder, in the folder `path`, is about to train or resume its rungs."""
 
     path: Path
     plan: Plan
@@ -75,9 +75,9 @@ def climb(
 
     A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is trained
     with `seeds` seeds, and the run with the median loss is shown. With one seed, the run is named
-    `<ladder>-<rung>`. `budget` is in seconds for all rungs together. The largest rung is trained
-    first, in its share of the time. The others make the same number of steps. An existing ladder,
-    given by `resume` or `name`, is resumed; other arguments must then equal the original ones.
+    `<ladder>-<rung>`. `budget` is in seconds for all rungs together: the largest rung is trained
+    first, for a fraction of the budget, and the others make the same number of steps. An existing
+    ladder, given by `resume` or `name`, is resumed; other arguments must equal the original ones.
     `on_event` receives LadderStarted and all events of `train`.
 
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
@@ -167,7 +167,7 @@ def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path
 
 
 def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan:
-    """Return the plan of a new ladder, after checking it. Nothing is written yet."""
+    """Return the plan of a new ladder after checking it, without writing anything."""
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
@@ -204,7 +204,7 @@ def _resolved(made: Plan, rung: str) -> Config:
 
 
 def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
-    """Create the folder of a new ladder, with its plan in it from the start."""
+    """Create the folder of a new ladder, in one step with the plan in it, and return its path."""
 
     def taken(path: Path) -> Path | None:
         return next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
@@ -231,11 +231,11 @@ def _share(
     costs: Mapping[str, float],
     began: float,
 ) -> float:
-    """Return the seconds of the next run; the first run's steps become the steps of all runs.
+    """Return the seconds that the next run may take.
 
-    `costs_left` holds the operations per step of each remaining run, the next run first. These
-    costs determine the next run's share of the time. Later runs make fewer steps than the first
-    only if the ladder would otherwise end much too late.
+    `costs_left` holds the operations per step of each remaining run, the next run first. The first
+    run gets time in proportion to its cost. Later runs get time for the first run's number of
+    steps, or less if the ladder would otherwise end much too late.
     """
     assert made.budget is not None
     own, others = costs_left[0], sum(costs_left[1:])
@@ -266,7 +266,7 @@ def _trained(
     data_dir: Path,
     on_event: OnEvent,
 ) -> Run:
-    """Return a trained run of the ladder: train or resume it, unless it is finished."""
+    """Return the finished run at `path`, after training or resuming it if necessary."""
     if path.is_dir():
         run = open_run(path)
         _check_belongs(run, made, settings)
@@ -286,7 +286,7 @@ def _trained(
 
 
 def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError if the run's settings or data differ, except in the length of training."""
+    """Raise AttnlmError if the run has other data or settings, apart from its length."""
     recorded = {**run.config.settings(), **run.dataset}
     expected = {**settings, "train_sha256": made.train_sha256}
     for key in expected.keys() - {"steps", "eval_every", "budget"}:
@@ -298,7 +298,7 @@ def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
 
 
 def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
-    """Return the rung to show. Of several runs, it shows the run with the (lower) median loss."""
+    """Return the rung to show: its run of median loss (of two, the lower) with a sample."""
     best = [run.whole()["best"] if is_whole else best_record(run.metrics()) for run in runs]
     order = sorted(range(len(runs)), key=lambda number: float(best[number]["val_loss"]))
     run, losses = runs[order[(len(runs) - 1) // 2]], tuple(best[i]["val_loss"] for i in order)

@@ -1,4 +1,4 @@
-"""Costs of a training run before it starts: memory, operations, time, and how they grow."""
+"""Costs of a training run before it starts: memory, operations and time, also for larger runs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ USUAL_SHARE = 0.4
 2022; Grattafiori et al., 2024)."""
 _PF_DAY = 86_400 * 10**15
 
-# Warm-up steps and timed steps of a measurement. More steps are timed if these take less than a
-# second together, fewer if they take more than a minute.
+# Warm-up steps and timed steps of a measurement. More steps are timed if the timed steps take less
+# than a second together, fewer if they take more than a minute.
 _FIRST, _STEPS = 2, 10
 _SHORTEST, _LONGEST = 1.0, 60.0
 # Sizes of random data in place of a data set: enough tokens for every evaluation.
@@ -66,13 +66,13 @@ class Plan:
     val_tokens: int
     device: str
     budget: int | None
-    """Tokens to train on; None for 20 per parameter."""
+    """The number of tokens to train on; None for 20 per parameter."""
     pace: float
-    """The FLOP/s of one process; tokens per second for a model without matmuls."""
+    """The FLOP/s of one process, or its tokens per second for a model without matmuls."""
     peak: float | None = None
     """The FLOP/s of each process's device; None if steps were measured."""
     share: float | None = None
-    """The fraction of the peak that training reaches."""
+    """The fraction of `peak` that training is assumed to reach."""
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -155,12 +155,12 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Return the time of the steps, without evaluations and checkpoints."""
+        """Return the seconds of all steps, without evaluations and checkpoints."""
         return self.steps * self.step_seconds
 
     @property
     def flops(self) -> int:
-        """Return the operations of the model in all steps, for comparing compute."""
+        """Return the operations of the model in all steps, without the optimizer's."""
         return self.steps * self.tokens_per_step * self.training_flops
 
     @property
@@ -173,7 +173,7 @@ class Plan:
         return self.seconds * self.config.training.processes / 3600
 
     def grown(self) -> Iterator[tuple[str, Plan]]:
-        """Yield plans with one size doubled, on the assumption that matmuls stay as fast."""
+        """Yield (name, plan) with one size doubled. Matmuls are assumed to stay as fast."""
         for name, config in _doubled(self.config):
             yield name, replace(self, config=config)
 
@@ -223,7 +223,7 @@ def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _muon_flops(rows: int, columns: int) -> int:
-    """Return Muon's operations for a matrix: five times x xᵀ, (x xᵀ)² and a matmul with x."""
+    """Return the operations of Muon's five iterations for a matrix x, each of three matmuls."""
     small, large = min(rows, columns), max(rows, columns)
     return 5 * (4 * small * small * large + 2 * small**3)
 
@@ -244,11 +244,11 @@ def plan(
 ) -> Plan:
     """Return the costs of training with these settings, as given to `train`.
 
-    With `vocab_size`, random tokens replace the data set. Ten steps are measured on this machine,
-    by all processes that were started. With `peak`, nothing is measured: each process is assumed
-    to reach the fraction `share` of `peak` FLOP/s. `tokens` is the budget; default: 20 per
-    parameter, or for adapters one pass over the data. `start_from` plans for another run's model,
-    without reading its weights.
+    With `vocab_size`, random tokens replace the data set. Without `peak`, the time of a step is
+    measured over ten steps on this machine, by all processes that were started. With `peak`,
+    nothing is measured: each process is assumed to reach the fraction `share` of `peak` FLOP/s.
+    `tokens` is the number of tokens to train on; default: 20 per parameter, or for adapters one
+    pass over the data. `start_from` plans for another run's model, without reading its weights.
 
     Raises AttnlmError as `train` does, and if the measured steps do not fit into memory.
     """
@@ -334,7 +334,7 @@ class _MadeUp(NamedTuple):
 def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
 ) -> tuple[Config, float]:
-    """Return the configuration settled for this machine, and the measured seconds of a step."""
+    """Return the configuration completed by `settle`, and the measured seconds of a step."""
     try:
         device = choose_device(config.training.device, config.training.dtype)
     except AttnlmError as error:
@@ -359,7 +359,7 @@ def _measured(
 
 
 def _step_seconds(stepper: Stepper) -> float:
-    """Return the mean seconds of a step, over ten steps or as many as take between 1 and 60 s."""
+    """Return the mean seconds of ten steps, or of more or fewer steps, to measure for 1 to 60 s."""
     for _ in range(_FIRST):
         began = time.perf_counter()
         stepper.step().item()

@@ -1,4 +1,4 @@
-"""Settle what a configuration leaves open: seed, compilation, micro-batch, kernels, threads.
+"""Choose what a configuration leaves open: seed, compilation, micro-batch, kernels, threads.
 
 For a recipe of several sizes, choose the size that suits the budget, the machine and the text.
 """
@@ -55,9 +55,9 @@ _WORTH = 0.1
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:
-    """Return the device to train on. For `auto` and small steps, a trial finds the faster device.
+    """Return the device to train on. For `auto` and small steps, measure which device is faster.
 
-    With a small model, a GPU waits for the processor at every operation.
+    With a small model, a GPU waits for the CPU at every operation, so the CPU may be faster.
     """
     training = config.training
     device = choose_device(training.device, training.dtype)
@@ -83,7 +83,7 @@ def chosen_device(config: Config, dataset: TrainingData) -> Device:
 
 
 class Settled(NamedTuple):
-    """Complete configuration, number of parameters, and estimated memory of training."""
+    """A complete configuration, the model's number of parameters, and the estimated memory."""
 
     config: Config
     parameters: int
@@ -93,7 +93,7 @@ class Settled(NamedTuple):
 def settle(
     config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
 ) -> Settled:
-    """Settle what a configuration leaves open, so that the recorded run can be repeated.
+    """Choose what a configuration leaves open. The run records it, and so can be repeated.
 
     The micro-batch of a resumed run stays as it is. Raises AttnlmError if the data are too short
     for the context, or the run can't fit into memory.
@@ -170,7 +170,7 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
 
 
 def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> TrainingConfig:
-    """Return the training settings, with the faster kernels if they were left open."""
+    """Return the training settings, with the faster kernels where they are `auto`."""
     a, training = config.model, config.training
     is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
     matmul, attention = training.matmul, training.attention_kernel
@@ -190,8 +190,8 @@ def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> Trai
 
 
 def _is_long(config: Config, dataset: TrainingData) -> bool:
-    """Return True if code for a GPU can be compiled, and the run is long enough for a
-    minute of compilation."""
+    """Return True if code for a GPU can be compiled, and the run is so long that a minute of
+    compilation pays off."""
     has_triton = importlib.util.find_spec("triton") is not None
     if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
         return False
@@ -206,7 +206,7 @@ def _work(config: Config, dataset: TrainingData) -> float:
 
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
-    """Return the number of threads that makes a step fastest, by a trial on a separate model."""
+    """Return the number of threads: all, or one if all save too little time in a trial."""
     training, everything = config.training, torch.get_num_threads()
     work = _work(config, dataset)
     if device.name != "cpu" or training.compile == "on" or training.is_sharded:
@@ -235,7 +235,7 @@ def trial(
 
 
 def _sizes(config: Config, dataset: TrainingData) -> str:
-    """Return the sizes that a step's time depends on, in words."""
+    """Return a text with the sizes that the time of a step depends on."""
     work, tokens = _work(config, dataset), config.tokens_per_step // config.training.processes
     return f"{config.model.model}, {quantity(work)} FLOPs, {tokens:,} tokens a step"
 
@@ -249,9 +249,9 @@ def _has_compiler(*commands: str) -> bool:
 
 # Measured on several texts and budgets: docs/speed.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
-"""A size that sees fewer tokens per weight learns no more than the next smaller size."""
+"""Fewest tokens per weight: with fewer, a size learns no more than the next smaller size."""
 _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
-"""Pairs (passes, dropout): the dropout for at most that many passes over the text."""
+"""Pairs (passes, dropout): `dropout` applies to at most `passes` passes over the text."""
 _MOST_PASSES = 40.0
 """After this many passes over the text, models only overfit."""
 # Fraction of the budget for the trials of all sizes together.
@@ -269,9 +269,10 @@ def affordable_size(
 ) -> Config:
     """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
-    The sizes are in ascending order. Each is tried briefly until one is too large. The budget
-    counts from `began`. Steps that would only overfit are left out. `settings` override the recipe
-    in every size. Raises AttnlmError if the first size is too large for the data or the memory.
+    The sizes are in ascending order. Each is timed briefly until one is too large. The budget
+    counts from `began`. Steps are limited to 40 passes over the text: later ones only overfit.
+    `settings` override the recipe in every size. Raises AttnlmError if the first size is too large
+    for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))
     budget = resolve(settings, sizes[0]).training.budget
@@ -310,7 +311,7 @@ def affordable_size(
 
 
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
-    """Return the seconds per token of training, measured for `least` seconds or two steps."""
+    """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
     device = choose_device(config.training.device, config.training.dtype)
     with keeping_threads(), keeping_random_state(device):  # each trial begins with all threads
         stepper = trial(settle(config, device, dataset).config, device, dataset)

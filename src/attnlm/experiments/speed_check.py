@@ -15,8 +15,8 @@ from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.linear import product
 
-# Fraction of the speed of matmuls on a CPU: 0.42 to 0.48 were measured with two threads, 0.48 to
-# 0.52 with one, on an idle machine.
+# Fraction of the FLOP/s of matmuls that training reaches on a CPU: 0.42 to 0.48 were measured with
+# two threads, 0.48 to 0.52 with one, on an idle machine.
 _USUAL_SHARE = 0.45
 # Limits of the processor time and of the usual speed, as fractions: less means a problem.
 _LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
@@ -27,7 +27,7 @@ _SMALL_SIZE, _SECONDS = 192, 0.25
 
 
 def check_speed() -> tuple[str, str]:
-    """Return how fast a small transformer trains here, and what to do if it is slow, else "".
+    """Return how fast a small transformer trains here, and a remedy if that is slow, else "".
 
     The check makes ten steps and, on a CPU, compares them with matmuls, in about three seconds.
     Raises AttnlmError if steps can't be made.
@@ -56,7 +56,7 @@ def check_speed() -> tuple[str, str]:
 def peak_of_products(threads: int) -> float:
     """Return the FLOP/s of float32 matmuls on a CPU with the faster of PyTorch's two libraries.
 
-    The fastest of several matmuls counts, because other programs may slow down some of them.
+    The fastest of several matmuls counts, because other programs may slow down the others.
     """
     one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
     best = float("inf")
@@ -71,7 +71,7 @@ def peak_of_products(threads: int) -> float:
 
 
 def _processor_share(threads: int) -> float:
-    """Return the fraction of wall time for which the processor ran threads that only compute."""
+    """Return the fraction of wall time that threads run; less than 1 if other programs run too."""
 
     def compute() -> float:
         one = torch.rand(_SMALL_SIZE, _SMALL_SIZE)

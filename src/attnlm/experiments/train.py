@@ -1,4 +1,4 @@
-"""Train a model: begin a new run, resume a run, or join the training of the main process."""
+"""Train a model: a new run, a resumed run, or this process's part of a run of several processes."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ def train(
     `dataset` is an open data set, a name or a path; default: the last prepared one. `settings` are
     the fields of Architecture and TrainingConfig.
 
-    `resume` continues a run; only steps, eval_every, patience and the means of computation (device,
-    dtype, threads, compile, …) can be changed. `start_from` begins a new run with the model
-    of another run and the weights of its `checkpoint` (auto, best or last); the data must have the
-    same tokenizer, and the training settings are new. With `lora`, the new run trains adapters
-    for these weights. An existing run called `name` is an error, unless `exist_ok` is set and that
-    run is finished and has this configuration and data set; then that run is returned. `verify`
-    reads the data's .bin files whole where `open_dataset` would read samples. `budget` is the time
-    for the whole call; the learning rate and the evaluations then follow the clock.
+    `resume` continues a run; only steps, eval_every, patience and how to compute (device, dtype,
+    threads, compile, …) can be changed. `start_from` begins a new run with the model of another run
+    and the weights of its `checkpoint` (auto, best or last); the data must have the same tokenizer,
+    and the training settings are new. With `lora`, the new run trains adapters for these weights.
+    If a run called `name` exists, train raises AttnlmError; with `exist_ok`, it returns that run,
+    provided that it is finished and has this configuration and data set. `verify` reads large .bin
+    files whole, of which `open_dataset` would read samples. `budget` is the time for the whole
+    call; the learning rate and the evaluations then depend on the time instead of the steps.
 
     `on_event` is called with the events Note, Started, Stepped, Evaluated and Finished. The run's
     curve.png is redrawn at each evaluation. `on_step` is called after every step, with the number
-    of steps made and the batch's loss, a tensor () on the device. `log` names other tools to log
-    to: tensorboard, wandb, mlflow, trackio; by default, a resumed run keeps its tools.
+    of steps made and the batch's loss, a tensor of shape () on the device. `log` names tools to log
+    to (tensorboard, wandb, mlflow, trackio); by default, a resumed run keeps its tools.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and SIGHUP, training
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
@@ -180,7 +180,7 @@ class _Begun(NamedTuple):
     dataset: Dataset
     device: Device
     is_fresh: bool
-    """True if the run starts with its first step."""
+    """True if training begins with the first step, without a checkpoint."""
     memory: int
     """Estimated memory of the run, in bytes."""
 
@@ -195,7 +195,7 @@ def _begin(
     began: float,
     on_event: OnEvent,
 ) -> _Begun:
-    """Settle the configuration of a new run, then make its folder."""
+    """Complete the configuration of a new run, make its folder, and return the run."""
     config, record = asked.config, None
     if parent is not None:
         check_tokenizer(parent, dataset)
@@ -227,7 +227,7 @@ def _begin(
 
 @contextlib.contextmanager
 def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
-    """Remove a new run that fails or is interrupted before its first checkpoint."""
+    """Remove a new run if this context fails or is interrupted before the first checkpoint."""
     try:
         yield
     except FolderGoneError:
@@ -242,7 +242,7 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
 def _existing(
     run: Run, asked: Resolved, dataset: Dataset, parent: Run | None, on_event: OnEvent
 ) -> Run:
-    """Return an existing run. Raises AttnlmError if it is unfinished or not the requested one."""
+    """Return the existing run. Raises AttnlmError if it is unfinished or not as requested."""
     wanted = {k: v for k, v in asked.config.settings().items() if v != "auto"}
     if "budget" in wanted:
         wanted.pop("warmup", None)  # a run with a budget may have shortened the warmup
@@ -290,7 +290,7 @@ def _resume(
     processes: Processes,
     on_event: OnEvent,
 ) -> _Begun:
-    """Return a run as last saved, ready to train, and record its changed settings."""
+    """Return a run as it was last saved, ready to train; record the settings that changed."""
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",
@@ -348,7 +348,7 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
 
 
 def check_alike(processes: Processes, *options: object) -> None:
-    """Raise UsageError in all processes if one has options other than the main process."""
+    """Raise UsageError in every process if any process has other options than the main process."""
     if processes.count == 1:
         return
     text = json.dumps(options, sort_keys=True, default=str)
@@ -363,7 +363,7 @@ def check_alike(processes: Processes, *options: object) -> None:
 
 
 def tell(run: Run, fresh: bool, processes: Processes) -> None:
-    """Let the other processes join the training of a run, new or resumed."""
+    """Send the other processes what `join` needs to train `run` with this process."""
     if processes.count == 1:
         return
     processes.remember(_RUN, str(run.path.absolute()))
@@ -373,7 +373,7 @@ def tell(run: Run, fresh: bool, processes: Processes) -> None:
 
 
 def begun_before(processes: Processes) -> Path | None:
-    """Return the run that these processes trained before the launcher restarted them, or None."""
+    """Return the path of the run that these processes trained before a restart, or None."""
     path = processes.recalled(_RUN)
     return Path(path) if path is not None and Path(path).exists() else None
 
