@@ -49,9 +49,9 @@ files are written under their final names | test_files.py
 +with contextlib.nullcontext(path) as temporary:
 a full disk is a fault of our own, as it is prepared |
 test_preparation.py::test_a_full_disk_is_one_line_and_the_old_data_stay
--        raise  # of whoever listens to us
+-        raise  # the reader of the output has ended
 -    except OSError as error:
-+        raise  # of whoever listens to us
++        raise  # the reader of the output has ended
 +    except BlockingIOError as error:
 a disk that fails as a folder is flushed is not noticed | test_files.py
 -if error.errno in _DISK_FAILS:
