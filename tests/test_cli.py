@@ -615,4 +615,4 @@ def test_training_and_sampling_load_no_compiler_and_leave_the_environment(projec
 
 def test_more_text_than_json_may_hold_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     arguments = "sample", "--json", "--tokens", 10**12
-    fails(*arguments, cwd=tmp_path, code=2, says="too long for --json", hints="or less")
+    fails(*arguments, cwd=tmp_path, code=2, says="too many for --json", hints="or less")

@@ -46,7 +46,7 @@ def code_folder(name: str = "compiled") -> Path:
             if is_writable and is_ours_alone(about) and may_load_from(folder):
                 return folder.absolute()
     raise AttnlmError(
-        "no folder for compiled code is private and allows programs to run from it",
+        "found no private folder from which compiled code can run",
         f"set {_COMPILER_CACHE} to such a folder, or use `compile` off",
     )
 

@@ -129,7 +129,7 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove the temporary files for `name`, or for all files, of killed processes in `folder`."""
+    """Remove temporary files of `name`, or of all files, that killed processes left in `folder`."""
     clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
 
 

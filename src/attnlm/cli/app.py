@@ -105,7 +105,7 @@ def _answer(help: str, name: str, callback: Callable[..., None]) -> Any:
 
 
 _INSTALL = (
-    "Install completion for this shell: bash, zsh or fish. A line is added to its "
+    "Install completion for this shell: bash, zsh or fish. For bash and zsh, a line is added to "
     "~/.bashrc or ~/.zshrc."
 )
 

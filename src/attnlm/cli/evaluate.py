@@ -33,7 +33,10 @@ def evaluate(
     verify: Verify = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model's loss on the validation split (at most its first 4,194,304 tokens)."""
+    """Measure a model's loss on the validation split.
+
+    Of a larger split, the first 4,194,304 tokens are used.
+    """
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
     about = opened.dataset if other is None else vars(other)

@@ -56,7 +56,7 @@ def export(
     json: JsonOption = False,
     run_option: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
 ) -> None:
-    """Write a run in a format that other tools load, or as a page in which it runs."""
+    """Write a run for other tools, or as a web page in which it runs."""
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to gguf|html"
     if not names:
         raise UsageError("no folder or file to write was given", usage)

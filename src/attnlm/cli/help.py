@@ -75,7 +75,7 @@ def _default(name: str) -> str:
     changed = {m: given for m, given in by_adamw.items() if given.get(name) != usual[m].get(name)}
     if name == "optimizer" or not changed:
         return told
-    return f"{told}; with adamw: {_of_models(name, changed)}"
+    return f"{told}; but with adamw: {_of_models(name, changed)}"
 
 
 def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:

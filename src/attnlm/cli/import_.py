@@ -38,7 +38,10 @@ def import_(
     checkpoint_dir: CheckpointDir = Path("checkpoints"),
     json: JsonOption = False,
 ) -> None:
-    """Import a GPT-2, Llama, Mistral, Qwen2 or Qwen3 model, or a peft adapter, as a run."""
+    """Import a model or an adapter from Hugging Face files as a run.
+
+    Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3. Adapters: LoRA of peft.
+    """
     if base is None:
         check_source(source)
 

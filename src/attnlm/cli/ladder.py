@@ -41,7 +41,8 @@ def ladder(
         ),
     ] = None,
     budget: Annotated[
-        float | None, budget_option("time for all models together: 90s|5min|1h30m; default: 2m")
+        float | None,
+        budget_option("time for all models together, such as 90s, 5m or 1h30m; default: 2m"),
     ] = None,
     steps: Annotated[int | None, option("updates of each model, instead of --budget")] = None,
     eval_every: Annotated[int | None, setting_option("eval_every")] = None,

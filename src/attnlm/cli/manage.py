@@ -287,7 +287,7 @@ def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
             if os.path.lexists(path / "meta.json"):
                 delete = shlex.join(["rm", "-r", str(path)])
                 hint = f"to delete a data set, delete its folder: {delete}"
-                raise AttnlmError(f"{path} is a data set; rm removes only runs", hint) from None
+                raise AttnlmError(f"{path} is a data set, not a run", hint) from None
         raise
 
 

@@ -88,12 +88,12 @@ CheckpointDir = Annotated[Path, option("folder of the runs")]
 Checkpoint = Annotated[
     str,
     option(
-        "which weights: auto|best|last; auto is best, or last if only step 0 was evaluated",
+        "which weights: auto|best|last; auto takes best, or last if only step 0 was evaluated",
         completion.choices("auto", "best", "last"),
     ),
 ]
 Verify = Annotated[
-    bool, switch("check the hashes of all data, including splits larger than 1 GiB", "--verify")
+    bool, switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
 ]
 _DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
 DeviceOption = Annotated[
@@ -112,7 +112,8 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
         option = setting_option(name)
         if name == "budget":
             option = budget_option(
-                "time for the whole command, instead of --steps: 90s|5min|1h30m; default: no limit"
+                "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "
+                "default: no limit"
             )
         kind = annotated[type_of(_record_of(name), name) | None, option]
         return inspect.Parameter(

@@ -95,7 +95,7 @@ def plan(
     json: JsonOption = False,
     **settings: Any,
 ) -> None:
-    """Show what a training run would cost: memory, FLOPs, time, and how they grow."""
+    """Show what a training run would cost: memory, FLOPs and time."""
     settings["steps"] = steps
     given = {name: value for name, value in settings.items() if value is not None}
     parent = weights = None

@@ -74,7 +74,7 @@ def prepare(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Read a text, encode it with a tokenizer, and split off validation data."""
+    """Encode a text with a tokenizer, and split off validation data."""
     from attnlm.data.prepare import prepare as run_prepare
 
     with contextlib.closing(Display(quiet)) as display:

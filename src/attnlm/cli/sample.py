@@ -170,7 +170,7 @@ def _check(
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
     if json and tokens > most:
         raise UsageError(
-            f"--tokens {tokens} is too long for --json, which keeps the whole text in memory",
+            f"--tokens {tokens} is too many for --json, which keeps the whole text in memory",
             f"use --tokens {most} or less, or leave out --json",
         )
 

@@ -101,8 +101,9 @@ def train(
 
     Losses are in nats per token: with a loss of x nats, the perplexity is e^x. A window is a
     sequence of --block-size tokens. Each step updates the weights once, from --batch-size windows.
-    An epoch is one pass over the training split. Some defaults depend on the model: "64; 128
-    (gpt2)" means 64, and 128 for gpt2.
+    An epoch is one pass over the training split. Some defaults depend on the model:
+    "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others. "2 (gpt2)" means that the option
+    applies to gpt2 only.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     parent: Any = start_from

@@ -71,7 +71,7 @@ def resolve_planned(
 def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:
     if "steps" in settings or "budget" not in {**sizes[0], **settings}:
         hint = "use `budget`" + (" instead of `steps`" if "steps" in settings else "")
-        raise UsageError(f"{recipe} chooses a model size for a budget, so it needs one", hint)
+        raise UsageError(f"{recipe} needs a budget, for which it chooses a model size", hint)
     for name in ("model", "processes"):
         if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
             other = "another `model`" if name == "model" else "several `processes`"

@@ -67,7 +67,7 @@ def load_recipe(name: str) -> Settings:
     settings, *larger = load_sizes(name)
     if larger:
         raise UsageError(
-            f"the recipe {name} has {1 + len(larger)} sizes, and training chooses one of them",
+            f"the recipe {name} has {1 + len(larger)} sizes, and only training can choose one",
             "train with it first, then use the config.json of the run, which has one size",
         )
     return settings

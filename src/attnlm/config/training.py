@@ -44,13 +44,13 @@ class TrainingConfig:
         at_most=LARGEST_BATCH,
     )
     learning_rate: float = setting(
-        "highest learning rate",
+        "peak learning rate",
         default=0.01,
         at_least=1e-30,
         at_most=100,
     )
     optimizer: str = setting(
-        "adamw for all parameters, or muon for matrices inside the model and adamw for all others",
+        "adamw for all parameters, or muon for the matrices of the blocks and adamw for all others",
         default="adamw",
         choices=("adamw", "muon"),
     )
@@ -87,7 +87,7 @@ class TrainingConfig:
         at_most=_MOST_STEPS,
     )
     weight_decay: float = setting(
-        "decoupled weight decay; each step multiplies it by the learning rate",
+        "decoupled weight decay: at each step, weights shrink by this times the learning rate",
         default=0.0,
         at_least=0,
         at_most=1000,

@@ -194,8 +194,11 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
     with open_regular(path) as file:
         about = os.fstat(file.fileno())
-        if about.st_size != tokens * dtype.itemsize:
-            raise AttnlmError(f"{path} is damaged: it has {about.st_size:,} bytes", _DAMAGED)
+        size = tokens * dtype.itemsize
+        if about.st_size != size:
+            raise AttnlmError(
+                f"{path} is damaged: it has {about.st_size:,} bytes, not {size:,}", _DAMAGED
+            )
         ids: np.memmap[Any, Any] = np.memmap(file, dtype, mode="r", shape=(tokens,))
     vars(ids)["opened"] = about  # for check_unchanged
     return ids

@@ -156,7 +156,7 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
 
 
 def _marked(piece: Piece, utf8: bytes) -> bytes:
-    """Return a piece in UTF-8, with the byte `_END` at each end of a document."""
+    """Return a piece in UTF-8, with the byte `_END` wherever a document ends."""
     if not piece.ends:
         return utf8
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))

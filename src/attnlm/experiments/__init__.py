@@ -1,1 +1,1 @@
-"""Complete tasks, such as training, evaluation and a ladder."""
+"""Whole tasks: training a model, evaluating it, comparing several models, and others."""

@@ -234,8 +234,8 @@ def _share(
     """Return the seconds that the next run may take.
 
     `costs_left` holds the operations per step of each remaining run, the next run first. The first
-    run gets time in proportion to its cost. Later runs get time for the first run's number of
-    steps, or less if the ladder would otherwise end much too late.
+    run of the ladder gets time in proportion to its cost. Each later run gets time for as many
+    steps as that run made, or less if the ladder would otherwise end much too late.
     """
     assert made.budget is not None
     own, others = costs_left[0], sum(costs_left[1:])

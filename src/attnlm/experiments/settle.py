@@ -156,8 +156,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
         return "parts" if possible and parts_compile(*about) else "off"
     if not possible:
         raise UsageError(
-            "`compile` parts needs float32 on a CPU, and a model with compiled parts: "
-            "small heads in one layer, an MLP, RMS norm or rotary positions",
+            "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, "
+            "or with an MLP, RMS norm or rotary positions",
             "use `compile` off",
         )
     if not parts_compile(*about):

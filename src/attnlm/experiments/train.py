@@ -343,7 +343,7 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
     if training.processes != processes.count:
         raise UsageError(
             f"`processes` is {training.processes}, but {processes.count} were started",
-            f"start as many with torchrun, or use `processes` {processes.count}",
+            f"start {training.processes} with torchrun, or use `processes` {processes.count}",
         )
 
 

@@ -42,8 +42,8 @@ class Architecture:
         at_most=_LARGEST,
     )
     attention: str = setting(
-        "attention weights: softmax of queries and keys, uniform over the past, softmax of the "
-        "embeddings (parameter-free), or no attention",
+        "attention weights: softmax (of queries and keys), uniform (over the past), parameter-free "
+        "(softmax of the embeddings), or none",
         default="softmax",
         choices=("softmax", "uniform", "parameter-free", "none"),
     )
@@ -75,8 +75,8 @@ class Architecture:
         at_most=1e6,
     )
     rotary_context: int | None = setting(
-        "original context, before stretching, as in Llama 3.1: frequencies that rotate 4 times or "
-        "more within it are not divided; default: divide all",
+        "original context, as in Llama 3.1: frequencies that rotate 4 times or more within it are "
+        "not divided by `rotary_factor`; default: all are divided",
         at_least=1,
         at_most=_LARGEST,
     )
@@ -92,7 +92,7 @@ class Architecture:
         choices=("swiglu", "gelu", "relu2", "none"),
     )
     mlp_width: int | None = setting(
-        "hidden units of the MLP; default: 8/3 `embed_dim` for swiglu, else 4 `embed_dim`",
+        "hidden units of the MLP; default: 8/3 of `embed_dim` for swiglu, else 4 times `embed_dim`",
         at_least=1,
         at_most=_LARGEST,
     )
@@ -371,7 +371,7 @@ def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
         if name not in preset.settings:
             users = [m for m in PRESETS if name in PRESETS[m].settings]
             raise UsageError(
-                f"`{name}` does not apply to {model}", f"it applies to {', '.join(users)} (`model`)"
+                f"`{name}` does not apply to {model}", f"use `model` {', '.join(users)}"
             )
     merged = {**preset.parts, **settings}
     for name in settings:

@@ -78,7 +78,7 @@ class Form:
         return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
 
     def stored(self, a: Architecture) -> Iterator[Stored]:
-        """Yield the tensors in the tool's file: all except an LM head tied to the embedding."""
+        """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
         for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
             for ours, theirs in self.modules.items():
                 if ("{}" in theirs) == (layer >= 0) and _has_module(a, ours):
@@ -159,7 +159,7 @@ def form_for(a: Architecture, forms: Sequence[AnyForm], run: str) -> AnyForm:
         kind = "stock class of transformers" if is_class else "architecture of llama.cpp"
         raise UsageError(
             f"no {kind} can express {run}: it has {', '.join(reasons)}; "
-            f"the closest is {closest.name}",
+            f"the closest format is {closest.name}",
             "train one of these instead: `model` transformer, gpt2, llama or qwen3",
         )
     return closest

@@ -55,7 +55,7 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         known = next(c for c in tokenizer.characters if not c.isascii())
         raise AttnlmError(
             f"llama.cpp cannot tokenize single characters outside of ASCII, such as {known!r}: it "
-            "hangs at a similar character that is not in the vocabulary",
+            "hangs at such a character that is not in the vocabulary",
             _OTHER,
         )
     plain = bytes(set(range(32, 127)) - {ord("\\")})  # it reads other bytes in hexadecimal

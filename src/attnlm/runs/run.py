@@ -346,7 +346,7 @@ class Run:
             raise self._ticker.damaged() from None
 
     def ticker_passage(self) -> list[str]:
-        """Return the tokens of the passage of the snapshots' maps; [] for old runs."""
+        """Return the tokens to which the snapshots' attention maps belong, or [] for old runs."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
     def whole(self) -> dict[str, dict[str, Any]]:

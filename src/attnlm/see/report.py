@@ -129,7 +129,7 @@ def report(
     data_dir: Path = Path("data"),
     on_event: OnEvent = ignore,
 ) -> Report:
-    """Gather the results of a run. Progress events report the stages, and each head of `ablate`.
+    """Gather the results of a run. Progress events report each stage and each silenced head.
 
     The model reads `text` (default: the beginning of the validation split). Heads are scored over
     `windows` windows of that split; `ablate` also measures the loss without each head. If the data

@@ -12,7 +12,7 @@ from attnlm.runs.run import Run
 
 
 def prepare_command(dataset: Dataset) -> str:
-    """Return the command that prepares the data set again, if its sources are unchanged.
+    """Return the command that prepares the same data set again from unchanged sources.
 
     In the command, TEXT stands for a text that came from stdin.
     """

@@ -252,9 +252,9 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
     """Yield the text of `pieces` in new pieces of at most `limit` characters.
 
     The new pieces do not depend on how `pieces` divide the text. Each is as long as possible and
-    ends at a place that no token crosses, or with a document. If `limit` characters have no such
-    place, the piece ends after `limit` characters. The end of a document counts as the characters
-    of "<|endoftext|>".
+    ends where no token can cross, or where a document ends. If `limit` characters have no such
+    place, the piece ends after `limit` characters. Each end of a document takes as much of `limit`
+    as the characters of "<|endoftext|>".
     """
     text, ends = "", list[int]()
     for piece in pieces:
@@ -271,7 +271,10 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
 
 
 def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) -> tuple[int, int]:
-    """Return where the piece from `start` ends, and the number of `ends` up to there."""
+    """Return where to end the piece that begins at `start`, and how many documents end by then.
+
+    `ends` holds the places in `text` where documents end; the first `first` are before `start`.
+    """
     last, room = first, limit
     while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
         last, room = last + 1, room - len(END_OF_TEXT)

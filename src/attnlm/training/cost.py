@@ -45,9 +45,9 @@ def step_cost(config: Config, vocab_size: int) -> float:
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
-    The whole split is used if its evaluation costs at most `_FREE` operations, or at most
-    `_EVALUATION_FRACTION` of the training between two evaluations, or at most `_CHEAP` operations
-    and half of this training. Otherwise, a part of the split is used.
+    Let T be the cost of the training between two evaluations. The whole split is used if its
+    evaluation costs at most `_FREE` operations, at most `_EVALUATION_FRACTION` of T, or at most
+    both `_CHEAP` operations and half of T. Otherwise, a part of the split is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.model, vocab_size)

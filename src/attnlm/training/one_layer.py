@@ -132,7 +132,7 @@ class OneLayer:
         return loss
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss of a batch of this size, without gradients."""
+        """Return the mean loss of a batch of the size for which this object was made."""
         self._look_up(inputs_BT.reshape(-1))
         self._attend()
         self._predict()

@@ -66,8 +66,8 @@ _OFF: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 class _Module(NamedTuple):
-    """A linear layer of a stock class. `maps` are the paths of the layers of our model that it
-    holds, in the order of its outputs."""
+    """A linear layer of a `transformers` model, such as `c_attn`. It contains the layers `maps` of
+    our model, in the order of its outputs."""
 
     name: str
     maps: tuple[str, ...]
@@ -244,7 +244,7 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
         raise AttnlmError(
             f"the adapters of {module.name} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
             f"but the projection has ({outputs}, {inputs})",
-            "use the run that the adapter was trained for as `base`",
+            "as `base`, use the run for which the adapter was trained",
         )
     if not (down.isfinite().all() and up.isfinite().all()):
         raise AttnlmError(f"the adapters of {module.name} have NaN or infinite values", _COPY)

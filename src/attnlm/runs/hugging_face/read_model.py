@@ -144,7 +144,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if "attnlm" in content:
         raise AttnlmError(
-            f"{path.parent} is already a run of attnlm", "use its path instead of a name"
+            f"{path.parent} is already a run of attnlm", "use its path as RUN, without `import`"
         )
     if family is None:
         raise AttnlmError(
@@ -266,7 +266,7 @@ def _rotary(path: Path, content: Content) -> dict[str, Any]:
         if known is None or parts.keys() != known.keys() or turns not in ({}, LLAMA3_TURNS):
             others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
             raise AttnlmError(
-                f"{path} has scaled rotary positions ({key} {quoted(kinds[-1])}{others}), which "
+                f"{path} has a rotary scaling ({key} {quoted(kinds[-1])}{others}) that "
                 "attnlm does not support",
                 _HINT,
             )
@@ -419,7 +419,9 @@ def _files(folder: Path) -> list[Path]:
                 _COPY,
             )
     if not 0 < len(names) <= _MOST_FILES:
-        raise AttnlmError(f"{folder / _INDEX} names {len(names):,} files", _COPY)
+        raise AttnlmError(
+            f"{folder / _INDEX} names {len(names):,} files, not 1 to {_MOST_FILES:,}", _COPY
+        )
     return [folder / name for name in sorted(names)]
 
 
