@@ -28,27 +28,30 @@ CPU = Device("cpu", "float32", "requested")
 
 
 @pytest.mark.parametrize(
-    ("settings", "vocab_size", "parameters", "hint"),
+    ("settings", "vocab_size", "parameters", "bytes_each", "hint"),
     [
-        ({"model": "transformer", "batch_size": 4096}, 65, 10_000, "`batch_size` or `block_size`"),
-        ({"model": "transformer", "batch_size": 1}, 65, 10**9, "`heads`, `head_size` or `layers`"),
-        ({"heads": 1, "head_size": 2**15, "batch_size": 1}, 65, 10**4, "`head_size`"),
-        ({"model": "bigram", "batch_size": 1}, 50_000, 50_000**2, "tokenizer bpe:1024"),
+        ({"model": "transformer", "batch_size": 4096}, 65, 10_000, 0, "`batch_size` or `block_"),
+        ({"model": "transformer", "batch_size": 1}, 65, 10**9, 16, "`heads`, `head_size` or"),
+        ({"heads": 1, "head_size": 2**15, "batch_size": 1}, 65, 10**4, 0, "`head_size`"),
+        ({"model": "bigram", "batch_size": 32}, 50_000, 50_000**2, 16, "tokenizer bpe:1024"),
     ],
 )
 def test_what_takes_more_than_there_is_is_refused(
     settings: dict[str, str | int],
     vocab_size: int,
     parameters: int,
+    bytes_each: int,
     hint: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The estimate may be off by a factor, but not weights, gradients and the optimizer's state."""
     config = resolve(settings)
     sizes = config, vocab_size, parameters, 10**4
-    takes = estimate_memory(*sizes, "cpu").total
-    monkeypatch.setattr(memory, "_memory_of", lambda device: int(takes / FACTOR) + 1)
-    check_memory(*sizes, CPU)  # it may fit, as the estimate may be off
-    monkeypatch.setattr(memory, "_memory_of", lambda device: int(takes / FACTOR) - 1)
+    certain = bytes_each * parameters
+    there = max(int(estimate_memory(*sizes, "cpu").total / FACTOR), certain)
+    monkeypatch.setattr(memory, "_memory_of", lambda device: there * 101 // 100)
+    check_memory(*sizes, CPU)
+    monkeypatch.setattr(memory, "_memory_of", lambda device: there * 99 // 100)
     with pytest.raises(AttnlmError, match="but cpu has") as caught:
         check_memory(*sizes, CPU)
     assert hint in caught.value.hint

@@ -187,10 +187,17 @@ def affordable_micro_batch(
 def check_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: Device
 ) -> None:
-    """Raise AttnlmError if the run needs more than FACTOR times the available memory."""
-    estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
-    there = _memory_of(device)
-    if there is None or estimate.total <= FACTOR * there:
+    """Raise AttnlmError if the run can't fit into the available memory.
+
+    An estimate may be too high by FACTOR, except for what any step needs: the weights, one set of
+    gradients and the optimizer's state.
+    """
+    about, there = (vocab_size, parameters, val_tokens, device.name), _memory_of(device)
+    estimate = estimate_memory(config, *about)
+    small = replace(config.training, threads=1, micro_batch_size=1)
+    least = estimate_memory(replace(config, training=small), *about)
+    needed = max(estimate.total / FACTOR, least.weights + least.gradients + least.optimizer)
+    if there is None or needed <= there:
         return
     of_batch = estimate.activations + estimate.logits
     if of_batch > max(estimate.total - of_batch - estimate.evaluation, estimate.evaluation):
