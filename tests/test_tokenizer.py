@@ -82,6 +82,12 @@ def test_decode_gives_any_text_back(made: Tokenizer, text: str) -> None:
     assert made.decode_bytes(ids) == text.encode()
 
 
+@pytest.mark.parametrize("outside", [-1, 5])
+def test_an_id_outside_of_the_vocabulary_is_refused(outside: int) -> None:
+    with pytest.raises(UsageError, match=f"no id {outside}"):
+        CharTokenizer("abcde").decode([0, outside])
+
+
 @given(st.text(min_size=1))
 def test_char_ids_are_places_in_the_sorted_vocabulary(text: str) -> None:
     characters = "".join(sorted(set(text)))

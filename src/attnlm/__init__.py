@@ -36,7 +36,7 @@ filter: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A 
 as a table with its curve, and an Attention as a shaded grid for each head.
 
 Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
-arguments.
+values; an argument of a wrong type may raise TypeError.
 
 The environment is not changed. On a machine that runs other work too, set GOMP_SPINCOUNT=10000
 before PyTorch is imported, as the command does: threads that wait for each other then sleep.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_json, write_json
 from attnlm.base.records import decoded, limited
 from attnlm.text.text_files import Piece
@@ -86,7 +86,15 @@ class Tokenizer(abc.ABC):
         return [self.beginning, *ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; bytes that never complete a character become U+FFFD."""
+        """Return the text of `ids`; bytes that never complete a character become U+FFFD.
+
+        Raises UsageError if an id is outside of the vocabulary.
+        """
+        ids = list(ids)
+        size = len(self.tokens)
+        for token in ids:
+            if not 0 <= token < size:
+                raise UsageError(f"there is no id {token}", f"ids are from 0 to {size - 1}")
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
