@@ -392,8 +392,8 @@ what was evaluated is noted too late | test_training.py
 +self.loss_sum = 0.0
 == training/memory.py
 what can't fit into memory is begun | test_memory.py
--if there is None or estimate.total <= FACTOR * there:
-+if there is None or estimate.total:
+-if there is None or needed <= there:
++if there is None or needed:
 == cli/exits.py
 a signal whose exception was kept is forgotten | test_interruption.py
 -timer.start()

@@ -49,7 +49,7 @@ def test_the_defaults_of_every_model_are_told(model: str) -> None:
         assert default, name
         if name in ("eval_every", "model"):  # told in words; the default model alone
             continue
-        usual, _, changed = default.partition("; with adamw: ")
+        usual, _, changed = default.partition("; but with adamw: ")
         assert _told(usual, model) == in_words(value), name
         if name != "optimizer":
             told = _told(changed, model) if model in changed else in_words(value)
@@ -64,7 +64,7 @@ def _told(default: str, model: str) -> str:
 def test_a_default_is_told_in_one_line() -> None:
     told = "default: 0.03; 0.1 (bigram); 0.01 (average, dot-product); 0.02 (transformer, "
     assert told in help_with_default("learning_rate")
-    assert "; with adamw: 0.02 (single-head, wide-head); " in help_with_default("learning_rate")
+    assert "; but with adamw: 0.02 (single-head, wide-head); " in help_with_default("learning_rate")
     assert not any("with adamw" in help_with_default(name) for name in ("optimizer", "beta2"))
     assert "default: 2 (transformer, " in help_with_default("layers")
     assert help_with_default("head_size").count("default") == 1
