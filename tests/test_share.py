@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from attnlm.base.errors import UsageError
 from attnlm.compute.device import choose_device
@@ -219,6 +218,8 @@ def test_every_training_run_of_a_process_is_compiled(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default PyTorch compiles a function for eight models, and then runs it uncompiled."""
+    from torch._dynamo.testing import CompileCounter  # loading it takes seconds
+
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
