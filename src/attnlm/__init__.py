@@ -38,8 +38,10 @@ as a table with its curve, and an Attention as a shaded grid for each head.
 Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
 values; an argument of a wrong type may raise TypeError.
 
-The environment is not changed. On a machine that runs other work too, set GOMP_SPINCOUNT=10000
-before PyTorch is imported, as the command does: threads that wait for each other then sleep.
+Environment variables are not changed, with one exception: if training compiles the model, it sets
+TORCHINDUCTOR_CACHE_DIR, unless you have set it. On a machine that runs other work too, set
+GOMP_SPINCOUNT=10000 before PyTorch is imported: threads that wait for each other then sleep. The
+command `attnlm` sets it itself.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def code_folder(name: str = "compiled") -> Path:
     """Make a folder for compiled code that only this user may write to, and return its path.
 
     The folder is `name` in `cache_folder`, or a folder in the temporary folder if the cache is not
-    suitable. Raises AttnlmError if neither is private and lets programs load code from it.
+    suitable. A suitable folder is private, and the system loads code from it. Raises AttnlmError if
+    neither folder is suitable.
     """
     cache = cache_folder()
     places = [cache / name] if cache else []

@@ -40,7 +40,7 @@ class SaidElsewhereError(AttnlmError):
 
 
 class UsageError(AttnlmError):
-    """Raised when the arguments are wrong, whatever the files contain."""
+    """Raised for arguments that are invalid no matter which files exist and what they contain."""
 
     exit_code = 2
 

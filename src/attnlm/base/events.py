@@ -29,7 +29,7 @@ class Progress:
     unit: str
 
     def __str__(self) -> str:
-        """Return `encode: 1,000 of 4,000 chars (25%)`, or `encode: 1,000 chars` without a total."""
+        """Return `encode: 400 of 4,000 chars (10%)`; if `total` is None, `encode: 400 chars`."""
         if not self.total:
             return f"{self.task}: {self.done:,} {self.unit}"
         share = self.done / self.total

@@ -74,7 +74,7 @@ def _check_regular(path: Path, about: os.stat_result) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a temporary file. If the context succeeds, flush it to disk and replace `path` by it.
 
-    First delete the temporary files of killed processes that were to replace `path`.
+    First delete older temporary files for `path`, left by killed processes.
     """
 
     def make() -> Path:
@@ -99,7 +99,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError of this context that names no file."""
+    """If an OSError without a file name is raised in this context, make `path` its file name."""
     check_held(path)
     try:
         yield
@@ -116,7 +116,7 @@ def remedy(error: OSError) -> str:
 
 @contextlib.contextmanager
 def explaining(folder: Path, then: str = "") -> Iterator[None]:
-    """Turn an OSError of this context into AttnlmError; the hint is `remedy` followed by `then`."""
+    """Turn an OSError of this context into AttnlmError. Its hint is `remedy(error) + then`."""
     try:
         yield
     except BrokenPipeError:
@@ -129,14 +129,15 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove temporary files of `name`, or of all files, that killed processes left in `folder`."""
+    """Remove killed processes' temporary files for the file `name`, a glob pattern, in `folder`."""
     clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
 
 
 def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
-    """Return `read()`. Call it again if `path` was replaced during the call: old and new never mix.
+    """Return the result of `read`, which reads the file or folder at `path`.
 
-    `path` is a file or folder. Raises what `read` raises, and OSError if nothing is at `path`.
+    If `path` was replaced meanwhile, call `read` again, so that the result never mixes the old and
+    the new content. Raises what `read` raises, and OSError if nothing is at `path`.
     """
     while True:
         before = _identity(path)
@@ -151,7 +152,7 @@ def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return the inode number of a file or folder, and its change time, since inodes are reused."""
+    """Return the inode number and change time of a file or folder; inode numbers may be reused."""
     about = path.stat()
     return about.st_ino, about.st_ctime_ns
 
@@ -206,7 +207,7 @@ def utf8(content: bytes, shown: str) -> str:
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError if it is invalid or a number too large."""
+    """Return a JSON text's value. Raises ValueError if it is invalid or has too large a number."""
     return json.loads(text, parse_int=_integer, parse_float=_float)
 
 

@@ -1,7 +1,7 @@
-"""Data sets, runs and ladders: their folders and names, and the commands that hints show for them.
+"""Folders of data sets, runs and ladders: their names, and the commands that use them.
 
-Hints contain commands with flags, so this module knows flags. Outside `cli`, only one other
-module does: see/reproduce.py, which writes the commands that reproduce a run.
+Hints of errors show these commands, so this module knows their flags. Outside `cli`, only one other
+module knows flags: see/reproduce.py, which writes the commands that reproduce a run.
 """
 
 from __future__ import annotations
@@ -149,8 +149,9 @@ def command_for(
 ) -> str:
     """Return a command about a run, ladder or data set, to type in the current folder.
 
-    The folder's name is left out if commands use the folder anyway: the latest one in the default
-    parent. `named` keeps the name, and so does a flag at the end of `command`, which needs a value.
+    The command names the folder, unless commands use that folder by default: the latest one in the
+    default parent. Even then it is named if `named` is True, or if `command` ends with a flag that
+    takes the name, such as `--resume`.
     """
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path

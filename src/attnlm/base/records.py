@@ -22,16 +22,16 @@ _Record = TypeVar("_Record")
 
 
 def limited(*, default: Any = MISSING, **limits: Any) -> Any:
-    """Return a field with the limits that `setting` takes. For a tuple, they apply to each item."""
+    """Return a field. `limits` are arguments of `setting`; for a tuple, they apply to each item."""
     return setting("", default=default, **limits)
 
 
 def read_record(
     record: type[_Record], path: Path, *, format: int, hint: str = COPY_AGAIN
 ) -> _Record:
-    """Return the record in a JSON file whose key `format`, a version number, equals `format`.
+    """Return the record in a JSON file, whose key "format" holds a version number.
 
-    Raises AttnlmError as `read_json` and `decoded` do, and if the file has another `format`.
+    Raises AttnlmError as `read_json` and `decoded` do, or if the number is not the given `format`.
     """
     content = read_json(path)
     if content.pop("format", None) != format:

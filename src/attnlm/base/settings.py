@@ -28,7 +28,7 @@ def setting(
     below: float | None = None,
     matches: str | None = None,
 ) -> Any:
-    """Return a dataclass field for a setting. The regex `matches` must match its whole text."""
+    """Return a dataclass field for a setting. `matches` is a regex that the whole value matches."""
     limits: dict[str, Any] = {"at least": at_least, "above": above, "at most": at_most}
     limits |= {"below": below, "of the form": matches}
     known = {words: limit for words, limit in limits.items() if limit is not None}

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SAME = 0.5
-"""Seconds in which signals count as one: the command `timeout` repeats the terminal's signal."""
+"""Seconds within which several signals count as one: at Ctrl-C under the command `timeout`, both
+the terminal and `timeout` send one."""
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -36,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def leave(signum: int, frame: FrameType | None = None) -> None:
-    """End the process immediately. The files on disk are complete at any moment."""
+    """End the process immediately. This is safe: files on disk are complete at any moment."""
     os._exit(128 + signum)
 
 
@@ -46,17 +47,17 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 at_first_signal: Handler = _interrupt
 at_second_signal: Handler = signal.default_int_handler
-"""The handlers that a StopSignal calls: for the first signal if `raises` is True, and for a second
-signal. Both raise KeyboardInterrupt or end the process. The command line replaces them by its
-own. Nothing is saved after the second signal."""
+"""`at_first_signal` and `at_second_signal` are functions that a StopSignal calls: one at the first
+signal if `raises` is True, the other at a second signal. Each raises KeyboardInterrupt or ends the
+process. The command line replaces both by its own. Nothing is saved after the second signal."""
 
 
 class StopSignal:
     """The signal that asks a training run to stop.
 
     While `raises` is True, a signal raises Interrupted immediately: before the first step, which
-    may compile for minutes, nothing needs saving. Later, a signal is only noted: the run calls
-    `check`, which raises Interrupted if a signal has come, when no work is half done.
+    may compile for minutes, nothing needs saving. Later, a signal is only noted. When no work is
+    half done, the run calls `check`, which raises Interrupted if a signal has come.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -70,7 +71,10 @@ class StopSignal:
         return self.signum is not None
 
     def agree(self) -> None:
-        """Let `check` raise: all processes know of the signal, which one or more have received."""
+        """Make `check` raise Interrupted from now on, even if this process has received no signal.
+
+        All processes of a run call this together, once each knows that one has received a signal.
+        """
         self.signum, self._is_agreed = self.signum or signal.SIGTERM, True
 
     def check(self) -> None:
@@ -100,7 +104,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def _handling(handler: Handler) -> Iterator[None]:
-    """Call `handler` for signals in this context, if it runs in the main thread."""
+    """Call `handler` for signals in this context. Outside the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -100,7 +100,7 @@ _BEGINS_ALIKE = 0.8
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint that suggests the one of `names` most like `name`; without one, `otherwise`."""
+    """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`."""
     names = list(names)
     if found := same(name, names) or _nearest(name, names):
         counted = "epoch" in _plain(name) and _plain(found) == "steps"
@@ -109,7 +109,10 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def same(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that differs only in spelling, or that other tools call `name`."""
+    """Return the one of `names` that equals `name` except for case and hyphens.
+
+    If there is none, return the one that other tools call `name`, or None.
+    """
     by_plain = {_plain(one): one for one in names}
     wanted = _plain(name)
     ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())

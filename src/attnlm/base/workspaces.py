@@ -61,7 +61,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True if a file or folder is locked, False if not or if the system can't tell."""
+    """Return True if a process has locked this file or folder, False if not or if unknown."""
     try:
         with locked(path):
             return False
@@ -113,10 +113,10 @@ def _is_file_or_folder(about: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def trained_alone(path: Path, hint: str) -> Iterator[None]:
-    """Lock the folder of a run or ladder in this context, as training does, and call `holding`.
+    """In this context, lock the folder of a run or ladder, so that no other process trains in it.
 
-    Raises AttnlmError, with `hint`, if another process has locked it. Windows and some network
-    file systems have no such locks, so there nothing is raised.
+    `check_held` then watches the folder. Raises AttnlmError, with `hint`, if another process has
+    locked it. Windows and some network file systems have no such locks, so there nothing is raised.
     """
     with contextlib.ExitStack() as lock:
         for look in reversed(range(_LOOKS)):
@@ -140,7 +140,7 @@ class FolderGoneError(AttnlmError):
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Make `check_held` refuse writes in this context once `folder` was moved or replaced."""
+    """In this context, let `check_held`, which runs before each write, watch `folder`."""
     before = _held.set((folder, folder.stat()))
     try:
         yield
@@ -149,7 +149,10 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def check_held(path: Path) -> None:
-    """Raise FolderGoneError if the folder of `holding` contains `path`, but is no longer there."""
+    """Raise FolderGoneError if `path` is in the folder passed to `holding`, and that is gone.
+
+    A folder that was moved, removed or replaced by another one is gone.
+    """
     if (held := _held.get()) is None or held[0] not in (path, *path.parents):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -40,8 +40,8 @@ _COMMANDS = {
     },
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
-"""The commands by section of `--help`; for each, its module, its function, and its class if it is
-not `Command`."""
+"""The commands by section of `--help`. Each value names the command's module and function, and then
+the command's class, unless that is `Command`."""
 
 _HABITS: Any = {
     "add_completion": False,

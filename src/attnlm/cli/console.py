@@ -69,9 +69,10 @@ def say_facts(facts: Mapping[str, str]) -> None:
 
 
 def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False) -> None:
-    """Print `text` in a style and `rest` plain; without a terminal, print both plain.
+    """Print `text` in a style and `rest` plain. If stderr is not a terminal, print both plain.
 
-    With `unbroken` the terminal itself wraps the line, so that it can be copied as one line.
+    If `unbroken` is True, no line breaks are printed in a long line: the terminal wraps it, and the
+    user can copy it as one line.
     """
     if not sys.stderr.isatty():
         print(one_line(text + rest), file=sys.stderr, flush=True)  # noqa: T201

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
-    """Return the known losses to compare a model's loss with: uniform, bigram and floor."""
+    """Return the losses to compare a model's loss with: uniform, bigram and floor.
+
+    The floor is the least possible loss. `bigram` or `floor` is None if it is not known.
+    """
     parts = [f"uniform (ln V) {math.log(vocab_size):.4f}"]
     if bigram is not None:
         parts.append(f"counted bigram {bigram:z.4f}")
@@ -53,15 +56,16 @@ _SECONDS_BETWEEN_SAMPLES = 0.25
 
 @dataclass
 class Display:
-    """A listener that prints notes as lines, a header for each training run, and its progress.
+    """A listener for the library's events, which prints notes and the course of training runs.
 
-    On a terminal, progress is a bar below samples from the model; elsewhere, progress is lines.
+    Each note is a line. Each training run has a header and then its progress: on a terminal, a bar
+    below samples from the model; elsewhere, lines.
     """
 
     quiet: bool = False
     """If true, print notes only."""
     log: Sequence[str] = ()
-    """The tools named with --log."""
+    """The experiment trackers named with --log, such as tensorboard."""
     run: Run | None = None
     """The run, once it has begun."""
     memory: int | None = None
@@ -133,7 +137,7 @@ def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
 
 
 def adapters_in_words(config: Config) -> str:
-    """Return `rank 8 on query, value: 294,912 trainable parameters`; "" without adapters."""
+    """Return `rank 8 on query, value: 294,912 trainable parameters`; "" if none is trained."""
     lora = config.training.adapters
     if lora is None:
         return ""
@@ -152,7 +156,10 @@ def division_in_words(training: TrainingConfig) -> str:
 
 
 def _length_in_words(training: TrainingConfig) -> str:
-    """Return how long to train: `800 steps`, `2 min in steps` or `2 min, at most 800 steps`."""
+    """Return the length of training: `800 steps`, `2 min, at most 800 steps` or `2 min in steps`.
+
+    The header continues it: `2 min in steps of 32 × 64 tokens`.
+    """
     steps = "in steps" if training.steps is None else _counted(training.steps, "step")
     if training.budget is None:
         return steps

@@ -199,7 +199,10 @@ def _usage_hint(error: Any) -> str:
 
 
 def _option_hint(error: Any, otherwise: str) -> str:
-    """Return the hint for an unknown option: a similar option or argument, or a command with it."""
+    """Return the hint for an option that the command does not have.
+
+    The hint names a similar option or argument of the command, or other commands that have it.
+    """
     typed, command = error.option_name, error.ctx.command
     ours = _options(command)
     if same(typed, ours):

@@ -1,4 +1,4 @@
-"""`attnlm export`: write a run for other tools, or runs as a page."""
+"""`attnlm export`: write one run for other tools, or one or more runs as a web page."""
 
 from __future__ import annotations
 

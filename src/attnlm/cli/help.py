@@ -67,7 +67,7 @@ def help_with_default(name: str) -> str:
 
 
 def _default(name: str) -> str:
-    """Return a setting's default for each model, then the defaults that differ with adamw."""
+    """Return a setting's default for each model, then the defaults that adamw changes."""
     if name == "model":
         return _USUAL_MODEL
     usual, by_adamw = _defaults(), _defaults(optimizer="adamw")
@@ -93,7 +93,7 @@ def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:
 
 @functools.cache
 def _defaults(**settings: Setting) -> Mapping[str, Settings]:
-    """Return the settings of each model: `settings`, and all defaults known before a run begins."""
+    """Return each model's settings: those given, and the defaults known before a run begins."""
     return {model: resolve({"model": model, **settings}).settings() for model in MODELS}
 
 

@@ -277,7 +277,10 @@ def rm(
 
 
 def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
-    """Return the run or ladder to delete. For a data set, the AttnlmError says how to delete it."""
+    """Return the run or ladder to delete, or raise AttnlmError.
+
+    If `run` names a data set instead, the hint of this error says how to delete a data set.
+    """
     from attnlm.runs.manage import removable
 
     try:
@@ -306,7 +309,7 @@ def _in_words(entry: attnlm.RunEntry) -> str:
 
 
 def _agreed(count: int) -> bool:
-    """Ask whether to delete; return True for yes. Raises UsageError without a terminal."""
+    """Ask whether to delete; return True for yes. Raises UsageError if there is no terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
     what = "it" if count == 1 else f"these {count}"
