@@ -135,7 +135,7 @@ def plan(
 
 
 def _find(dataset: str | None, data_dir: Path) -> None:
-    """Raise AttnlmError if the data set does not exist, before torch is loaded."""
+    """Before torch is loaded, raise AttnlmError if the data set does not exist."""
     try:
         find_folder(dataset, data_dir, kind="data set")
     except AttnlmError as error:
@@ -183,7 +183,10 @@ def _facts(planned: Plan) -> dict[str, str]:
 
 
 def _compute(planned: Plan) -> str:
-    """Return `104 EFLOP, 1.21 PF-days, 73.2 device-hours`, without days or hours below 0.01."""
+    """Return a text such as `104 EFLOP, 1.21 PF-days, 73.2 device-hours`.
+
+    PF-days and device-hours are left out if they are below 0.01.
+    """
     amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
     large = [
         f"{amount:,.3g} {unit}" if amount < 1000 else f"{amount:,.0f} {unit}"

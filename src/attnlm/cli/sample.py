@@ -189,7 +189,10 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 def _choices(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool
 ) -> tuple[list[str], dict[str, object]]:
-    """Print tokens with their probabilities; with `json`, only return the text and JSON values."""
+    """Print each generated token with its probability, and return an empty list and dictionary.
+
+    If `json` is true, print nothing, and return the whole text and the values for the JSON output.
+    """
     if json:
         choices = list(sampler.choices(ids, config))
         text = prompt + "".join(choice.text for choice in choices)
@@ -277,7 +280,10 @@ _COMMANDS = {
 
 
 def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
-    """Return `config` with the setting of a typed command, such as /seed 1. Print any error."""
+    """Return `config` as the user changes it by typing a command such as /seed 1.
+
+    If the command is wrong, print the error and return `config` unchanged.
+    """
     kinds: dict[str, type[int] | type[float]] = {"seed": int, "temperature": float}
     if command == "help":
         console.say_facts(_COMMANDS)

@@ -65,8 +65,9 @@ def fastest(
     """Return the name of the fastest of several ways to do the same work.
 
     The first way is returned unless the fastest saves more than the fraction `worth` of the first
-    way's time. A choice is remembered by `kind`, `sizes`, the names of the ways, `about` (JSON
-    values), and the machine, so that the same configuration gives the same numbers again.
+    way's time. The choice is remembered under a key that consists of `kind`, `sizes`, the names of
+    the ways, the machine, and the JSON values in `about`. So the same configuration gives the same
+    numbers again.
     """
     path, key = _path(), _key([kind, sizes, list(ways), about])
     remembered = _read(path)
@@ -106,8 +107,9 @@ def _key(described: list[object]) -> str:
 def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Return the seconds per call of each way: the minimum over `_ROUNDS` rounds.
 
-    A way that is far slower than the fastest is timed in the first round only: while other
-    processes are busy, threads that wait for each other can be hundreds of times slower than one.
+    A way that is far slower than the fastest is timed in the first round only. This saves time:
+    while other processes are busy, several threads that wait for each other can be hundreds of
+    times slower than a single thread.
     """
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(_ROUNDS):

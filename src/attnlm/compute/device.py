@@ -126,9 +126,9 @@ def _choose_dtype(device: str, dtype: str) -> str:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the tensors of the next step.
 
-    By default, glibc returns large blocks to the system. When the blocks are used again, they cause
-    page faults, in which the system clears them: this took a tenth of a step. On systems without
-    glibc, this function does nothing.
+    By default, glibc returns large blocks of memory to the system. Using the memory again causes
+    page faults, in which the system clears the memory. The page faults took a tenth of the time of
+    a step. On systems without glibc, this function does nothing.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

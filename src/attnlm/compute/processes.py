@@ -56,7 +56,7 @@ _COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
 _HOST, _PORT, _MOST = "MASTER_ADDR", "MASTER_PORT", 10**6
 _MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 _WATCHED = "ATTNLM_WATCHED"
-"""The variable that `run_processes`, our launcher, sets to its process id."""
+"""The variable that `run_processes`, our launcher, sets to the launcher's process id."""
 _LEFT_TO_LAUNCHER = 75
 """The exit code of a process whose error our launcher reports."""
 
@@ -89,9 +89,9 @@ class Processes:
     def add_up(self, tensor: Tensor, after: str) -> None:
         """Replace the tensor by its sum over all processes, by an all-reduce.
 
-        The sum has the same bytes in all processes. `after` names the kind of work before this
-        call, such as a step. Raises LostProcessError if another process has ended, or takes far
-        longer for this work than any process did before.
+        The sum has the same bytes in all processes. The string `after` names the work that the
+        processes do before this call, such as "a step". Raises LostProcessError if another process
+        has ended, or takes far longer for work of this name than any process did before.
         """
         if self.count > 1:
             import torch.distributed as dist
@@ -130,14 +130,17 @@ class Processes:
         return self._meshes[device]
 
     def new_group(self, patience: float = _AT_FIRST, backend: str | None = None) -> ProcessGroup:
-        """Return a group whose collectives wait `patience` seconds. Each process must call this."""
+        """Return a group whose collectives time out after `patience` seconds.
+
+        Each process must call this.
+        """
         import torch.distributed as dist
 
         group: ProcessGroup = dist.new_group(timeout=timedelta(seconds=patience), backend=backend)
         return group
 
     def is_first_to_say(self) -> bool:
-        """Return True in one process per machine, so that only that one reports the error."""
+        """Return True in one process per machine, so that each machine reports an error once."""
         if (store := self._store) is None:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
@@ -148,7 +151,7 @@ class Processes:
             return self.rank == 1 or (self.rank if local is None else local) == 0
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a text in the store, for `recalled` after the launcher restarts the processes."""
+        """Store a text that `recalled` returns after the launcher has restarted the processes."""
         if self._store is not None:
             self._store.set(key, json.dumps(text))  # in ASCII, since a path may have any characters
 
@@ -159,7 +162,7 @@ class Processes:
         return str(json.loads(self._store.get(key)))
 
     def _wait(self, start: Callable[[], Any], after: str | None = None) -> None:
-        """Start a collective and wait until it is done; `after` as in `add_up`."""
+        """Start a collective and wait until it is done. `add_up` explains the parameter `after`."""
         ours = time.monotonic() - self._met
         theirs = self._longest.get(after or "")
         patience = _AT_FIRST if theirs is None else _MORE + _TIMES * max(ours, theirs)
@@ -180,14 +183,14 @@ ALONE = Processes()
 
 
 def rows_of(rows: int, rank: int, count: int) -> slice:
-    """Return the slice of a tensor's `rows` rows that process `rank` of `count` has. As in
+    """Return the slice of process `rank` if `count` processes divide a tensor of `rows` rows. As in
     torch.chunk, slices have equal size, except that the last processes have fewer rows or none."""
     size = -(-rows // count)
     return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
 def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
-    """Start `work` in a new thread: while the main thread runs C++, it can't handle signals."""
+    """Start `work` in a new thread: the main thread can't handle signals while it runs C++ code."""
     future = Future[_Result]()
 
     def run() -> None:
@@ -201,7 +204,10 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """Return the result, after many short waits: a signal just before a wait does not end it."""
+    """Wait for the result in many short waits, and return it.
+
+    A signal that comes just before a wait does not interrupt that wait: it is handled afterwards.
+    """
     while not wait([future], timeout=_LOOK).done:
         pass
     return future.result()
@@ -209,7 +215,10 @@ def _result(future: Future[_Result]) -> _Result:
 
 @contextlib.contextmanager
 def noticing_lost() -> Iterator[None]:
-    """Convert errors of collectives that PyTorch itself starts, as in sharding, by `_meaning`."""
+    """Within the context, convert errors of collectives to the errors that `_meaning` returns.
+
+    This is for collectives that PyTorch itself starts, such as those of sharding.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -221,7 +230,7 @@ def noticing_lost() -> Iterator[None]:
 
 
 def _meaning(error: RuntimeError) -> Exception:
-    """Return LostProcessError or AttnlmError, by the message of gloo, NCCL or the store."""
+    """Return LostProcessError or AttnlmError, depending on what gloo, NCCL or the store reports."""
     if _SILENT.search(str(error)):
         return LostProcessError(is_silent=True)
     if _ENDED.search(str(error)):
@@ -275,9 +284,10 @@ def restarts() -> int:
 def joined() -> Iterator[Processes]:
     """Connect to the other processes that a launcher has started, and yield `Processes`.
 
-    Without other processes, yield ALONE. If the processes end with an error, one process on each
-    machine raises it, and the other processes raise SaidElsewhereError. If another process has
-    ended and `run_processes` reports this, all raise SaidElsewhereError.
+    Yield ALONE if there are no other processes. If the processes end with an error, one process on
+    each machine raises the error, and the other processes raise SaidElsewhereError. If the error is
+    that another process has ended, and `run_processes`, our launcher, reports this, then all
+    processes raise SaidElsewhereError.
     """
     count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
     rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
@@ -353,7 +363,7 @@ def _join(rank: int, count: int) -> Processes:
 
 @functools.cache
 def _store(rank: int, count: int) -> Store:
-    """Return the launcher's key-value store, which outlives the processes, else one of rank 0."""
+    """Return a key-value store: the launcher's, which outlives the processes, or else rank 0's."""
     from torch._C._distributed_c10d import TCPStore
 
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -72,11 +72,12 @@ def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor)
 
 
 def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
-    """Return a pool that has `threads` threads together with the calling thread.
+    """Return a pool of threads. The calling thread is counted as one of the `threads`.
 
-    Each thread of the pool uses `each` of PyTorch's own threads for an operation, and flushes
-    subnormal numbers if the calling thread does. The caller must set PyTorch's number of threads to
-    `each` too, so that a job's result does not depend on the thread that runs the job.
+    The number `each` says how many of PyTorch's own threads a thread of the pool uses for an
+    operation. The caller must set PyTorch's number of threads to this number too, so that a job's
+    result does not depend on the thread that runs the job. The threads of the pool flush subnormal
+    numbers if the calling thread does.
     """
     import torch
 

@@ -19,12 +19,13 @@ class Resolved(NamedTuple):
     """A configuration, and the recipe and settings from which `resolve_new` made it."""
 
     config: Config
-    """The configuration with the first size of the recipe."""
+    """The configuration made with the first item of `sizes`."""
     sizes: Sequence[Settings] = ({},)
-    """The recipe's settings for each of its sizes."""
+    """The recipe's settings for each of its model sizes, from which a run with a budget chooses."""
     settings: Mapping[str, Setting] = {}
     began: float | None = None
-    """The `time.perf_counter` at which the budget begins; None for the start of command or call."""
+    """The `time.perf_counter` at which the budget begins. If this is None, the budget begins with
+    the command, or with the call of `train`."""
 
 
 def resolve_new(
@@ -63,7 +64,7 @@ def resolve_planned(
     recipe: str | None,
     parent: tuple[Architecture, str] | None = None,
 ) -> Config:
-    """Return the configuration of a run to plan. It may train adapters even without a `parent`."""
+    """Return the configuration that `plan` examines. `lora` is allowed even if `parent` is None."""
     known = None if recipe is None else load_recipe(recipe)
     return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
 
@@ -93,10 +94,11 @@ def resolve_from(
     settings: Mapping[str, Setting],
     recipe: Mapping[str, Setting] | None = None,
 ) -> Config:
-    """Return the configuration of a run that starts from weights of another run, called `whose`.
+    """Return the configuration of a new run that starts from the weights of another run.
 
-    `weights` is the architecture of that run, of which only `dropout` may be changed. Raises as
-    `resolve` does, and UsageError if `settings` change the model, AttnlmError if the recipe does.
+    `whose` is the name of the other run, and `weights` is its architecture, of which only `dropout`
+    may be changed. Raises the errors of `resolve`, UsageError if `settings` change the model, and
+    AttnlmError if the recipe changes the model.
     """
     recipe, fixed = recipe or {}, weights.settings()
     for given, error, origin in (

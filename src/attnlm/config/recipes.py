@@ -23,7 +23,7 @@ _ABOUT, _SIZES = "about", "sizes"
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeEntry:
-    """A recipe of the package, in a list. None stands for values that were not measured."""
+    """An entry of `list_recipes`: a recipe of the package. None stands for values not measured."""
 
     name: str
     purpose: str
@@ -41,11 +41,11 @@ class RecipeEntry:
 
 
 def list_recipes() -> list[RecipeEntry]:
-    """Return the recipes that come with the package, by name.
+    """Return the recipes that come with the package, sorted by name.
 
         purposes = {entry.name: entry.purpose for entry in attnlm.list_recipes()}
 
-    docs/train.md has the same figures.
+    docs/train.md has the same losses and times.
     """
     entries = []
     for name in recipe_names():
@@ -74,9 +74,9 @@ def load_recipe(name: str) -> Settings:
 
 
 def load_sizes(name: str) -> list[Settings]:
-    """Return a recipe's settings for each of its `[[sizes]]`; without sizes, a list of one item.
+    """Return a recipe's settings for each of its `[[sizes]]`.
 
-    Raises AttnlmError as `load_recipe` does.
+    If the recipe has no sizes, the list has one item. Raises AttnlmError as `load_recipe` does.
     """
     recipe = _loaded(name)
     sizes = recipe.pop(_SIZES, [{}])
@@ -122,7 +122,7 @@ def _loaded(name: str) -> dict[str, Any]:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe without its table `[about]`. `resolve` refuses an `about` of another type."""
+    """Return a recipe without its table `[about]`. If `about` is no table, `resolve` refuses it."""
     if isinstance(recipe.get(_ABOUT), dict):
         del recipe[_ABOUT]
     return recipe

@@ -177,9 +177,10 @@ def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
 def _without_unused(
     recipe: Settings, settings: Mapping[str, Setting]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Remove the keys of a recipe that `settings` exclude, or that the model in `settings` lacks.
+    """Remove the keys of a recipe that conflict with `settings`, such as `steps` with `budget`.
 
-    Return the recipe, and the keys that the model lacks.
+    If `settings` name a model, also remove the keys that this model lacks. Return the recipe, and
+    the keys that the model lacks.
     """
     if "budget" in settings:
         recipe.pop("steps", None)
@@ -239,7 +240,7 @@ def _check_training(
 
 
 def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingConfig:
-    """Check the settings of low-rank adapters, and return all settings with missing ones added."""
+    """Check the low-rank adapters' settings; return `training` with the missing ones filled in."""
     if training.lora is None:
         for name in ("lora_alpha", "lora_on"):
             if getattr(training, name) is not None:

@@ -33,11 +33,11 @@ class Batches:
     and of shape (batch_size, block_size). No call depends on an earlier call, so steps can be
     computed in any order.
 
-    Without `stride`, windows start at uniformly random places. With `stride`, an epoch is a pass
+    If `stride` is None, windows start at uniformly random places. Otherwise, an epoch is a pass
     over windows that start `stride` tokens apart. Each epoch has a new random order, and its
     leftmost window starts at a new random place below `stride`. By default, `train` sets `stride`
-    to `block_size`. `rows` selects the rows of each batch that a call returns, if several processes
-    share the batch.
+    to `block_size`. If several processes divide each batch among them, `rows` is the slice of the
+    batch that a call in this process returns.
 
     The arrays are views of a cache: copy them before you write to them. Raises UsageError for
     invalid arguments, AttnlmError if `tokens` is too short for one window. A call raises
@@ -86,7 +86,10 @@ class Batches:
         return windows.astype(np.int64)
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the offset of each numbered window. Step s begins with window s · batch_size."""
+        """Return the offset at which each window starts, given the numbers of the windows.
+
+        The first window of step s has the number s · batch_size.
+        """
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
@@ -119,10 +122,11 @@ def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
 def _shuffled(
     seed: int, epoch: NDArray[np.uint64], place: NDArray[np.uint64], count: int
 ) -> NDArray[np.uint64]:
-    """Return the number at each `place` of its epoch's random order of the numbers below `count`.
+    """Return, for each pair of `epoch` and `place`, the number at this place of the epoch's order.
 
-    A Feistel network permutes the numbers below the next power of four. A result that is not below
-    `count` is permuted again until it is ("cycle walking": Black and Rogaway, 2002).
+    The order of an epoch is a random permutation of the numbers below `count`. A Feistel network
+    permutes the numbers below the next power of four. A result that is not below `count` is
+    permuted again until it is ("cycle walking": Black and Rogaway, 2002).
     """
     half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half_bits) - np.uint64(1)

@@ -143,9 +143,10 @@ def _pair_counts(
 
 
 def bigram_loss(train: Bin, val: Bin) -> float | None:
-    """Return the loss of `val` (nats per token) with probabilities from the counts of `train` + 1.
+    """Return the loss of `val`, in nats per token, with the bigram probabilities of `train`.
 
-    Return None for large vocabularies, which have no counts.
+    The probabilities come from the pair counts of `train`, after 1 is added to each count. Return
+    None for large vocabularies, which have no counts.
     """
     if train.pair_counts is None or val.pair_counts is None:
         return None

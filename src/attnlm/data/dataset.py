@@ -89,9 +89,10 @@ class Dataset(Facts):
     `documents` counts the documents that the end-of-text id follows. `val_bytes` is the length of
     the validation text in UTF-8. `bigram_loss` (the loss of bigrams counted in the training split)
     and `floor` (the least possible loss) are in nats per token of the validation split; None stands
-    for unknown. `tokenizer_from` is the folder of the tokenizer, if it was not made for this text.
-    `source_sha256` and `val_source_sha256` are hashes of a text in UTF-8 and of the places where
-    its documents end. The other hashes cover files.
+    for unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
+    taken, if any. `source_sha256` covers the text in UTF-8 and the places where its documents end.
+    `val_source_sha256` covers the same for a validation text that has its own source. The other
+    hashes cover files.
     """
 
     path: Path
@@ -107,7 +108,7 @@ class Dataset(Facts):
 
     @property
     def bytes_per_token(self) -> float:
-        """Return the UTF-8 bytes per token of the validation split, for bits per byte."""
+        """Return the UTF-8 bytes per token of the validation split, to compute bits per byte."""
         return self.val_bytes / self.val_tokens
 
     @property
@@ -126,9 +127,10 @@ def open_dataset(
 
         dataset = attnlm.open_dataset("tales-char")
 
-    The hash of each file is checked; of a split over 1 GiB, only the hash of 64 samples. With
-    `verify`, every file is read whole, even for an open Dataset, which otherwise is returned as it
-    is. Raises AttnlmError if a file is missing or damaged.
+    The hash of each file is checked; of a split over 1 GiB, only the hash of 64 samples. If
+    `verify` is true, every file is read whole. A Dataset that is open already is returned as it is
+    if `verify` is false, and opened again if `verify` is true. Raises AttnlmError if a file is
+    missing or damaged.
     """
     if not isinstance(path_or_name, Dataset):
         path = find_folder(path_or_name, Path(data_dir), kind="data set")
@@ -205,7 +207,10 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
 
 
 def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> None:
-    """Check the hash and ids of a split; of a large one, without `verify`, only a sampled hash."""
+    """Check the hash and the ids of a split.
+
+    If the split is large and `verify` is false, check only the hash of samples.
+    """
     path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
     expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
     if (file_hash if is_whole else sampled_hash)(path) != expected:
@@ -234,7 +239,8 @@ def ids_at(
 def check_unchanged(ids: NDArray[Any]) -> None:
     """Raise AttnlmError if the mapped file of `ids` was written to since it was opened.
 
-    Reading a truncated file would kill the process. A deleted or replaced file stays mapped.
+    The file may have been truncated: reading it would then kill the process. If the file was
+    deleted or replaced, raise nothing: the old file stays mapped.
     """
     if not isinstance(ids, np.memmap) or (before := vars(ids).get("opened")) is None:
         return

@@ -18,7 +18,7 @@ _FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bi
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """A data set in a list, perhaps damaged. None stands for unknown values."""
+    """An entry of `list_datasets`: a data set, perhaps damaged. None stands for unknown values."""
 
     name: str
     path: Path
@@ -38,7 +38,7 @@ class DatasetEntry:
     link: str | None = None
     """The target of the link, if `path` is a link."""
     is_latest: bool = False
-    """True if commands use this data set when they name none."""
+    """True if commands use this data set when no data set is named."""
     problem: str | None = None
     """The reason why the data set can't be read; None if it can."""
 
@@ -50,8 +50,8 @@ def list_datasets(
 
         large = [entry.name for entry in attnlm.list_datasets() if entry.bytes > 10**9]
 
-    Hashes are not checked. A Note names the folders that are left out because they are not data
-    sets. Raises AttnlmError if `data_dir` can't be read.
+    Hashes are not checked. Folders that are not data sets are left out; `on_event` receives a Note
+    with their names. Raises AttnlmError if `data_dir` can't be read.
     """
     entries, others = newest_first(Path(data_dir), _entry)
     if others and on_event is not None:

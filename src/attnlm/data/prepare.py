@@ -56,16 +56,17 @@ def prepare(
     `tales` if Tiny Shakespeare is not available. `column` is the column that holds the text, if
     a source consists of records.
 
-    `tokenizer` is a spec such as "char" or "bpe:512", or a run or data set whose tokenizer is used:
-    ids then have the same meaning. Each record, and each of several files, is a document: the
-    end-of-text id follows each document if the tokenizer has such an id.
+    `tokenizer` is a spec such as "char" or "bpe:512", or names a run or data set. The tokenizer of
+    this run or data set is then used, so that ids have the same meaning in both. Each record, and
+    each of several files, is a document: the end-of-text id follows each document if the tokenizer
+    has such an id.
 
     The validation split is the last `val_fraction` of the characters, or the whole text of
-    `val_file` if given. Line ends are kept; with `newlines` "unix", CR LF and CR become LF.
+    `val_file` if given. Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
 
     A data set with the same content is left unchanged; a data set with other content is replaced
-    only with `force`. A new data set appears at its path when it is complete; a preparation that is
-    stopped leaves no files.
+    only if `force` is true. A new data set appears at its path when it is complete; a preparation
+    that is stopped leaves no files.
 
     Raises UsageError for invalid arguments, AttnlmError for a text that can't be found, downloaded,
     read, split or encoded, and for files that can't be written. Existing files are then unchanged.
@@ -217,8 +218,8 @@ def _build(
 def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
     """Return True if `target` has this text, split and tokenizer, False if it is to be written.
 
-    Raises AttnlmError if `target` exists but is not a data set, and without `force` also if it is
-    damaged or has other content.
+    Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
+    if `target` is damaged or has other content.
     """
     if not os.path.lexists(target):
         return False

@@ -33,7 +33,7 @@ class Text:
     """A corpus, and its size, hash and characters, found in a first reading.
 
     `sha256` covers the text in UTF-8 and the ends of its documents. `distinct` has the distinct
-    characters of the text, sorted. `documents` counts the documents whose ends are marked.
+    characters of the text, sorted. `documents` counts the documents whose ends the corpus marks.
     """
 
     corpus: Corpus
@@ -166,7 +166,7 @@ def _marked(piece: Piece, utf8: bytes) -> bytes:
 def _newcomers(
     piece: str, utf8: bytes, is_there: NDArray[np.bool_]
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the code points of `piece` that `is_there` lacks, repeated as in the text."""
+    """Return the code points of `piece` that `is_there` lacks, in text order, with duplicates."""
     if piece.isascii():
         known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
         return np.frombuffer(utf8.translate(None, known), np.uint8)

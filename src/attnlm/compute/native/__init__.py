@@ -61,8 +61,9 @@ _SIGNATURES: dict[str, dict[str, tuple[list[Any], Any]]] = {
 def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
     """Return the functions of a C file in this folder, compiled with these flags and constants.
 
-    Return None if no compiler works (the one that CC names, cc, gcc or clang), if the user has no
-    folder from which code may be loaded, or on Windows, where a loaded library can't be removed.
+    The compilers that are tried are the one that CC names, cc, gcc and clang. Return None if none
+    of them works, if the user has no folder from which code may be loaded, or on Windows, where a
+    loaded library can't be removed.
     """
     if sys.platform == "win32" or (place := _loadable_place()) is None:
         return None
@@ -74,7 +75,7 @@ def library(source: str, *flags: str, **constants: int) -> ctypes.CDLL | None:
 
 
 def _loadable_place() -> str | None:
-    """Return a folder for temporary folders from which code may be loaded, or None."""
+    """Return a folder that temporary folders can be made in and code loaded from, or None."""
     with contextlib.suppress(OSError):  # the system has no temporary folder
         if may_load_from(tempfile.gettempdir()):
             return tempfile.gettempdir()

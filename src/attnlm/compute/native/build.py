@@ -1,7 +1,7 @@
 """The compilers of a machine, and the cached libraries that they made.
 
-A library is cached in a folder to which only the user may write. The file is named by a hash of all
-that the library depends on. It begins with the library's SHA-256.
+A library is cached in a folder to which only the user may write. The name of the cached file is a
+hash of all that the library depends on. The file contains the library's SHA-256, then the library.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, library: bytes) -> None:
-    """Cache a library if possible. If the cache exceeds its size limit, delete the oldest ones."""
+    """Cache a library if possible. If the cache is then too large, delete the oldest libraries."""
     content = hashlib.sha256(library).digest() + library
     if len(content) > _MOST_KEPT:
         return
