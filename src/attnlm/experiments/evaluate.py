@@ -39,13 +39,15 @@ def evaluate(
     data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Evaluation:
-    """Return the loss of a run's checkpoint on the validation split of `data` or its own data set.
+    """Return the loss of a run's checkpoint on the validation split of a data set.
 
         attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
 
-    At most the first 4,194,304 tokens of the split are measured. On the same machine, the loss
-    equals bit for bit what training logged for the same tokens, since the layout of parameters in
-    memory, the threads and the precision are the same. `open_dataset` explains `verify`.
+    The data set is `data` or, if `data` is None, the one that the run was trained on. At most the
+    first 4,194,304 tokens of the split are measured. On the machine of the training, the loss
+    equals bit for bit what training logged for the same tokens, because `evaluate` keeps the
+    layout of parameters in memory, the threads and the precision of the training. `open_dataset`
+    explains `verify`.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
@@ -80,10 +82,11 @@ def evaluate(
 
 
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
-    """Measure the best and last checkpoints of a run on the whole split, and record the results.
+    """Measure a run's best and last checkpoints on the whole validation split; save the losses.
 
-    Do nothing if the run's evaluations covered the whole split, if it has these results already, or
-    if measuring would cost much compared with the training.
+    The losses are saved in the run's folder. Do nothing if they are there already, if the
+    evaluations during training covered the whole split, or if measuring would cost much compared
+    with the training. Of a split over 4,194,304 tokens, only the first 4,194,304 are measured.
     """
     if not run.evaluated_part or run.whole():
         return

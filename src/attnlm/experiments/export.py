@@ -50,20 +50,20 @@ def export(
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Exported:
-    """Write a run's checkpoint in another format: `hf`, a new folder for `transformers`; `gguf`, a
-    new file for llama.cpp, with `type` f32 (default), f16 or q8_0; or `html`, a page in which the
-    model runs, with `type` f32 (default up to 2 million parameters) or f16.
+    """Write a run's checkpoint to `path`, in the format `to`.
 
         attnlm.export("transformer-001", "exported")
         attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
 
-    A page holds one or more runs. For a page, `force` replaces an existing file, and allows more
-    than 60 million parameters.
+    The format hf is a new folder for `transformers`. The format gguf is a new file for llama.cpp,
+    whose numbers have the `type` f32 (default), f16 or q8_0. The format html is a page in which the
+    models of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For
+    a page, `force` replaces an existing file, and allows more than 60 million parameters.
 
-    The output is complete or absent. Notes state what llama.cpp does differently. Raises UsageError
-    for an unknown format or type and for a model that the format can't express; AttnlmError if
-    `path` exists already, if files are missing or damaged, or if the format can't express the
-    tokenizer.
+    The output is complete or absent. `on_event` receives a Note if llama.cpp will behave
+    differently from attnlm. Raises UsageError for an unknown format or type, and for a model that
+    the format can't express. Raises AttnlmError if `path` exists already (for hf, an empty folder
+    may exist), if files are missing or damaged, or if the format can't express the tokenizer.
     """
     check_format(to, type)
     if not str(path):
@@ -90,10 +90,11 @@ _Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
 
 
 def _tensors(form: Form, a: Architecture, weights: dict[str, Tensor]) -> _Made:
-    """Return the shape of each tensor that the form stores, and a function that makes a tensor.
+    """Return the shape of each tensor that `form`, the other tool's architecture, stores, by name;
+    and a function that takes a tensor's name and returns the tensor, in float32.
 
-    The function takes the tensor's name. Its result is of float32, perhaps not contiguous. Biases
-    and positions that the form stores but the model lacks are zeros.
+    The returned tensor may be a view that is not contiguous. Biases and positions that the other
+    tool stores but our model lacks are zeros.
     """
     stored = {one.name: one for one in form.stored(a)}
     for part in (part for one in stored.values() for part in one.parts if part not in weights):
@@ -164,7 +165,8 @@ def _config(stock: StockClass, run: Run) -> dict[str, Any]:
 
 
 def _special_ids(run: Run) -> dict[str, Any]:
-    """Return all special ids. None is written too: it replaces the default id of `transformers`."""
+    """Return all special ids, with None for an id that the tokenizer lacks. If the key were left
+    out instead, `transformers` would use a default id."""
     end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
     first = end if beginning is None else beginning
     return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
@@ -189,7 +191,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:
-    """Yield the lines of README.md. The first are fields that the Hugging Face Hub reads."""
+    """Yield the lines of README.md: first the fields that the Hugging Face Hub reads, then text."""
     a = run.config.model
     yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
     yield from (f"# {_plain(run.name)}", "")
@@ -315,10 +317,10 @@ def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made,
 
 
 def _type_of(name: str, shape: Shape, asked: str) -> str:
-    """Return a tensor's type in a file of type `asked`, the type that llama.cpp's converter uses.
+    """Return the type of a tensor in a file for which the user chose the type `asked`.
 
-    Vectors and positions stay float32. A matrix whose rows don't fill blocks of 32 is float16
-    instead of Q8_0.
+    The type is the one that llama.cpp's converter would choose. Vectors and positions stay float32.
+    A matrix whose rows don't fill blocks of 32 is float16 instead of Q8_0.
     """
     if asked == "f32" or len(shape) == 1 or name == "position_embd.weight":
         return "F32"

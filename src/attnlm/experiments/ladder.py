@@ -41,7 +41,7 @@ _BLOCK_SIZE, _BATCH_SIZE = 64, 32
 # ladder may end late by the larger of _LATE s and a fraction of the budget.
 _SPEAKING, _SPEAKING_SHARE, _SHORTEST, _LATE, _LATE_SHARE = 0.8, 0.015, 0.1, 3.0, 0.05
 _STEP_OVERHEAD = 2e7
-"""The overhead of a step, in operations that take as long as the overhead."""
+"""The overhead of a step, as the number of operations that would take the same time."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def climb(
     """Train the rungs on the same batches, and return them in the given order.
 
     A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is trained
-    with `seeds` seeds, and the run with the median loss is shown. With one seed, the run is named
+    with `seeds` seeds; the result has the run with the median loss. With one seed, the run is named
     `<ladder>-<rung>`. `budget` is in seconds for all rungs together: the largest rung is trained
     first, for a fraction of the budget, and the others make the same number of steps. An existing
     ladder, given by `resume` or `name`, is resumed; other arguments must equal the original ones.
@@ -204,7 +204,7 @@ def _resolved(made: Plan, rung: str) -> Config:
 
 
 def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
-    """Create the folder of a new ladder, in one step with the plan in it, and return its path."""
+    """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
 
     def taken(path: Path) -> Path | None:
         return next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
@@ -286,7 +286,10 @@ def _trained(
 
 
 def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError if the run has other data or settings, apart from its length."""
+    """Raise AttnlmError if the run's training data or settings differ from those of the ladder.
+
+    The settings `steps`, `eval_every` and `budget` may differ.
+    """
     recorded = {**run.config.settings(), **run.dataset}
     expected = {**settings, "train_sha256": made.train_sha256}
     for key in expected.keys() - {"steps", "eval_every", "budget"}:
@@ -298,7 +301,10 @@ def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
 
 
 def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
-    """Return the rung to show: its run of median loss (of two, the lower) with a sample."""
+    """Return a rung, with the run of median loss and a text sampled from this run.
+
+    `runs` has one run per seed. Of two middle losses, the lower one is the median.
+    """
     best = [run.whole()["best"] if is_whole else best_record(run.metrics()) for run in runs]
     order = sorted(range(len(runs)), key=lambda number: float(best[number]["val_loss"]))
     run, losses = runs[order[(len(runs) - 1) // 2]], tuple(best[i]["val_loss"] for i in order)

@@ -1,4 +1,4 @@
-"""Costs of a training run before it starts: memory, operations and time, also for larger runs."""
+"""The memory, operations and time that a training run will need, and larger runs would need."""
 
 from __future__ import annotations
 
@@ -173,7 +173,10 @@ class Plan:
         return self.seconds * self.config.training.processes / 3600
 
     def grown(self) -> Iterator[tuple[str, Plan]]:
-        """Yield (name, plan) with one size doubled. Matmuls are assumed to stay as fast."""
+        """Yield (name, plan) for each size in turn: the plan with this size doubled.
+
+        Each process is assumed to reach the same FLOP/s as with the size not doubled.
+        """
         for name, config in _doubled(self.config):
             yield name, replace(self, config=config)
 
@@ -242,15 +245,17 @@ def plan(
     on_event: OnEvent | None = None,
     **settings: Setting,
 ) -> Plan:
-    """Return the costs of training with these settings, as given to `train`.
+    """Return the costs of the training that `train` would do with the same arguments.
 
-    With `vocab_size`, random tokens replace the data set. Without `peak`, the time of a step is
-    measured over ten steps on this machine, by all processes that were started. With `peak`,
+    If `vocab_size` is given, random tokens replace the data set. If `peak` is None, all processes
+    that were started measure the time of a step over ten steps on this machine. If `peak` is given,
     nothing is measured: each process is assumed to reach the fraction `share` of `peak` FLOP/s.
-    `tokens` is the number of tokens to train on; default: 20 per parameter, or for adapters one
-    pass over the data. `start_from` plans for another run's model, without reading its weights.
+    `tokens` is the number of tokens to train on. By default, it follows from `steps` if
+    `steps` is given; else it is one epoch for a training of adapters, and 20 per parameter for
+    others. If `start_from` is given, the model is that run's, whose weights are not read.
 
-    Raises AttnlmError as `train` does, and if the measured steps do not fit into memory.
+    Raises AttnlmError for the same reasons as `train`, and if the measured steps do not fit into
+    memory.
     """
     if dataset is not None and vocab_size is not None:
         raise UsageError("a data set and `vocab_size` cannot be combined", "use only one of them")
@@ -359,7 +364,8 @@ def _measured(
 
 
 def _step_seconds(stepper: Stepper) -> float:
-    """Return the mean seconds of ten steps, or of more or fewer steps, to measure for 1 to 60 s."""
+    """Return the mean seconds of a step: of ten steps, or of more steps if ten take less than 1 s,
+    or of fewer if they take more than 60 s."""
     for _ in range(_FIRST):
         began = time.perf_counter()
         stepper.step().item()

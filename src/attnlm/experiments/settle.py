@@ -55,7 +55,8 @@ _WORTH = 0.1
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:
-    """Return the device to train on. For `auto` and small steps, measure which device is faster.
+    """Return the device to train on. If the settings leave the device open and a step is small,
+    measure whether the GPU or the CPU is faster.
 
     With a small model, a GPU waits for the CPU at every operation, so the CPU may be faster.
     """
@@ -93,10 +94,11 @@ class Settled(NamedTuple):
 def settle(
     config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
 ) -> Settled:
-    """Choose what a configuration leaves open. The run records it, and so can be repeated.
+    """Choose what a configuration leaves open, and return the complete configuration.
 
-    The micro-batch of a resumed run stays as it is. Raises AttnlmError if the data are too short
-    for the context, or the run can't fit into memory.
+    The run records the choices, so that the run can be repeated. The micro-batch of a resumed run
+    stays as it is. Raises AttnlmError if the data are too short for the context, or the run can't
+    fit into memory.
     """
     training = replace(
         config.training,
@@ -170,7 +172,7 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
 
 
 def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> TrainingConfig:
-    """Return the training settings, with the faster kernels where they are `auto`."""
+    """Return the training settings, with the faster kernel for each kernel setting that is auto."""
     a, training = config.model, config.training
     is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
     matmul, attention = training.matmul, training.attention_kernel
@@ -249,9 +251,10 @@ def _has_compiler(*commands: str) -> bool:
 
 # Measured on several texts and budgets: docs/speed.md has the figures.
 _TOKENS_PER_WEIGHT = 1.5
-"""Fewest tokens per weight: with fewer, a size learns no more than the next smaller size."""
+"""The fewest tokens per weight that a model should see. With fewer tokens, a model learns no more
+than a model of the next smaller size does."""
 _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
-"""Pairs (passes, dropout): `dropout` applies to at most `passes` passes over the text."""
+"""Pairs (most epochs, dropout). A run gets the dropout of the first pair that allows its epochs."""
 _MOST_PASSES = 40.0
 """After this many passes over the text, models only overfit."""
 # Fraction of the budget for the trials of all sizes together.
@@ -269,10 +272,10 @@ def affordable_size(
 ) -> Config:
     """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
-    The sizes are in ascending order. Each is timed briefly until one is too large. The budget
-    counts from `began`. Steps are limited to 40 passes over the text: later ones only overfit.
-    `settings` override the recipe in every size. Raises AttnlmError if the first size is too large
-    for the data or the memory.
+    The sizes are in ascending order. They are timed briefly, one after the other, up to the first
+    that is too large for the data, the memory or the budget. The budget counts from `began`. Steps
+    are limited to 40 passes over the text: later ones only overfit. `settings` override the recipe
+    in every size. Raises AttnlmError if the first size is too large for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))
     budget = resolve(settings, sizes[0]).training.budget

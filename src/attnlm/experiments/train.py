@@ -81,10 +81,11 @@ def train(
     threads, compile, …) can be changed. `start_from` begins a new run with the model of another run
     and the weights of its `checkpoint` (auto, best or last); the data must have the same tokenizer,
     and the training settings are new. With `lora`, the new run trains adapters for these weights.
-    If a run called `name` exists, train raises AttnlmError; with `exist_ok`, it returns that run,
-    provided that it is finished and has this configuration and data set. `verify` reads large .bin
-    files whole, of which `open_dataset` would read samples. `budget` is the time for the whole
-    call; the learning rate and the evaluations then depend on the time instead of the steps.
+    If a run called `name` exists, train raises AttnlmError; but if `exist_ok` is True, train
+    returns the existing run, provided that it is finished and has this configuration and data set.
+    The hashes of large .bin files are checked in samples, or in whole if `verify` is True. `budget`
+    is the time for the whole call; the learning rate and the evaluations then depend on the time
+    instead of the steps.
 
     `on_event` is called with the events Note, Started, Stepped, Evaluated and Finished. The run's
     curve.png is redrawn at each evaluation. `on_step` is called after every step, with the number
@@ -363,7 +364,10 @@ def check_alike(processes: Processes, *options: object) -> None:
 
 
 def tell(run: Run, fresh: bool, processes: Processes) -> None:
-    """Send the other processes what `join` needs to train `run` with this process."""
+    """Describe `run` to the other processes, which wait in `join` to train it with this process.
+
+    `fresh` is True if the training begins without a checkpoint.
+    """
     if processes.count == 1:
         return
     processes.remember(_RUN, str(run.path.absolute()))

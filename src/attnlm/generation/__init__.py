@@ -1,1 +1,1 @@
-"""From a model to text."""
+"""The generation of text with a model."""

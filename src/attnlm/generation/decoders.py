@@ -52,7 +52,7 @@ class Decoding:
 
 
 def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
-    """Return the fastest exact way to decode on a device."""
+    """Return the fastest way to decode on a device. All ways give equal logits up to rounding."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
     compiled = library("decoding.c") if is_native and not isinstance(model, Bigram) else None
@@ -72,7 +72,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:
     """Return the model, or its copy with bfloat16 linear maps if the device computes in bfloat16.
 
-    Otherwise, autocast would cast the weights again for every token.
+    With the model itself, autocast would cast the weights again for every token.
     """
     if device.dtype != "bfloat16":
         return model

@@ -39,7 +39,8 @@ _LARGE = 2**23
 """A model with at least this many weights in its linear maps is large: they exceed a processor's
 cache, so that several threads save time."""
 _LONG = 256
-"""A linear map with at least this many inputs is not copied: C reads it in the model's memory."""
+"""A linear map with at least this many inputs, a multiple of 32, is not copied: C reads it in the
+model's memory."""
 _SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
 """Limits of one call of `generate` in C, in seconds and in tokens of a sample. The tokens of a call
 are yielded together."""
@@ -115,7 +116,8 @@ class _Generation(_Struct):
 class NativeModel:
     """The weights of a model in the layout of the C file, for any number of decoders.
 
-    Matrices with `_LONG` inputs or more are not copied: they change when the model does.
+    Matrices whose inputs are a multiple of 32, `_LONG` or more, are not copied: they change when
+    the model does.
     """
 
     def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
@@ -192,10 +194,12 @@ class NativeModel:
         }
 
     def _tables(self, weights: Mapping[str, Tensor]) -> dict[str, _Floats]:
-        """Return tables of We for every token and Wp for every position, if the context slides.
+        """Return tables of We for every token and Wp for every position, or {} for some models.
 
-        Queries, keys and values are W(e + p) = We + Wp. When the context slides, all tokens change
-        their positions. Rows of the tables are then added, instead of computing W(e + p) again.
+        Queries, keys and values are W(e + p) = We + Wp, with linear maps W; e and p are the
+        embeddings of a token and its position. When the context slides, all tokens change their
+        positions. Rows of the tables are then added, instead of computing W(e + p) again. The
+        result is {} if the context does not slide, if there is a norm, or if tables are too large.
         """
         a = self.architecture
         size = (self.vocab_size + a.block_size) * self.qkv_outputs
@@ -345,7 +349,8 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
 def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
     """Return linear maps of the same input as one map, or an empty map if the model lacks them.
 
-    C reads long rows in the model's memory; shorter rows are copied to panels, (N/32, C, 32).
+    If the number of inputs is a multiple of 32 and at least `_LONG`, the C code reads the rows of
+    the matrices where the model stores them. Other rows are copied to panels, (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
         return _Map()
@@ -361,8 +366,10 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
 
 
 def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]:
-    """Return the addresses of the rows of matrices (N, C), and the arrays that hold the rows. After
-    each matrix, addresses of a row of zeros fill up the last panel."""
+    """Return the addresses of the rows of matrices (N, C), and the arrays that hold the rows.
+
+    If the rows of a matrix don't fill its last panel, the address of a row of zeros is repeated.
+    """
     zeros = np.zeros(matrices[0].size(1), np.float32)
     arrays, places = [_array(matrix) for matrix in matrices], list[int]()
     for array in arrays:

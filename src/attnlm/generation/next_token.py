@@ -21,10 +21,10 @@ def next_token_weights(
 ) -> Probabilities:
     """Return weights proportional to softmax(logits / temperature), (B, V), in float64.
 
-    Tokens outside the `top_k` likeliest get weight 0; then, so do tokens outside the nucleus, the
-    smallest set of the likeliest tokens whose probabilities sum to at least `top_p` (Holtzman et
-    al., 2020). With temperature 0, the likeliest token gets all weight. Raises NotFiniteError for
-    logits that are NaN or infinite.
+    First, tokens outside the `top_k` likeliest get weight 0. Then, tokens outside the nucleus get
+    weight 0. The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at
+    least `top_p` (Holtzman et al., 2020). With temperature 0, the likeliest token gets all weight.
+    Raises NotFiniteError for logits that are NaN or infinite.
     """
     logits_BV = logits_BV.astype(np.float64)
     # A float64 sum of float32 numbers can't overflow: it is finite if all numbers are finite.
@@ -67,8 +67,8 @@ def normalised(weights_BV: Probabilities) -> Probabilities:
 def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     """Draw a token for each sample, (B,), in proportion to the weights.
 
-    This is the first token at which the running sum of weights exceeds the fraction `uniforms_B`,
-    in [0, 1), of the total. A token of weight 0 is never drawn.
+    A sample has a number u in `uniforms_B`, with 0 ≤ u < 1. Its token is the first at which the
+    running sum of weights exceeds u times their total. A token of weight 0 is never drawn.
     """
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]

@@ -197,7 +197,7 @@ class Sampler:
     device: Device
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt, or the tokenizer's `first` id if the prompt is empty.
+        """Return the ids of a prompt; if the prompt is empty, only the id `tokenizer.first`.
 
         Raises AttnlmError if the vocabulary lacks characters; the error names them.
         """

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from attnlm.base.errors import UsageError
 
 MOST_HELD = 2**26
-"""The most tokens of all samples if memory holds them until the last is drawn: about 2 GB."""
+"""The most tokens of all samples together if memory keeps them to the end, in about 2 GB."""
 MOST_CHOICES_HELD = 2**20
-"""The same maximum if memory also holds the likeliest other tokens, with their probabilities."""
+"""The most tokens if memory also keeps, for each token, the likeliest others and probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ MODELS = (
     *("gpt2", "llama", "qwen3"),
 )
 RUNGS = MODELS[:7]
-"""The rungs of the ladder: each adds one idea to the rung before. Other models are published."""
+"""The rungs of the ladder: each adds one idea to the rung before. The other MODELS are small
+versions of models that others published."""
 
 _LARGEST = 2**20
 _LARGEST_ROTARY_TABLE = 2**24  # numbers
@@ -168,7 +169,10 @@ class Architecture:
 
     @property
     def holds_weights(self) -> bool:
-        """Return True if training keeps all attention weights: attention kernels lack dropout."""
+        """Return True if training keeps all attention weights in memory, for dropout of weights.
+
+        Attention kernels do not keep the weights, but can't apply dropout.
+        """
         return bool(self.dropout) and self.attention == "softmax" and not self.residual
 
     def settings(self) -> Settings:
@@ -218,7 +222,7 @@ def _check_heads(a: Architecture, width: int) -> None:
 
 
 def _nearest(wanted: int, possible: Sequence[int]) -> str:
-    """Return the next numbers below and above `wanted` in ascending `possible`: `4 or 8`."""
+    """Return the numbers just below and above `wanted` in the ascending `possible`: `4 or 8`."""
     above = bisect.bisect(possible, wanted)
     return " or ".join(map(str, possible[max(0, above - 1) : above + 1]))
 

@@ -25,7 +25,7 @@ def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel
 def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter by its name.
 
-    Only one block is built, since a file may claim thousands of layers.
+    Only one block is built: the architecture may come from a file that claims thousands of layers.
     """
     skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
