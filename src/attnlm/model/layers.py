@@ -1,4 +1,4 @@
-"""Small layers: linear maps with optional adapters, norms, dropout; and recomputation of layers."""
+"""Small layers (norms, dropout, linear maps that may have adapters) and recomputation of layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from attnlm.model.ops.pointwise import rms_norm
 class Linear(nn.Linear):
     """A linear map x Wᵀ + b. An adapter (Hu et al., 2021) replaces W by W + scale · B A.
 
-    With `std`, weights are initialised from N(0, std²) and biases to zeros.
+    Weights are initialised from N(0, std²) and biases to zeros. If `std` is None, both are
+    initialised as in nn.Linear.
     """
 
     lora_down: nn.Parameter | None
@@ -105,7 +106,7 @@ def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
     """Let dropout in this thread use generator i for sequence i of a batch.
 
     The draws then do not depend on how a batch is divided among processes and threads.
-    Without generators, dropout uses PyTorch's generator.
+    If `generators` is empty, dropout uses PyTorch's generator.
     """
     before, _source.generators = _source.generators, generators
     try:
@@ -139,10 +140,10 @@ class Dropout(nn.Module):
 def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
     """Return the output of `module`, and recompute it in the backward pass.
 
-    Until then, only the arguments are in memory (Chen et al., 2016). The recomputation repeats the
-    random draws: PyTorch restores its random state, and `_same_draws` the generators that
-    `drawing_from` has set. A compiled step, in which PyTorch does not allow `_same_draws`, has no
-    such generators.
+    Between the two passes, only the arguments are in memory (Chen et al., 2016). The recomputation
+    repeats the random draws: PyTorch restores its random state, and `_same_draws` restores the
+    generators that `drawing_from` has set. PyTorch does not allow `_same_draws` in a compiled
+    training step, but for such a step no generators are set.
     """
     more: Any = {"context_fn": _same_draws} if _source.generators else {}
     computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)

@@ -28,7 +28,8 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
 
 
 def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return W + scale · B A. Float64 sums, rounded once, do not depend on the order of terms."""
+    """Return W + scale · B A. The sum is computed in float64 and rounded once, so that the order of
+    its terms does not change the result."""
     where = torch.device("cpu") if weight.is_mps else weight.device  # Apple's GPUs lack float64
     precise, down, up = (t.to(where, torch.float64) for t in (weight, down, up))
     return (precise + scale * (up @ down)).to(weight)

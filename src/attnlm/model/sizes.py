@@ -22,9 +22,10 @@ MAP_NAMES = tuple(_PLACES)
 
 @dataclass(frozen=True)
 class LoRA:
-    """Low-rank adapters (Hu et al., 2021): the maps `on` of each block use W + alpha/rank · B A.
+    """Low-rank adapters (Hu et al., 2021) of the linear maps named in `on`.
 
-    A (`lora_down`) has shape (rank, inputs), and B (`lora_up`) has shape (outputs, rank).
+    In each block, such a map multiplies by W + alpha/rank · B A. A (`lora_down`) has shape
+    (rank, inputs), and B (`lora_up`) has shape (outputs, rank).
     """
 
     rank: int
@@ -94,7 +95,7 @@ def multiplied_weights(a: Architecture, vocab_size: int) -> int:
 
 
 def mixed_width(a: Architecture) -> int:
-    """Return the number of features per token that one layer's attention mixes, or 0 without it."""
+    """Return how many features per token a layer's attention mixes; 0 if there is no attention."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
 
 
@@ -107,8 +108,9 @@ def forward_flops(a: Architecture, vocab_size: int) -> int:
 def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
     """Return the FLOPs of one token's forward and backward pass, without the optimizer's update.
 
-    The backward pass of a matmul takes two matmuls, one for each factor's gradient. Uniform
-    attention needs only the gradient of its values. Weights frozen for adapters need no gradient.
+    The backward pass of a matmul takes two matmuls, one for each factor's gradient. The scores of
+    uniform attention are constant, so that only its values need a gradient. If adapters are
+    trained, the model's own weights are frozen and need no gradient.
     """
     flops = 3 * forward_flops(a, vocab_size)
     if a.attention == "uniform":

@@ -1,7 +1,8 @@
 """The forward pass of every model in plain textbook form: a function of the weights alone.
 
-This code is slow and shares nothing with the modules. Tests compare the modules with this code,
-and `attnlm trace --as-code` prints it without the branches that a model does not take.
+This code is slow and shares nothing with the torch modules of the models. Tests compare those
+modules with this code, and `attnlm trace --as-code` prints it without the branches that a model
+does not take.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def norm(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
 
 
 def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
-    """Return causal attention, (T, C) → (T, C), or (T, H·D) without a projection."""
+    """Return causal attention, (T, C) → (T, C), or (T, H·D) if its heads have no projection."""
     T = len(x)
     later = torch.ones(T, T, dtype=torch.bool).triu(1)  # keys after the query
     if a.attention == "uniform":

@@ -43,7 +43,7 @@ _BYTES_PER_NUMBER = 12  # a float32 weight with its mean and square
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """The facts of a checkpoint; for a single file, also its safetensors header.
+    """The facts of a checkpoint and, if it is a single file, its safetensors header.
 
     The names, shapes and types of all tensors match the model. Their values have not been read.
     """
@@ -117,9 +117,11 @@ def load_checkpoint(
     """Return a checkpoint's facts, weights and optimizer state.
 
     If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
-    `count` (see `rows_of`). With `lora`, the weights are the adapters. A given `header` is not read
-    again. Raises AttnlmError if the file is missing, damaged or of another model, NotFiniteError if
-    weights are NaN or infinite. Training never saves such weights.
+    `count` (see `rows_of`). If `lora` is set, the weights are only the adapters. If
+    `header` is set, a file's header is not read again, unless the file has been replaced since.
+
+    Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
+    weights are NaN or infinite; training never saves such weights.
     """
     found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
     weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
@@ -143,7 +145,7 @@ def load_header(
 ) -> CheckpointHeader:
     """Return a checkpoint's header without reading the tensors or checking the digest.
 
-    Raises AttnlmError as `load_checkpoint` does.
+    Raises AttnlmError if the file is missing or of another model, or if its header is damaged.
     """
     return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
 
@@ -191,7 +193,8 @@ def _read(
 def _read_file(
     path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]] | None:
-    """Return the header and, with `numbers`, the tensors. For another model's file, return None."""
+    """Return the header and the tensors, or {} instead of the tensors if `numbers` is False. Return
+    None if the file is of another model."""
     with files.open_regular(path) as opened:
         if header is None or header.file is None:
             most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)

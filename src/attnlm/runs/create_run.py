@@ -81,8 +81,8 @@ def put_new(
 def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
     """Move a run's folder to its final path, and return the path. Raises AttnlmError if it exists.
 
-    Without `name`, the run gets the first free name of `<model>-001`, `<model>-002`, … The name of
-    a removed run stays reserved while other runs record that run as their parent.
+    If `name` is None, the run gets the first free name of `<model>-001`, `<model>-002`, … The name
+    of a removed run stays reserved while other runs record that run as their parent.
     """
     gone = set() if name else _parents(checkpoint_dir)
     numbered = (f"{run.config.model.model}-{number:03}" for number in itertools.count(1))

@@ -1,7 +1,8 @@
-"""Forms: model architectures of transformers and llama.cpp, with their names of sizes and tensors.
+"""Forms: model architectures of other tools, with the tools' names of sizes and tensors.
 
-Whether a form can express a model depends on the model's architecture, not on its name. If the
-model lacks biases or position embeddings of the form, zeros are stored, which changes no logit.
+The tools are transformers and llama.cpp. Whether a form can express a model depends on the model's
+architecture, not on its name. If a form has biases or position embeddings that a model lacks, zeros
+are stored, which changes no logit.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ For a field that is not a key, the form can express only the field's default."""
 
 
 class Stored(NamedTuple):
-    """A tensor in another tool's file, and how it holds our parameters.
+    """A tensor in another tool's file, which holds one or more parameters of a model of attnlm.
 
-    `parts` are our names of the parameters. Several parameters are concatenated along their
-    outputs. If `transposed`, the tensor is the transpose of our matrix.
+    `parts` are attnlm's names of these parameters. Several parameters are concatenated along their
+    outputs. If `transposed`, the tensor is the transpose of attnlm's matrix.
 
     If `interleaved` is not 0, it is the number of heads, and the outputs of each head (of size D)
     are in the order 0, D/2, 1, D/2 + 1, …
@@ -47,12 +48,13 @@ class Form:
     name: str
     expressible: Expressible
     sizes: Mapping[str, str]
-    """the attributes of Architecture, keyed by the tool's names of these sizes"""
+    """attributes of Architecture, such as embed_dim, keyed by the tool's names, such as n_embd"""
     modules: Mapping[str, str]
     """the tool's names of modules, keyed by our names; {} stands for the number of the block; if
     the tool stores several of our modules as one, the key has all our names, separated by spaces"""
     has_bias: Callable[[Architecture, str], bool]
-    """whether the tool's module has a bias, given the last word of our name, such as query"""
+    """whether the tool's module has a bias; the argument of type str is the last word of our name
+    for the module, such as query"""
     transposes: bool = field(default=False, kw_only=True)
     """whether the tool stores the matrices of linear layers transposed"""
     interleaves: bool = field(default=False, kw_only=True)
@@ -125,7 +127,7 @@ class Exported:
 
     path: Path
     form: str
-    """a class of `transformers`, an architecture of llama.cpp, or "a page of" and its size"""
+    """a class of `transformers`, an architecture of llama.cpp, or "a page of" and its file size"""
     checkpoint: str
     """best or last; for a page with several runs, the values that occur, separated by commas"""
 
@@ -204,8 +206,8 @@ def _own_biases(a: Architecture, kind: str) -> bool:
 
 
 def _llama_biases(a: Architecture, kind: str) -> bool:
-    """Return True if modules named `kind` have a bias in transformers. There, all four attention
-    projections have a bias if one of ours has."""
+    """Return True if modules named `kind` have a bias in transformers' classes for Llama and Qwen3.
+    There, query, key, value and projection all have a bias if one of them has a bias in attnlm."""
     if kind in ("query", "key", "value", "projection"):
         return a.qkv_bias or a.bias
     return _own_biases(a, kind)

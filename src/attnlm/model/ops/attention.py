@@ -46,9 +46,10 @@ def kernel_of_pytorch(
 
 
 def reads_groups(query: Tensor) -> bool:
-    """Return True if PyTorch's kernel reads shared keys and values in place, without a copy.
+    """Return True if query heads that share keys and values should read them in place, not copies.
 
-    On CUDA, only the flash kernel does so, in half precision. On a CPU, a copy is faster.
+    On CUDA, only PyTorch's flash kernel can read them in place, and it needs half precision. On a
+    CPU, copies are faster.
     """
     is_half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
     return query.is_cuda and is_half

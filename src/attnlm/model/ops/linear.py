@@ -82,9 +82,9 @@ class _Linear(Function):
 def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = True) -> Tensor:
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
-    One matmul with joined weights is faster. Without `joins_weights`, or if the weights are frozen,
-    maps are computed one by one: for frozen weights, autograd would keep a joined copy, and frozen
-    maps may have adapters.
+    One matmul with joined weights is faster. The maps are computed one by one, however, if
+    `joins_weights` is False or if their weights are frozen. Autograd would keep a joined copy of
+    frozen weights, and frozen maps may have adapters, which the joined matmul would leave out.
     """
     if not (joins_weights and maps[0].weight.requires_grad):
         return torch.cat([m(x) for m in maps], dim=-1)

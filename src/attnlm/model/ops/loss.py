@@ -71,8 +71,9 @@ class _LinearCrossEntropy(Function):
 
 
 _Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
-"""Memory for the gradients of x (M, C), weights (V, C) and bias (V); None if not needed.
-The gradient of x is overwritten. Gradients of weights and bias are added to their memory."""
+"""Tensors that receive the gradients of x (M, C), weights (V, C) and bias (V), with None for each
+gradient that is not needed; or only None if no gradient is needed. The gradient of x replaces the
+content of its tensor. The gradients of weights and bias are added to the content of theirs."""
 
 
 def _in_pieces(
@@ -122,7 +123,7 @@ def _compiled(
     targets_M: Tensor,
     wanted: _Gradients,
 ) -> Tensor:
-    """Return the mean loss, and compute gradients in `wanted`, by the operations in C.
+    """Return the mean loss by the operations in C; unless `wanted` is None, write gradients to it.
 
     Logits have the layout (V, m), with tokens adjacent, which is faster for few tokens m.
     """

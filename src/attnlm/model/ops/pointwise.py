@@ -50,7 +50,8 @@ def _apply(x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
 
 
 class _Activation(Function):
-    """The C function `name`, applied to each row, and its gradient, `name`_backward."""
+    """An autograd function: it applies the C function `name` to each row, and computes the gradient
+    with the C function `name`_backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
@@ -144,9 +145,9 @@ def rotary_angles(
     """Return cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
 
     Each feature in the first half of a head is paired with one in the second, as in Llama and Qwen.
-    `factor` divides frequencies (Chen et al., 2023). With `context`, frequencies that make 4 or
-    more turns within `context` positions are not divided, and frequencies that make 1 to 4 turns
-    are divided in part, as in Llama 3.1.
+    `factor` divides frequencies (Chen et al., 2023). If `context` is also set, as in Llama 3.1, the
+    frequency of a pair that turns 4 times or more within `context` positions is not divided, and
+    the frequency of a pair that turns 1 to 4 times is divided in part.
     """
     if torch.get_default_device().type == "meta":  # a model's skeleton has no numbers
         return torch.empty(length, head_size), torch.empty(length, head_size)

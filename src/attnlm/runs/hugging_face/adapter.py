@@ -66,8 +66,8 @@ _OFF: tuple[Any, ...] = (None, False, 0, [], {})
 
 
 class _Module(NamedTuple):
-    """A linear layer of a `transformers` model, such as `c_attn`. It contains the layers `maps` of
-    our model, in the order of its outputs."""
+    """A linear layer of a `transformers` model, such as `c_attn`. Its outputs are those of the
+    layers of our model named in `maps`, concatenated in this order."""
 
     name: str
     maps: tuple[str, ...]

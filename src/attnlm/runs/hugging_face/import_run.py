@@ -90,7 +90,8 @@ def import_run(
 def _found(
     source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
 ) -> tuple[str, Path, Path | None]:
-    """Return the origin that the run records, the folder, and the file if `source` names a file."""
+    """Return the path or NAME@COMMIT that the run records as its source, the folder, and the file
+    if `source` names a file (else None)."""
     check_source(source)
     path = Path(source)
     if path.exists() or is_folder(path):

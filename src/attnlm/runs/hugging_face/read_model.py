@@ -1,8 +1,8 @@
 """Read a Hugging Face folder of the GPT-2, Llama, Mistral, Qwen2 and Qwen3 families.
 
-config.json becomes an Architecture. The known keys are sizes, options, and keys without effect; an
-option must have a value that our models can express. Any other key with a value raises an error
-that names the key, since it could mean a slightly different model.
+config.json becomes an Architecture. The known keys are sizes, options, and keys without effect. An
+option must have a value that our models can express. Any other key could mean a slightly different
+model: unless its value is null, it raises an error that names the key.
 
 The tensors are in model.safetensors, or in the files listed in model.safetensors.index.json. The
 names, shapes and types of all tensors are checked before any tensor is read.
@@ -61,7 +61,7 @@ class _Family:
     model: str
     """our preset for the family: a value of the setting `model`"""
     stock: str
-    """the `model_type` of the class in STOCK_CLASSES with the same names of sizes and tensors"""
+    """`model_type` of the class in STOCK_CLASSES with the family's names of sizes and tensors"""
     defaults: Mapping[str, Any]
     """values of sizes that config.json may lack; None stands for the default of our setting"""
     allowed: Mapping[str, tuple[Any, ...]]
@@ -100,7 +100,7 @@ _FAMILIES = {
     "qwen3": _Family("qwen3", "qwen3", {**_LLAMA_DEFAULTS, "head_dim": 128}, _QWEN3_ALLOWED),
 }
 _SETTINGS = {"num_kv_heads": "kv_heads", "head_dim": "head_size", "mlp_dim": "mlp_width"}
-"""sizes that Architecture derives from settings, and these settings"""
+"""the settings from which Architecture derives sizes, keyed by the names of these sizes"""
 _DEFAULT_WINDOW = 4096  # tokens, for a Mistral or Qwen config that lacks the key
 _FACTOR = {"factor": "rotary_factor"}
 _ROTARY = {
@@ -108,7 +108,7 @@ _ROTARY = {
     "linear": _FACTOR,
     "llama3": {**_FACTOR, "original_max_position_embeddings": "rotary_context"},
 }
-"""The supported types of rotary scaling. Each type maps its keys in config.json to our settings."""
+"""For each supported type of rotary scaling: its keys in config.json, and our settings for them."""
 
 
 @dataclass(frozen=True)
