@@ -1,4 +1,4 @@
-"""The settings of a ladder (runs of several models, its rungs), as its folder records them."""
+"""The settings of a ladder, recorded in its folder. A ladder trains several models: its rungs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Plan:
     prompt: str
     tokens: int
     steps: int | None = None
-    """steps of each run; with a budget, None until the first run has ended"""
+    """steps of each run; if `budget` is given, None until the first run has ended"""
     eval_every: int | None = None
     budget: float | None = None
     """seconds for all runs together, if given in place of steps"""
@@ -106,5 +106,5 @@ def read_plan(path: Path) -> Plan:
 
 
 def check_rungs(rungs: Sequence[str]) -> None:
-    """Raise UsageError for invalid `rungs`, before the rest of the plan is known."""
+    """Raise UsageError if `rungs` are invalid. Other settings of the plan need not be known yet."""
     Plan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0).check()

@@ -1,8 +1,9 @@
-"""Load the model of a run, with adapters merged, and the weights of its parent.
+"""Load the model of a run, and the weights of the run's parent.
 
 The parent is the run whose weights a run started from. If a run trains adapters, its checkpoints
-hold only the adapters, and its folder also has the parent's weights in base.safetensors: if
-possible, as a hard link, which takes no space and stays valid if the parent's file is replaced.
+hold only the adapters, and the parent's weights are in the run's folder, in base.safetensors. That
+file is a hard link to the parent's checkpoint if possible: a link takes no space, and stays valid
+if the parent's checkpoint is replaced. Loading merges the adapters into the weights.
 """
 
 from __future__ import annotations
@@ -122,9 +123,10 @@ def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
 
 
 def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
-    """Return the parent's weights, from which a run starts, as `load_weights` does.
+    """Return the weights that a run starts from: those of its parent, with adapters merged.
 
-    Raises as `load_checkpoint` does, and AttnlmError if the parent was trained further.
+    If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
+    `load_checkpoint` does, and AttnlmError if the parent was trained further after the run began.
     """
     parent, start = _start(run)
     weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
@@ -133,10 +135,11 @@ def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]
 
 
 def keep_base(run: Run) -> Run:
-    """Copy the parent's weights to base.safetensors, and return the run with their digest.
+    """Copy the parent's weights to the run's base.safetensors.
 
-    Make a hard link instead of a copy if the parent's file holds only these weights and the file
-    system supports links. Raises OSError, and as `parent_rows` does.
+    Return the run with the digest of that file in `Run.parent`. Make a hard link instead of a copy
+    if the parent's file holds only these weights and the file system supports links. Raises
+    OSError, and whatever `parent_rows` raises.
     """
     parent, start = _start(run)
     assert run.parent is not None
@@ -169,7 +172,8 @@ def _check_unchanged(path: Path, run: Run) -> None:
 
 
 def _hash(checkpoint: Path) -> str:
-    """Return the hash of a checkpoint's file, or of a folder's facts.json, which has all hashes."""
+    """Return the hash of a checkpoint's file. If the checkpoint is a folder, return the hash of its
+    facts.json, which has the hashes of the other files."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
     with explaining_reads(path, "", COPY_THE_RUN):
         return files.file_hash(path)

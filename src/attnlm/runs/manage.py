@@ -37,7 +37,8 @@ _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetenso
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """A run or a ladder in a list, possibly damaged. None stands for an unknown or absent value."""
+    """An entry of `list_runs`: a run or a ladder, which may be damaged. Values that are unknown or
+    absent are None."""
 
     name: str
     path: Path
@@ -51,7 +52,7 @@ class RunEntry:
     steps: int | None = None
     """the number of steps of the whole training run"""
     val_loss: float | None = None
-    """the best checkpoint's validation loss, in nats per token; on the whole split if measured"""
+    """the best checkpoint's validation loss in nats per token; that on the whole split if known"""
     evaluated_part: str | None = None
     """what `val_loss` is measured on: `65,536 of 1,115,394 tokens`; None for the whole split"""
     bits_per_byte: float | None = None
@@ -170,12 +171,13 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
 
 
 def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
-    """Remove a run or a ladder from `checkpoint_dir` in one step. The runs of a ladder stay.
+    """Remove a run or a ladder from `checkpoint_dir` atomically. The runs of a ladder stay.
 
         attnlm.remove_run("transformer-001")
 
-    If the folder is a link, the link is removed and its target stays. If `latest` named the removed
-    run, it then names the newest run that is left. Raises AttnlmError as `removable` does.
+    If the folder is a link, the link is removed and its target stays. If the file `latest` named
+    the removed run, the file is changed to name the newest run that is left. Raises AttnlmError as
+    `removable` does.
     """
     entry = removable(run, checkpoint_dir)
     parent = entry.path.parent
@@ -196,8 +198,8 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
 
 
 def _rename_latest(parent: Path, removed: str) -> None:
-    """If the file `latest` names `removed`, write to it the name of the newest run that can be
-    opened, or delete it if no run can be opened."""
+    """Update the file `latest` if it contains the name `removed`: write the name of the newest run
+    that can be opened, or delete the file if no run can be opened."""
     with contextlib.suppress(AttnlmError):
         if latest_name(parent) != removed:
             return
@@ -232,7 +234,8 @@ Pairs = Mapping[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Two runs, and their differing values: pairs (a, b) by name, with None for a missing value."""
+    """Two runs, and the values in which they differ. The name of a value maps to the pair of both
+    runs' values, with None for a missing value."""
 
     a: Run
     b: Run

@@ -56,9 +56,10 @@ def open_run(
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
-    """Return the data set of a run: at its recorded path, or else by its name in `data_dir`.
+    """Return the data set of a run.
 
-    Raises AttnlmError if the data set is missing or has changed, or if the run was imported.
+    The data set is opened at the path that the run recorded or, if no folder is there, by name in
+    `data_dir`. Raises AttnlmError if it is missing or has changed, or if the run was imported.
     """
     if run.imported_from:
         raise AttnlmError(

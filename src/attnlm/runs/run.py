@@ -1,4 +1,4 @@
-"""A run's folder: configuration, tokenizer, metrics, snapshots (the ticker) and checkpoints."""
+"""A run's folder: configuration, tokenizer, metrics, checkpoints and ticker (model snapshots)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COUNT: Any = {"at_least": 0, "below": 2**48}
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """The record of the data set in config.json; for an imported run, only a name."""
+    """The entry in config.json for the run's data set. For an imported run, it has only a name."""
 
     name: str
     path: str = limited(default="", matches=r"[^\0]*")
@@ -137,12 +137,12 @@ class Result:
 
     @property
     def final(self) -> Mapping[str, Any]:
-        """The best checkpoint's step and losses, on the whole split if measured."""
+        """The best checkpoint's step and losses; those on the whole split if they were measured."""
         return self.whole.get("best", self.best)
 
     @property
     def part(self) -> str:
-        """The tokens that `final` covers: `65,536 of 1,115,394 tokens`; "" for the whole split."""
+        """What `final` is measured on: `65,536 of 1,115,394 tokens`; "" for the whole split."""
         return "" if self.whole else self._evaluated_part
 
     def facts(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Run:
     dataset: Mapping[str, Any]
     """the data set's name, path, hashes, token counts and reference losses (see DatasetFacts)"""
     stopped_after: float = 0.0
-    """seconds of training until the run was stopped between two evaluations; 0 otherwise"""
+    """seconds of training when the run was last stopped between two evaluations; 0 if never"""
     parent: Mapping[str, Any] | None = None
     """the run whose weights it started from: name, path, checkpoint, step and hash (see Parent)"""
     imported_from: str = ""
@@ -242,7 +242,7 @@ class Run:
 
     @property
     def evaluated_part(self) -> str:
-        """The tokens of an evaluation: `65,536 of 1,115,394 tokens`; "" for the whole split."""
+        """The part evaluated: `65,536 of 1,115,394 tokens`; "" for the whole validation split."""
         most, length = self.config.training.eval_tokens, self.config.model.block_size
         if most is None or most >= self.dataset["val_tokens"] - 1:
             return ""
@@ -251,7 +251,7 @@ class Run:
     def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
         """Return the checkpoint `best`, `last` or `auto`.
 
-        `auto` is best; it is last if best is missing or only step 0 was evaluated. Raises
+        `auto` means best, but last if best is missing or if only step 0 was evaluated. Raises
         UsageError for any other word, AttnlmError if the file is missing or damaged.
         """
         if isinstance(which, Checkpoint):
@@ -346,7 +346,7 @@ class Run:
             raise self._ticker.damaged() from None
 
     def ticker_passage(self) -> list[str]:
-        """Return the tokens to which the snapshots' attention maps belong, or [] for old runs."""
+        """Return the tokens whose attention the snapshots' maps show, or [] for old runs."""
         return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
 
     def whole(self) -> dict[str, dict[str, Any]]:
@@ -387,14 +387,14 @@ class Run:
     ) -> None:
         """Add a record to the metrics, and a snapshot to the ticker unless the ticker is full.
 
-        The ticker's first line also holds `passage`, the tokens of the snapshots' maps.
+        The ticker's first line also holds `passage`: the tokens whose attention all maps show.
         """
         self._metrics.append(record)
         about = {} if self._ticker.size() else {"passage": passage}
         self._ticker.append({**snapshot_record(snapshot), **about})
 
     def keep_until(self, evaluated_step: int) -> None:
-        """Drop metrics and snapshots after `evaluated_step`, and the file of `whole`.
+        """Drop metrics and snapshots after the step `evaluated_step`, and delete whole.json.
 
         Raises as `metrics_until` and `ticker` do.
         """

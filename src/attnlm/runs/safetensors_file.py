@@ -1,7 +1,7 @@
 """Read and write safetensors files one tensor at a time.
 
-The safetensors library would need more memory: it maps a whole file to read it, and holds all
-tensors to write them. Mapped files count as memory, too.
+The safetensors library would need more memory. To write a file, it holds all tensors in memory. To
+read a file, it maps the whole file, and the system counts mapped files as used memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_HEADER = 2**26  # bytes
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: its safetensors type, its shape, and byte offsets after the header."""
+    """A tensor in a file: safetensors type, shape, and byte offsets from the end of the header."""
 
     dtype: str
     shape: Shape
@@ -96,7 +96,8 @@ class TensorFile(NamedTuple):
 
 @contextlib.contextmanager
 def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
-    """Turn read errors into AttnlmError. Its message has the text `damaged` after "is damaged"."""
+    """Turn errors in reading `path` into AttnlmError. If the file is damaged, the message begins
+    with "PATH is damaged", followed by the text `damaged`."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,9 @@
 """Sharded checkpoints: folders that all processes write while training continues.
 
-The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP). Files
-`shard-K-…` have the rows that one process holds of every tensor, and the offsets of these rows.
-facts.json has the checkpoint's facts (JSON values such as the step), and the files' hashes.
+The files are safetensors in the layout of PyTorch's distributed checkpoints (DCP). Each process
+holds some rows of every tensor. Process K, counted from 1, writes its rows and their offsets to the
+files `shard-K-…`. facts.json has the checkpoint's facts (JSON values such as the step), and the
+files' hashes.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ class ShardedCheckpoints:
         """Start to write checkpoints to `folder`, one after the other, in a thread.
 
         `checkpoints` maps a checkpoint's name to its tensors and facts. Weights are named
-        `model.…`. The tensors must not change after the call. `when_saved` is called at the end.
+        `model.…`. The tensors must not change after the call. The thread calls `when_saved`
+        when all checkpoints are written.
 
-        First, wait for the checkpoints of the previous call. Raises OSError if those could not be
-        written, LostProcessError if another process was lost.
+        Before that, wait until the checkpoints of the previous call are written. Raises OSError if
+        those could not be written, LostProcessError if another process was lost.
         """
         from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -94,7 +96,7 @@ class ShardedCheckpoints:
 def _writer(
     new: Path, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> StorageWriter:
-    """Return a DCP writer to the folder `new`. The folder replaces `path` when all have written."""
+    """Return a DCP writer to the folder `new`, which replaces `path` when every process is done."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.futures import Future as Written
 
@@ -136,10 +138,10 @@ def parameter_of(name: str) -> str:
 def read_folder(
     path: Path, weights: Mapping[str, Shape], rank: int, count: int, numbers: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Return a checkpoint's facts, and the rows of each tensor that process `rank` of `count` has.
+    """Return a checkpoint's facts, and each tensor's rows that belong to process `rank` of `count`.
 
     Return None if tensors do not match the shapes `weights`. Each process checks the hashes of
-    different files. Without `numbers`, read no rows and check no hash. Raises ValueError for a
+    different files. If `numbers` is False, read no rows and check no hash. Raises ValueError for a
     damaged file, OSError, and AttnlmError for facts that can't be read.
     """
     content = files.read_json(path / FACTS, _LARGEST_FACTS)

@@ -85,7 +85,7 @@ class Attention:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return weights and next tokens as JSON values. Raises AttnlmError if too many."""
+        """Return weights and next tokens as JSON values. Too many weights raise AttnlmError."""
         check_fits_json(self.weights.size)
         return {
             "run": self.run,

@@ -47,14 +47,15 @@ def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any
 def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
     """Return all heads' maps in a few MB, for attend.js.
 
-    An attention weight is a byte, in steps of 1/255. The page holds the weights of at least `least`
-    steps: for a short text, all weights that do not round to 0; for a longer text, the largest
-    weights of all maps, up to a maximum number. The script fills in the others: it divides the rest
-    of a row equally among them, so that the row sums to about 1. So no drawn weight is off by more
-    than `least` steps.
+    An attention weight is rounded to steps of 1/255, in one byte. Weights of fewer than `least`
+    steps are left out. For a short text, `least` is 1: only weights that round to 0 are left out.
+    For a longer text, it is higher: only the largest weights of all maps are stored, up to a
+    maximum number. The script draws the left-out weights of a row as equal, so that the row sums to
+    about 1. So no drawn weight is off by more than `least` steps.
 
-    `counts` has the number of weights held in each row, head by head. `columns` and `steps` have
-    the column and the steps of each weight held. All are 16-bit numbers in base64 (`steps`: 8-bit).
+    `counts` has the number of weights stored in each row, head by head. `columns` and `steps` have
+    the column and the steps of each stored weight. All are base64: `steps` of 8-bit numbers, the
+    others of 16-bit numbers.
     """
     length = weights_LHTT.shape[-1]
     steps_MTT = np.empty((weights_LHTT[..., 0, 0].size, length, length), np.uint8)
@@ -80,9 +81,10 @@ def _base64(numbers: NDArray[Any]) -> str:
 def next_tokens_data(attention: Attention) -> dict[str, Any]:
     """Return the likeliest next tokens after each token, for each of TEMPERATURES.
 
-    With logits l and their maximum m, a candidate is (token, l − m). For each temperature τ,
-    the sum of exp((l − m) / τ) covers the whole vocabulary. So a candidate's probability is
-    exp((l − m) / τ) / sum, exact up to rounding, though the page has only a few candidates.
+    With logits l and their maximum m, a candidate is (token, l − m). For each temperature τ, the
+    result also has the sum of exp((l − m) / τ) over the whole vocabulary. So a candidate's
+    probability is exp((l − m) / τ) / sum, exact up to rounding, though the page has only a few
+    candidates.
     """
     with np.errstate(divide="ignore"):  # log 0 = −∞ if a probability underflows
         logs_TV = np.log(attention.probabilities)

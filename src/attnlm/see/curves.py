@@ -129,7 +129,7 @@ def draw_run(run: Run, path: Path) -> None:
 
 
 def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
-    """Return a PNG with a panel of curves for each x-axis label, and lines of `known` losses."""
+    """Return a PNG with a panel for each x-axis label: curves, and a line for each `known` loss."""
     with drawing(**_STYLE):
         return _png(_figure(panels, known))
 
@@ -175,9 +175,9 @@ def _figure(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) ->
 def _draw_losses(
     axes: Axes, lines: Sequence[Line], known: Mapping[str, float], x_label: str
 ) -> None:
-    """Draw curves, and horizontal lines of `known` losses.
+    """Draw curves, and a horizontal line for each `known` loss.
 
-    The legend shows the last loss of each curve and line, sorted from high to low.
+    The legend shows the last loss of each curve and the loss of each line, from high to low.
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
@@ -295,7 +295,7 @@ def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) ->
 
 
 def _tokens(records: Sequence[Mapping[str, Any]]) -> float:
-    """Return the number of tokens in the last evaluation, or infinity if unknown."""
+    """Return how many validation tokens the last evaluation covered, or infinity if unknown."""
     return records[-1].get("evaluated_tokens") or math.inf
 
 

@@ -57,12 +57,12 @@ PATTERNS = (
     "induction",
 )
 THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
-"""The lowest score that names a head, by pattern. It is higher for uniform attention, because any
-head overlaps with uniform attention a lot."""
+"""The lowest score of a pattern for which a head can get the pattern's name. It is higher for
+`uniform`, because any head overlaps with uniform attention a lot."""
 
 TIMES_CHANCE = 2
-"""A score names a head only if it is also at least this multiple of its chance level. The score of
-`uniform` need not be."""
+"""A head gets a pattern's name only if the score is also at least this multiple of the score's
+chance level. This does not apply to `uniform`."""
 
 REPEATED = 50
 """The number of random tokens that a window for induction repeats; fewer if they do not fit."""
@@ -98,7 +98,7 @@ class HeadsReport:
     windows: int
     window: int
     repeated: int
-    """the number of random tokens in each window for induction, which has them twice"""
+    """the number of random tokens that each window for induction has twice"""
     has_text: bool
     """True if only induction is measured on random tokens, and all other scores on a text"""
     heads: list[HeadReport]
@@ -109,7 +109,7 @@ class HeadsReport:
 
     @property
     def measured_on(self) -> str:
-        """The windows, in words."""
+        """What the scores were measured on, in words: number and length of the windows."""
         random = f"{self.repeated} random tokens, repeated once"
         if not self.has_text:
             return f"{self.windows} windows of {random}"
@@ -133,11 +133,12 @@ def study_heads(
 ) -> HeadsReport:
     """Score every head over at most `windows` windows, spread evenly over a text.
 
-    `text` is a file or ids, by default the run's validation split. For an imported run
-    without `text`, all scores are measured on random tokens; otherwise, only induction is. `ablate`
-    also silences one head after another and measures the loss over the same windows. Raises
-    AttnlmError if `ablate` has no text, if files are missing or damaged, and for a bigram;
-    TooShortError if the text or the context is too short; NotFiniteError for NaN and infinity.
+    `text` is a file or ids, by default the run's validation split. Induction is always measured on
+    random tokens. All other scores are, too, if the run was imported and `text` is None. If
+    `ablate` is True, also silence one head after another and measure the loss over the same
+    windows. Raises AttnlmError if `ablate` is True but there is no text, if files are missing or
+    damaged, and for a bigram; TooShortError if the text or the context is too short; NotFiniteError
+    for NaN and infinity.
     """
     if windows < 1:
         raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
@@ -238,8 +239,9 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
     """Return True for each token that starts a word.
 
     A token starts a word if it begins with a letter or digit and the token before it ends with
-    neither, or if it has a letter or digit only after another character, as " the". Bytes above 127
-    count as letters. A window's first token gives False, since the token before it is unknown.
+    neither. It also starts a word if it begins with another character and has a letter or digit
+    after that, such as " the". Bytes above 127 count as letters. A window's first token gives
+    False, since the token before it is unknown.
     """
     begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
     for token in np.unique(ids_NT).tolist():
@@ -282,7 +284,7 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
 
 
 def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each pattern's scores summed over queries, (P, H), and the number summed, (P,).
+    """Return each pattern's scores summed over queries, (P, H), and how many queries, (P,).
 
     `starts_NT` marks the starts of words.
     """

@@ -94,14 +94,15 @@ class Rung:
     whole: Mapping[str, Any] = field(default_factory=dict)
     """losses of the best checkpoint on the whole split; empty if not measured for every rung"""
     losses: tuple[float, ...] = ()
-    """the lowest loss of each seed's run, ascending; `run` has the (lower) median loss"""
+    """the loss of each seed's best checkpoint, ascending; `run` has the median of them, or the
+    lower of the two in the middle"""
     every_seed: Sequence[Sequence[Mapping[str, Any]]] = ()
     """the metrics of each seed's run"""
 
     @property
     def best(self) -> Mapping[str, Any]:
-        """The record of the evaluation with the lowest loss, updated with `whole`. `text` is
-        sampled from the checkpoint of that evaluation."""
+        """The record of the evaluation with the lowest loss; values in `whole` replace those of the
+        record. The rung's `text` is sampled from the checkpoint of that evaluation."""
         return {**best_record(self.records), **self.whole}
 
     @property
@@ -144,7 +145,8 @@ class Ladder:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Short labels by rung, such as `…positions=none` if only one model has variants."""
+        """Short labels, keyed by rung. If only one model has variants, their labels omit its name:
+        `…positions=none`."""
         models = [rung.model for rung in self.rungs]
         changed = {model.partition(":")[0] for model in models if ":" in model}
         shared = f"{changed.pop()}:" if len(changed) == 1 else ":"
