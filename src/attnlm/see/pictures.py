@@ -80,7 +80,7 @@ def picture(attention: Attention, format: str) -> bytes:
 
 
 def undrawn(attention: Attention) -> str:
-    """Return the characters that no installed font has. A PNG shows such characters as boxes."""
+    """Return those characters of the tokens that no installed font has. A PNG has boxes instead."""
     return fonts_for(_shown(attention))[1]
 
 

@@ -24,9 +24,9 @@ from attnlm.see.page import render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
 _LARGEST_IN_F32 = 2_000_000
-"""The number of parameters of a model above which float16 is its default."""
+"""The largest number of parameters of a model that uses float32 by default; others use float16."""
 LARGEST = 60_000_000
-"""The number of parameters of all models above which a page needs `force`."""
+"""The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
 SCRIPTS = ("components.js", "model.js", "tokenizers.js", "way.js", "play.js")
 
@@ -49,8 +49,9 @@ def export_to_html(
     """Write a page that runs the models of `runs`.
 
     The file is written atomically. Raises UsageError if its name does not end with .html. Raises
-    AttnlmError if `path` is not a regular file, if files are missing or damaged, and for a weight
-    that float16 can't represent; unless `force`, also if `path` exists or the models are too large.
+    AttnlmError if `path` exists but is not a regular file, if a run's files are missing or damaged,
+    and for a weight that float16 can't represent. If `force` is not set, AttnlmError is also raised
+    if `path` exists or the models are too large.
     """
     if path.suffix != _SUFFIX:
         raise UsageError(
@@ -89,10 +90,10 @@ def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
 
 
 def first_text(runs: Sequence[Run]) -> str:
-    """Return the start of the validation split that the first run recorded.
+    """Return the start of the validation split, as the first run recorded it.
 
-    The text is empty if the first run recorded none, if one of its characters is incomplete, or if
-    a run's tokenizer can't encode it.
+    Returns "" if this run recorded no text, if the text has an incomplete character, or if the
+    tokenizer of one of `runs` can't encode the text.
     """
     text = "".join(runs[0].ticker_passage())
     try:
@@ -122,7 +123,7 @@ def rendered(data: dict[str, Any]) -> bytes:
 def play_data(
     models: Sequence[PlayModel], number_type: str | None = None, prompt: str = ""
 ) -> dict[str, Any]:
-    """Return the JSON values that SCRIPTS read; the page template reads `models` as well."""
+    """Return the JSON values that SCRIPTS read. The page's template also reads "models"."""
     return {"models": [_described(model, number_type) for model in models], "prompt": prompt}
 
 
@@ -149,7 +150,7 @@ def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
 
 
 def described_architecture(a: Architecture) -> dict[str, Any]:
-    """Return the fields that are not None, the head size and the number of key/value heads."""
+    """Return the fields, head size and number of key/value heads, except those that are None."""
     values = {field.name: getattr(a, field.name) for field in fields(a)}
     if a.embed_dim is not None:
         values |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}

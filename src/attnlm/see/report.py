@@ -132,9 +132,10 @@ def report(
     """Gather the results of a run. Progress events report each stage and each silenced head.
 
     The model reads `text` (default: the beginning of the validation split). Heads are scored over
-    `windows` windows of that split; `ablate` also measures the loss without each head. If the data
-    set is missing, heads are scored on `text` only, or not at all without `text`. An imported run
-    has no data set: without `text` its heads are scored on random tokens.
+    `windows` windows of that split. If `ablate` is set, the loss is also measured with each head
+    silenced in turn. If the data set is missing, heads are scored on `text` only; if `text` is None
+    too, they are not scored. An imported run has no data set: its heads are scored on `text`, or,
+    if `text` is None, on random tokens.
 
     Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
     trained here and never evaluated, and if the run's files are missing or damaged.
@@ -203,7 +204,7 @@ def report(
 
 
 def _text(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
-    """Return the first ids of the validation split, or None, and a description of the text."""
+    """Return the first ids of the validation split and their description; else None and ""."""
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
         ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()

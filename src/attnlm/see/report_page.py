@@ -86,9 +86,9 @@ def _shown(text: str) -> str:
 def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """Return the heads' maps and previous-token scores over training; [] if maps are not recorded.
 
-    A map is stored as its lower triangle, row by row, in bytes that count steps of 1/255. If a
-    model has many heads, only the heads with the largest final scores are kept, since each head
-    takes about 10 KB.
+    A map is stored as its lower triangle, row by row. A weight is stored in one byte, multiplied by
+    255 and rounded. If a model has many heads, the result has only the heads with the largest final
+    scores, since each head takes about 10 KB.
     """
     maps = [one.maps for one in snapshots if one.maps is not None]
     shapes = {one.shape for one in maps}
@@ -113,15 +113,15 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
 
 
 def previous_token_score(weights_TT: Numbers) -> float:
-    """Return the mean attention weight on the previous token, as heads.py scores it."""
+    """Return the previous-token score of heads.py: the mean weight of the previous token."""
     return float(np.diagonal(weights_TT, -1).mean())
 
 
 def lens_data(rows: Sequence[LensRow], vocabulary: Sequence[str]) -> dict[str, Any]:
     """Return the logit lens for attend.js, by layer and token, the likeliest token first.
 
-    `rows` has the layer names, `words` the distinct tokens, `ids` the index in `words` of each
-    likely token, and `percents` its probability in percent.
+    In the result, "rows" has the layer names and "words" the distinct tokens. For each likely
+    token, "ids" has its index in "words", and "percents" its probability in percent.
     """
     if not rows:
         return {"rows": []}

@@ -66,7 +66,7 @@ def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
 
 
 def ladder_command(plan: Plan) -> str:
-    """Return the command that trains a ladder again, with steps in place of a budget."""
+    """Return the command that trains a ladder of models again, by steps, not by a time budget."""
     usual = Path(plan.dataset_path) == Path("data") / plan.dataset
     dataset = plan.dataset if usual else plan.dataset_path
     words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]

@@ -11,7 +11,7 @@ _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def ids_of(run: Run, text: str) -> list[int]:
-    """Return the ids of `text`, at least one, with the beginning token if the tokenizer has one.
+    """Return one or more ids: those of `text`, after the beginning token if the tokenizer has one.
 
     Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
     """
@@ -51,6 +51,6 @@ def visible(text: str) -> str:
 
 
 def tint(share: float) -> str:
-    """Return a terminal style: white on a background from dark (`share` 0) to bright blue (1)."""
+    """Return a terminal style: white on a mix of dark and a `share` (0 to 1) of bright blue."""
     mixed = (round(low + (high - low) * share) for low, high in zip(*_BACKGROUNDS, strict=True))
     return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)

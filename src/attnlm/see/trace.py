@@ -24,7 +24,10 @@ _LIKELIEST = 5
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its name, formula from earlier steps, axes (such as `T C`), and numbers."""
+    """One step: its name, its formula in terms of earlier steps, and its numbers with their axes.
+
+    The axes are letters, such as "T C".
+    """
 
     name: str
     formula: str

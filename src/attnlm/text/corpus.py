@@ -53,7 +53,7 @@ _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
 
 class TextFile(NamedTuple):
-    """A file with text. `shown` is its name in messages. Files of records ignore `encoding`."""
+    """A file with text, called `shown` in messages. .jsonl and .parquet files ignore `encoding`."""
 
     path: Path
     shown: str
@@ -62,15 +62,16 @@ class TextFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in files, which `pieces` reads.
+    """A text stored in files. The method `pieces` reads the text.
 
     `name` is valid as a file name on every system. `sources` are the sources that the user named.
     If `newlines` is "keep", line ends stay; if it is "unix", CR LF and CR become LF. `floor_nats`,
-    for `tales` only, maps the character offset of each story to −ln p of the text from there on.
+    for `tales` only, maps the character offset at which each story begins to −ln p, where p is the
+    probability of the text from this offset to the end.
 
     Each record of a .jsonl or .parquet file is a document, whose text is in `column`. If the user
-    named several files or a folder, each text file is also a document. If `has_documents`, pieces
-    mark the ends of documents; otherwise, each record ends with a newline.
+    named several files or a folder, each file of another kind is a document too. If `has_documents`
+    is set, pieces mark the ends of documents; otherwise, each record ends with a newline.
     """
 
     name: str
@@ -128,12 +129,13 @@ def get_corpus(
 ) -> Corpus:
     """Return the text that `source` names; `attnlm.prepare` describes the possible sources.
 
-    A path object always means a path. A source that can't be read twice, such as a pipe, is copied
-    into the existing folder `spool`, which must outlive the corpus. `encoding` applies to text from
-    the user's files, the web and stdin. With `marks_ends`, pieces mark the ends of documents. The
-    environment variable `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the
-    same bytes. Raises AttnlmError for a text that is not available, UsageError for an unknown
-    encoding or if no source is named.
+    A string may be a name such as "tales"; a path object is always a path. A source that can't be
+    read twice, such as a pipe, is copied into the existing folder `spool`, which must outlive the
+    corpus. `encoding` applies to text from the user's files, the web and stdin. If `marks_ends` is
+    set, the pieces of the corpus mark the ends of documents. The environment variable
+    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
+    AttnlmError for a text that is not available, UsageError for an unknown encoding or if no source
+    is named.
     """
     encoding = text_encoding(encoding)
 

@@ -78,7 +78,7 @@ def fetch(
 
 
 class Pinned(NamedTuple):
-    """A file on the web whose content is known, and its name in the cache."""
+    """A file on the web with a known hash and a maximum size. `name` is its name in the cache."""
 
     url: str
     name: str
@@ -163,7 +163,11 @@ def _receive(
     ends: float,
     on_event: OnEvent,
 ) -> None:
-    """Write the body of an answer to `file`. Raises AttnlmError if the body is not as requested."""
+    """Write the body of an answer to `file`.
+
+    Raises AttnlmError if the status is not 200, if the body is compressed, is a web page instead of
+    a text file, has another hash or more than `max_bytes`, or if it arrives after the time `ends`.
+    """
     if response.status_code != 200:
         raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     encoding = response.headers.get("Content-Encoding", "identity")
@@ -198,8 +202,8 @@ def _receive(
 
 
 def _accept_page(url: str, on_event: OnEvent) -> None:
-    """Report that the tags of a received web page become text. Raises AttnlmError if the address
-    names a .txt or .md file."""
+    """Report that the answer is a web page, whose HTML tags become part of the text. Raises
+    AttnlmError if the address names a .txt or .md file."""
     if urlsplit(url).path.lower().endswith((".txt", ".md")):
         raise AttnlmError(
             f"{without_password(url)} sent a web page (text/html) instead of a text file",
@@ -209,8 +213,8 @@ def _accept_page(url: str, on_event: OnEvent) -> None:
 
 
 def _cause(error: BaseException, timeout: float) -> str:
-    """Return the reason from `error` or an exception that led to it: a timeout, or the operating
-    system's message. Without either, return `error` as text."""
+    """Return the reason of `error`: the first timeout or message of the operating system in `error`
+    or in the exceptions that led to it. If there is none, return `error` as text."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, TimeoutError):

@@ -22,7 +22,7 @@ _ROWS_PER_EVENT = 1000
 
 
 class HubName(NamedTuple):
-    """The parts of `hf:OWNER/NAME/CONFIG:SPLIT`; `path` may be a local folder."""
+    """The parts of `hf:OWNER/NAME/CONFIG:SPLIT`. `path` is OWNER/NAME or a local folder."""
 
     path: str
     config: str | None

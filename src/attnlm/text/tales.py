@@ -5,10 +5,10 @@ probability of the text is the product of the probabilities of its choices. The 
 logarithm of this probability is the loss of the generator itself, a floor: a model's loss falls
 below it only by luck.
 
-A text has one derivation because a choice is written where it is made, and the texts of two
-alternatives of a rule always differ at some character before either ends (so "tea" and "teapot"
-can't both be alternatives). A reader who knows the grammar can name each choice from left to
-right. A test reads a quarter of the corpus in this way.
+A text has one derivation because choices are made in the order in which they appear in the text,
+and the texts of two alternatives of a rule always differ at some character before either ends (so
+"tea" and "teapot" can't both be alternatives). A reader who knows the grammar can name each choice
+from left to right. A test reads a quarter of the corpus in this way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MINIMUM_CHARACTERS = 1_000_000
 SHA256 = "e8fd317621cd324db2042fdc4a94b6308621679ad2f9e160ad375f98c1113555"
 STORY_END = "\n\n"
 PART = re.compile(r"<(\w+)>|\[(\w+)\]")
-"""A part to fill in: <rule> is a choice by the rule, [form] the text remembered as this form."""
+"""A part to fill in: <rule> by a new choice, [form] by the text remembered under this name."""
 
 
 class Rule(NamedTuple):
@@ -45,8 +45,8 @@ Grammar = Mapping[str, Rule]
 
 
 def parse_grammar(rules: Mapping[str, str]) -> Grammar:
-    """Return the grammar of `rules`, which are in the notation of `RULES`. A rule with several
-    forms has the first form as its key."""
+    """Return the grammar of `rules`, which are in the notation of `RULES`. The first form of a rule
+    is the rule's key in the grammar."""
     grammar = {}
     for heading, source in rules.items():
         lines = "\n".join(map(str.strip, source.split("\n")))
@@ -85,7 +85,7 @@ def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
 def random_words(seed: str) -> Iterator[int]:
     """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
-    A standard defines the output of SHAKE-256; no standard defines the output of `random`.
+    SHAKE-256 is used because a standard defines its output, unlike that of Python's `random`.
     """
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)
@@ -105,9 +105,9 @@ def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
     Returns the text, and a mapping from the character offset at which each story begins to −ln p of
-    the text from this offset to the end. Stories are added until the text is long enough and a
-    story begins at nine tenths of its characters, rounded down. The default split is at this
-    offset, so it falls between two stories.
+    the text from this offset to the end. Stories are added until the text is long enough and one of
+    them begins at nine tenths of the text's characters, rounded down. The default split is at
+    this character, so it falls between two stories.
     """
     grammar, words, text = parse_grammar(RULES), random_words(SEED), ""
     nats_from: dict[int, float] = {}

@@ -67,8 +67,7 @@ def kind_of(path: Path) -> str:
 
 
 def files_matching(pattern: str) -> list[Path]:
-    """Return the files that match a pattern with *, ?, [] or **, and the files in folders that
-    match it."""
+    """Return the files that match a pattern with *, ?, [] or **, and those in matching folders."""
     matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
     files = list(dict.fromkeys(file for path in matching for file in files_in(Path(path))))
     if not files:
@@ -81,7 +80,7 @@ def files_matching(pattern: str) -> list[Path]:
 def texts_among(
     paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
-    """Return the text files among `paths`. Notes name the other files.
+    """Return the text files among `paths` that are not empty. Report the other files as Notes.
 
     `where` is the folder or the pattern by which `paths` were found.
     """
@@ -108,7 +107,8 @@ def _start_of(path: Path, encoding: str) -> str | None:
     """Return the first characters of a text file; None for any other file.
 
     A text file can be decoded. It has no NUL byte, except in UTF-16 and UTF-32. A file of records
-    counts as a text file by its name, and is not decoded.
+    (.jsonl or .parquet) counts as a text file by its name, and is not decoded: the result is
+    "records", or "" if the file is empty.
     """
     if not path.is_file():
         return None
@@ -251,7 +251,7 @@ def _is_full_of_nuls(start: bytes) -> bool:
 
 
 def _likely_encoding(start: bytes, refused: str) -> str:
-    """Return an encoding to try for a file that begins with `start` and is not valid `refused`."""
+    """Return an encoding to try if a file begins with `start` and can't be decoded as `refused`."""
     has_mark = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark and refused != "utf-16":
         return "utf-16"

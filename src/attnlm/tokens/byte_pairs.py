@@ -21,7 +21,7 @@ _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
 
 class _Published(NamedTuple):
-    """A published vocabulary: URL and hash of its file of tokens, end-of-text id, and size."""
+    """A published vocabulary: URL and hash of its token file, its end-of-text id and its size."""
 
     url: str
     sha256: str

@@ -79,7 +79,7 @@ class Tokenizer(abc.ABC):
         return np.concatenate([np.empty(0, np.uint32), *found])
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Return the ids of a text from its start. The id `beginning`, if set, comes first."""
+        """Return the ids of `text`. The first is the id `beginning`, if the tokenizer has one."""
         ids = self.encode(text)
         if self.beginning is None or ids[:1] == [self.beginning]:
             return ids
@@ -158,9 +158,9 @@ class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
     `ranks` lists the bytes of ids 0, 1, 2 …, in the order of merges. The bytes are empty for an id
-    that is neither a byte nor a merge. The pattern of `name` splits a text into words, and bytes
-    are merged only within words. `special` maps special texts to their ids. If no text in `special`
-    has the id `end_of_text`, "<|endoftext|>" gets this id. With `nfc`, text is first normalised to
+    that is neither a byte nor a merge. `pattern_of(name)` splits a text into words, and bytes are
+    merged only within words. `special` maps special texts to their ids. If no text in `special` has
+    the id `end_of_text`, "<|endoftext|>" gets this id. If `nfc` is set, text is first normalised to
     Unicode's form NFC. Raises ValueError if the arguments don't make a valid tokenizer.
     """
 
@@ -260,9 +260,9 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
     """Yield the text of `pieces` in new pieces of at most `limit` characters.
 
     The new pieces do not depend on how `pieces` divide the text. Each is as long as possible and
-    ends where no token can cross, or where a document ends. If `limit` characters have no such
-    place, the piece ends after `limit` characters. Each end of a document takes as much of `limit`
-    as the characters of "<|endoftext|>".
+    ends at a place that no token can cross, or where a document ends. If `limit` characters have no
+    such place, the piece ends after `limit` characters. Each end of a document counts towards
+    `limit` as if "<|endoftext|>" were written there.
     """
     text, ends = "", list[int]()
     for piece in pieces:
@@ -281,7 +281,7 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
 def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) -> tuple[int, int]:
     """Return where to end the piece that begins at `start`, and how many documents end by then.
 
-    `ends` holds the places in `text` where documents end; the first `first` are before `start`.
+    `ends` holds the places in `text` where documents end. `ends[:first]` are not after `start`.
     """
     last, room = first, limit
     while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
@@ -294,7 +294,7 @@ def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) ->
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
-    """Return the code points of `text`, (characters,). Raises AttnlmError as `encoded` does."""
+    """Return the code point of each character. Raises AttnlmError for half a surrogate pair."""
     return np.frombuffer(encoded(text, "utf-32-le"), "<u4")
 
 
@@ -317,7 +317,8 @@ def save(tokenizer: Tokenizer, path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
-    """The content of a tokenizer's file. `characters` is for "char", the rest for byte pairs."""
+    """The content of a tokenizer's file. The field `characters` is for the name "char", the
+    fields after it are for byte pairs."""
 
     name: str
     characters: str = ""

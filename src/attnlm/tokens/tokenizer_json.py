@@ -1,8 +1,9 @@
 """Tokenizers of other tools: write and read a tokenizer.json of the `tokenizers` library.
 
-tiktoken merges the two neighbours whose token has the lowest id, again and again. `tokenizers`
-merges listed pairs, in the order of the list. attnlm therefore lists all pairs that make a token,
-pairs of lower ids first. As in tiktoken, a word that is a token becomes this token without merges.
+Again and again, tiktoken merges the two neighbours that make the token with the lowest id.
+`tokenizers` merges listed pairs, in the order of the list. attnlm therefore lists all pairs that
+make a token, ordered by the id of this token. As in tiktoken, a word that is a token becomes this
+token without merges.
 
 If a file has a feature that attnlm's tokenizers lack, an error names the feature. Otherwise,
 attnlm's tokenizer and the library's encode the same texts, to check that they are equal.
@@ -322,7 +323,8 @@ def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
 
 
 def _name(pattern: str, count: int, end: int | None, vocab_size: int) -> str:
-    """Return a spec with this pattern. The vocabulary itself is a file in the run's folder."""
+    """Return a spec with this split pattern. The vocabulary need not be the spec's: it is stored in
+    a file in the run's folder."""
     if pattern != "gpt2" or (count, end, vocab_size) == (50256, 50256, 50257):
         return pattern
     return f"bpe:{count}" if 257 <= count <= 65536 else "gpt2"

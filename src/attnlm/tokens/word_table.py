@@ -119,7 +119,7 @@ class WordTable:
         return self._tokenizer.encode_piece(text).astype(np.uint32, copy=False)
 
     def _learn(self, known: int) -> bool:
-        """Store the ids of the words from `known` on. Return False if a token is in two words."""
+        """Store the ids of all but the first `known` words. Return False if a token spans two."""
         starts = self._word_at[known : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
         ids = self._plain(text)
@@ -136,11 +136,11 @@ class WordTable:
 
 
 def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
-    """Return, for each byte, which whitespace ends a word if it follows the byte.
+    """Return, for each byte, which whitespace after the byte ends a word.
 
-    A word ends between an ASCII letter, digit or sign and any whitespace. If tokens can hold
-    a sign and line ends after it, a word ends after a sign only before a space. No word ends after
-    other characters.
+    After an ASCII letter or digit, any whitespace ends a word. After ASCII punctuation, any
+    whitespace does so too, but only a space if tokens can hold punctuation and the line ends after
+    it. No word ends after other characters.
     """
     ends = np.zeros(256, np.uint8)
     for byte in range(ord("!"), ord("~") + 1):
