@@ -46,8 +46,9 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
     Let T be the cost of the training between two evaluations. The whole split is used if its
-    evaluation costs at most `_FREE` operations, at most `_EVALUATION_FRACTION` of T, or at most
-    both `_CHEAP` operations and half of T. Otherwise, a part of the split is used.
+    evaluation costs at most `_FREE` operations or at most `_EVALUATION_FRACTION` of T. It is also
+    used if its evaluation costs at most `_CHEAP` operations and also at most half of T. Otherwise,
+    a part of the split is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.model, vocab_size)
@@ -73,7 +74,7 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 
 def _whole_windows(config: Config, tokens: float) -> int:
-    """Return the larger of `tokens` and `_FEWEST_TOKENS`, rounded down to whole windows, or one."""
+    """Return max(`tokens`, `_FEWEST_TOKENS`) rounded down to whole windows, at least one window."""
     length = config.model.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
@@ -88,11 +89,12 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
-    """Return True if `times` evaluations of the split cost little compared to `steps` steps."""
+    """Return True if evaluating the split `times` times costs little compared to `steps`
+    training steps."""
     trained = steps * config.tokens_per_step
     return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_FRACTION * _STEP * trained
 
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:
-    """Return the operations of training between evaluations, or 0 if the clock decides on them."""
+    """Return the operations of training between evaluations; 0 if the clock times evaluations."""
     return (config.training.eval_every or 0) * step_cost(config, vocab_size)

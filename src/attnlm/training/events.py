@@ -63,11 +63,12 @@ class Stepped:
 class Evaluated:
     """An evaluation that was written to disk. `record` is its line in metrics.jsonl.
 
-    The fields of the record are also attributes: `step`, `tokens` trained on, `seconds` of the run,
-    `train_loss` since the last evaluation (None at step 0), `val_loss` and `bits_per_byte` over
-    `evaluated_tokens`, `learning_rate`, `tokens_per_second`. Losses are in nats per token.
-    `improved` is True if the validation loss is the lowest so far. `snapshot` holds a sample and
-    attention maps. `is_last` is True if the run ends here.
+    The fields of the record are also attributes. `tokens` is the number of tokens trained on, and
+    `seconds` is the time of the run so far. `train_loss` is the mean loss since the previous
+    evaluation (None at step 0). `val_loss` and `bits_per_byte` are measured on `evaluated_tokens`
+    tokens. The other fields are `step`, `learning_rate` and `tokens_per_second`. Losses are in nats
+    per token. `improved` is True if the validation loss is the lowest so far. `snapshot` holds a
+    sample and attention maps. `is_last` is True if the run ends here.
     """
 
     record: dict[str, Any]

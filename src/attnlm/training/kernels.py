@@ -42,7 +42,7 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 
 def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Compile the operations in C unless they are cached; return False if no compiler works."""
+    """Compile the operations written in C unless cached; return False if no compiler works."""
     if is_one_layer(a, vocab_size, tokens):
         return compiled_parts(a) is not None
     return operations_in_c() is not None and attention_in_c() is not None

@@ -64,8 +64,8 @@ def fit(
     `take_snapshot` is called at each evaluation, `on_step` after each step. Started reports the
     estimated `memory`. A signal to one process stops all processes. Rank 0 writes the files, but
     if the model is sharded, each process writes its own rows. Raises AttnlmError if numbers are no
-    longer finite or a file can't be written, LostProcessError if another process has ended or does
-    not answer, and Interrupted on a signal, after saving if a step was made.
+    longer finite or a file can't be written, and LostProcessError if another process has ended or
+    does not answer. After a signal, saves the run if a step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
@@ -285,9 +285,9 @@ class _Loop:
         self._since += spent
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
-        """Return what `take_snapshot` returns.
+        """Return what `take_snapshot` returns, or None if `take_snapshot` is None.
 
-        Return None without `take_snapshot`, and for a sharded model in processes other than rank 0.
+        If the model is sharded, all processes other than rank 0 return None.
         """
         state, model, device = self._state, self._state.model, self._state.device
         if self._config.is_sharded:

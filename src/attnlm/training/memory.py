@@ -56,7 +56,8 @@ class MemoryEstimate:
     """
 
     weights: int
-    """Weights in float32, and copies of weights: joined, gathered, transposed or in bfloat16."""
+    """Weights in float32, and copies of weights: joined into one matrix, gathered from all
+    processes, transposed or in bfloat16."""
     gradients: int
     """One set of gradients for each thread."""
     optimizer: int
@@ -143,7 +144,7 @@ def estimate_memory(
 def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
     """Return about how many bytes per token a block keeps for the backward pass.
 
-    Numbers of the residual stream are in float32; inputs of matmuls take `width` bytes each.
+    Numbers of the residual stream are in float32; those in inputs of matmuls take `width` bytes.
     """
     mixed = (6 if a.attention == "softmax" else 2) * mixed_width(a)
     weights = 3 * a.maps_per_layer * a.block_size * a.holds_weights
@@ -216,7 +217,8 @@ def check_memory(
 
 
 def _memory_of(device: Device) -> int | None:
-    """Return a GPU's free memory, or the machine's memory per local process, or None if unknown."""
+    """Return the free memory of a CUDA GPU; for other devices, the machine's memory divided by the
+    number of local processes, or None if the machine's memory is unknown."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     there = machine_memory()

@@ -219,6 +219,6 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Return `tensor_of` of each parameter, by the parameter's name without the block's prefix."""
+    """Map each parameter's name, without the prefix of the block, to `tensor_of(parameter)`."""
     named = model.named_parameters()
     return {n.removeprefix("blocks.0.attention."): tensor_of(parameter) for n, parameter in named}

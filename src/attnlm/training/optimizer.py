@@ -30,7 +30,8 @@ _ROOM = 8
 
 
 class Span(NamedTuple):
-    """A parameter, or this process's rows of it, and the slice `part` of the flat vectors."""
+    """A parameter and its slice, `part`, of each flat vector of the optimizer. If the model is
+    sharded, `values` holds only this process's rows of the parameter."""
 
     name: str
     values: Tensor
@@ -41,7 +42,7 @@ class Span(NamedTuple):
 def placed_spans(
     model: nn.Module, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
-    """Return the spans of the trained parameters, sorted by `place`.
+    """Return the spans of the trained parameters, sorted by their groups (`Span.place`).
 
     `local` returns the rows of a parameter that this process holds.
     """
@@ -77,9 +78,10 @@ def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, 
 class Optimizer(ABC):
     """Gradients, their running means, and updates by AdamW and Muon.
 
-    Gradients and means are flat vectors, with a span for every parameter. Weight decay
-    applies to matrices (embeddings and head included) or, if the configuration says so, to all
-    parameters. The subclasses differ in where they keep weights and in what the processes sum.
+    Gradients and means are flat vectors. The Span of a parameter says which slice of a vector
+    belongs to the parameter. Weight decay applies to matrices (embeddings and head included) or, if
+    the configuration says so, to all parameters. The subclasses differ in where they keep weights
+    and in which numbers they sum over all processes.
     """
 
     sums_gradients = True
@@ -142,11 +144,11 @@ class Optimizer(ABC):
         threads: int = 1,
         steps: float | None = None,
     ) -> None:
-        """Make the update after `step` steps (0, 1, …), and set the gradients to 0.
+        """Make the next update, after `step` earlier ones, and set the gradients to 0.
 
-        The work is divided among `threads` threads, the calling thread and threads of `pool`. The
-        result does not depend on the number of threads. `steps` is the number of steps of the run,
-        by default the configured one.
+        `threads` threads divide the work: the calling thread and others from `pool`. The result
+        does not depend on the number of threads. `steps` is the number of steps of the run. If
+        `steps` is None, the number in the configuration is used.
         """
         clip = self._config.gradient_clip
         self.norm = self._norm() if self.wants_norm or clip is not None else None
@@ -166,14 +168,15 @@ class Optimizer(ABC):
         self.gradient.zero_()
 
     def _shared_out(self, threads: int) -> list[list[AdamW | Muon]]:
-        """Divide the rules among threads: the largest rule left goes to the one with least work."""
+        """Give each rule, most work first, to the thread that has the least work so far."""
         shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
         for rule in sorted(self._rules, key=lambda rule: -rule.work):
             min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
         return [share for share in shares if share]
 
     def not_finite(self) -> list[str]:
-        """Return which of weights and gradient (checked in its running means) are not finite."""
+        """Return which of weights and gradient are not finite. In place of the gradient,
+        the running means of the gradient are checked."""
         kinds = {"gradient": [self._mean, self._square], "weights": self._weights}
         return [
             kind

@@ -28,10 +28,12 @@ class Clock:
         return cls(max(began + seconds, time.perf_counter() + min(seconds, _AT_LEAST)))
 
     def advance(self, progress: float) -> float:
-        """Return the current progress, 1 at the end; `progress` is the last call's result, or 0.
+        """Return the current progress of the run, 1 at the end.
 
-        The remaining progress (1 minus progress) shrinks in proportion to the remaining time. Time
-        counts from the first call on, since the first step is slower than others.
+        `progress` is the result of the previous call; at the first call, it is 0, or more if the
+        run is resumed. The remaining progress (1 minus progress) shrinks in proportion to the
+        remaining time. Time counts from the first call on, since the first step is slower than
+        others.
         """
         now = time.perf_counter()
         since, self._read = now if self._read is None else self._read, now
@@ -40,17 +42,18 @@ class Clock:
 
 
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the learning rate of the update that led to `step`; at step 0, of the first update."""
+    """Return the rate of the update that led to `step`, or of the first update if `step` is 0."""
     return config.learning_rate * learning_rate_factor(max(0, step - 1), config, steps)
 
 
 def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
     """Return the learning rate of the update after `step` steps, divided by the highest rate.
 
-    `step` is at least 0 and below `steps`. The rate rises linearly over `warmup` steps, stays
-    constant, and falls towards `min_learning_rate` over the last `cooldown` fraction of the steps
-    after the warm-up. For a run with a budget, `steps` is the number of steps that fit at the speed
-    so far, and the warm-up takes at most a quarter of these steps.
+    `step` is at least 0 and below `steps`. The rate rises linearly over `warmup` steps and then
+    stays constant. At the end, unless `schedule` is constant, the rate falls towards
+    `min_learning_rate`; the fall takes the fraction `cooldown` of the steps after the warm-up. For
+    a run with a budget, `steps` is the number of steps that fit at the speed so far, and the
+    warm-up takes at most a quarter of these steps.
     """
     warmup: float = config.warmup
     if steps is None:

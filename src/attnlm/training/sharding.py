@@ -36,7 +36,8 @@ def sharded_model(
 ) -> LanguageModel:
     """Return this process's rows of the model that `build_model` makes from the same random state.
 
-    At most one block, the embeddings and the head are whole at any time.
+    While the model is made, the process has at most one whole block in memory at any time, in
+    addition to the whole embeddings and head.
     """
     from torch.distributed.fsdp import (
         MixedPrecisionPolicy,
@@ -87,7 +88,7 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
 class ShardedOptimizer(Optimizer):
     """The optimizer of a sharded model: each process updates its rows of every parameter.
 
-    AdamW needs only these rows. Muon needs whole matrices: one process gathers each matrix.
+    AdamW needs only these rows. Muon needs whole matrices: each is gathered by one process.
     """
 
     sums_gradients = False

@@ -28,8 +28,9 @@ MOST_SHARES = 8
 
 
 class Cut(NamedTuple):
-    """The division of a process's rows of a batch. Its `micro_batches` are computed one after
-    another. Each is divided into `shares` shares, one per thread, of `windows` windows."""
+    """The division of a process's rows of a batch. `micro_batches` is the number of micro-batches,
+    which are computed one after another. `shares` is the number of shares of each micro-batch, one
+    per thread. `windows` is the number of windows in each share."""
 
     micro_batches: int
     shares: int
@@ -63,7 +64,7 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
 
 
 class Share:
-    """The model as one thread uses it. All threads use the same weights, but separate gradients."""
+    """The model of one thread. All threads use the same weights, but separate gradients."""
 
     def __init__(self, state: TrainingState, config: Config, windows: int, *, first: bool) -> None:
         training = config.training
@@ -113,8 +114,8 @@ class Share:
 def _compiled_anew() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
     """Return the loss function, to be compiled at the first step.
 
-    PyTorch compiles one function for a few models only, and runs the function uncompiled for
-    others. The compiled code of earlier training runs of this process is therefore discarded.
+    PyTorch compiles the same function for a few models at most, and runs it uncompiled for further
+    models. The compiled code of earlier training runs of this process is therefore discarded.
     """
     use_own_compiler_cache()
     torch._dynamo.reset()

@@ -68,7 +68,8 @@ class TrainingState:
                 processes.copy_from_main(vector)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields saved with the tensors. Random numbers follow from seed and step."""
+        """Return the fields saved with the tensors. No random state is saved, since the seed and
+        the step determine the random numbers."""
         return {name: getattr(self, name) for name in _FACTS}
 
 
@@ -119,9 +120,10 @@ def initial_state(
 
 
 def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> TrainingState:
-    """Return the state in the run's last checkpoint, or this process's rows of that state.
+    """Return the state in the run's last checkpoint.
 
-    Raises AttnlmError if the file is missing or damaged.
+    If the model is sharded, the state contains only this process's rows of the tensors. Raises
+    AttnlmError if the file is missing or damaged.
     """
     config = run.config
     part = (processes.rank, processes.count) if config.training.is_sharded else (0, 1)
@@ -146,9 +148,10 @@ def begun_state(
 ) -> TrainingState:
     """Return the state to train from: the initial one if `fresh`, else the saved one.
 
-    All processes get the same state. A fresh run that starts from a parent gets the parent's
-    weights, and new adapters if it trains adapters. Only rank 0 reads the state, unless the model
-    is sharded. Raises the errors of `saved_state` and `parent_rows`.
+    All processes get the same state. If a fresh run starts from the weights of another run, its
+    parent, the state has the parent's weights, and new adapters if the run trains adapters. Only
+    rank 0 reads the state, unless the model is sharded. Raises the errors of `saved_state` and
+    `parent_rows`.
     """
     is_sharded = run.config.training.is_sharded
     reads = processes.is_main or is_sharded
@@ -233,7 +236,8 @@ class Saver:
         self._sharded.save(run.path, {**best, **last}, saved)
 
     def _rows(self, weights: dict[str, Tensor], remembered: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of the tensors, or of this process's rows, by their checkpoint names."""
+        """Return copies of `weights` and of `remembered`, the optimizer's state, by their names in
+        a checkpoint. If the model is sharded, the copies contain only this process's rows."""
         tensors, optimizer = named_tensors(weights, remembered), self._state.optimizer
         copies = {name: part.detach().cpu().clone() for name, part in tensors.items()}
         if not isinstance(optimizer, ShardedOptimizer):

@@ -18,7 +18,8 @@ from attnlm.model.ops.linear import product
 
 
 class Place(NamedTuple):
-    """The group of a parameter. In memory, groups are sorted by these fields, AdamW's first."""
+    """The group of a parameter. In memory, groups are sorted by these fields: AdamW's groups
+    come first."""
 
     by_muon: bool
     decays: bool
@@ -50,7 +51,7 @@ class AdamW:
         self._made = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
 
     def update(self, rate: float, step: int) -> None:
-        """Make the update after `step` steps (0, 1, …)."""
+        """Make the next update, after `step` earlier ones."""
         self._made[0].fill_(step + 1)
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         update: Any = torch._fused_adamw_  # its types do not allow a dictionary of options
@@ -87,7 +88,7 @@ class Muon:
         self._dtype = torch.bfloat16 if half else gradient.dtype
 
     def update(self, rate: float, step: int) -> None:
-        """Make the update after `step` steps (0, 1, …)."""
+        """Make the next update, after `step` earlier ones."""
         self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
         direction = self._gradient.lerp(self._mean, self._momentum)
@@ -98,10 +99,10 @@ class Muon:
 
 
 def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return N matrices with singular values set to about 1 by Newton-Schulz iterations, (N, R, C).
+    """Return N matrices, (N, R, C), with singular values set to about 1.
 
-    Computes in `dtype`. With Jordan's coefficients, a few iterations are enough, but the result is
-    not exact: its singular values are between 0.7 and 1.2.
+    Computes Newton-Schulz iterations in `dtype`. With Jordan's coefficients, a few are enough, but
+    the result is not exact: its singular values are between 0.7 and 1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices_NRC.to(dtype)

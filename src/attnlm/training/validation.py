@@ -56,11 +56,12 @@ def validation_loss(
 ) -> Evaluation:
     """Return the mean loss of predicting every token of a split except the first.
 
-    Windows of block_size follow each other without overlap; the last may be shorter. With `most`,
-    only about this many tokens are evaluated, in windows spread evenly over the split. `kernels`
-    are by default PyTorch's. Processes and threads divide the windows among themselves; their
-    number does not change the result. Raises AttnlmError if the split is too short for one window
-    or has ids that the model lacks, and Interrupted in all processes if one receives a signal.
+    Windows of block_size follow each other without overlap; the last may be shorter. If `most` is
+    not None, only about `most` tokens are evaluated, in windows spread evenly over the split. If
+    `kernels` is None, PyTorch's kernels are used. Processes and threads divide the windows among
+    themselves. The numbers of processes and threads do not change the result. Raises AttnlmError if
+    the split is too short for one window or has ids that the model lacks, and Interrupted in all
+    processes if one receives a signal.
     """
     stop = stop or StopSignal()
     inputs, targets, rest = _windows(tokens, most, model)
@@ -150,8 +151,9 @@ def _summed_losses(
 ) -> list[float]:
     """Return the summed loss of each group of windows.
 
-    If the first group has `at_once` windows, the one-layer form may compute groups of this size.
-    After a signal, no further group is computed, since the result will not be used.
+    If the first group has `at_once` windows and the model has a one-layer form, this form computes
+    the groups of this size. After a signal, no further group is computed, since the result will
+    not be used.
     """
     form = None
     if at_once is not None and groups and len(groups[0][0]) == at_once:
