@@ -226,9 +226,9 @@ def _options(command: Any) -> list[str]:
 
 
 def _command_of(error: Any) -> str:
-    """Return the command of an error, such as `attnlm eval`.
+    """Return the command that an error is about, such as `attnlm eval`.
 
-    If the error has no context, as for a missing value, the command comes from sys.argv.
+    If Click gives the error no context, as when an option has no value, read it from sys.argv.
     """
     if error.ctx is not None:
         return str(error.ctx.command_path)

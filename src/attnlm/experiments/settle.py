@@ -243,7 +243,7 @@ def _sizes(config: Config, dataset: TrainingData) -> str:
 
 
 def _has_compiler(*commands: str) -> bool:
-    """Return True if one of the commands exists; the default commands compile C++."""
+    """Return True if one of the commands exists. By default, look for C++ compilers."""
     return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
 
 

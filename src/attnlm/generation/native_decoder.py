@@ -368,7 +368,7 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
 def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]:
     """Return the addresses of the rows of matrices (N, C), and the arrays that hold the rows.
 
-    If the rows of a matrix don't fill its last panel, the address of a row of zeros is repeated.
+    A row of zeros fills up the last panel (32 rows) of each matrix: its address is repeated.
     """
     zeros = np.zeros(matrices[0].size(1), np.float32)
     arrays, places = [_array(matrix) for matrix in matrices], list[int]()

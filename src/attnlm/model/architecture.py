@@ -359,7 +359,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def settings_of(model: str) -> tuple[str, ...]:
-    """Return the settings that a user may change in a preset, in order of Architecture's fields."""
+    """Return the settings of the preset `model` that a user may change, in Architecture's order."""
     free = PRESETS[model].settings
     return tuple(f.name for f in fields(Architecture) if f.name in free)
 

@@ -1,6 +1,6 @@
 """Compute what each head of a run attends to in a text, and the likeliest next tokens.
 
-The results are arrays, with formats for a terminal, a pipe and a notebook.
+The results hold arrays. They can be shown on a terminal, in a pipe and in a notebook.
 """
 
 from __future__ import annotations

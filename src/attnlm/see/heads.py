@@ -284,7 +284,7 @@ def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tup
 
 
 def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each pattern's scores summed over queries, (P, H), and how many queries, (P,).
+    """Return each pattern's sum of scores over queries, (P, H), and number of queries, (P,).
 
     `starts_NT` marks the starts of words.
     """

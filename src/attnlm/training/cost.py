@@ -1,8 +1,8 @@
 """Choice of the number of tokens per evaluation and per sample, by cost relative to training.
 
 Costs are counted in floating-point operations and follow from the configuration alone, so that the
-same run makes the same choices on any machine, even a busy one. Only a run with a budget evaluates
-as many tokens as its measured speed allows.
+same run makes the same choices on any machine, even a busy one. Runs with a budget are an
+exception: they evaluate as many tokens as their measured speed allows.
 """
 
 from __future__ import annotations
