@@ -29,7 +29,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc")
-SOURCES = {"one_layer.c": ("-DSIZE=1", "-DSIZE=13", "-DSIZE=32")}
+SOURCES = {"one_layer.c": ("-DSIZE=1", "-DSIZE=13", "-DSIZE=32", "-DSIZE=64")}
 """Constants that a C file wants."""
 
 

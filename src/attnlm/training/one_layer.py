@@ -30,8 +30,8 @@ from attnlm.model.ops import Kernels, operations_in_c, place
 
 # All attention weights of a window are in memory together: a longer context would take too much.
 LONGEST_CONTEXT = 256
-# For larger heads this form is not faster.
-LARGEST_HEAD = 32
+# The C code keeps a query's sums in vectors of at most 64 numbers.
+LARGEST_HEAD = 64
 # Unused numbers at the end of each row of the logits. Rows at distances of a power of two would map
 # to the same few sets of a cache.
 _PADDING = 16

@@ -15,6 +15,8 @@
 #define ROW 16
 #elif SIZE <= 32
 #define ROW 32
+#elif SIZE <= 64
+#define ROW 64
 #else
 #error "a row has no room for so large a head"
 #endif
