@@ -222,8 +222,8 @@ def test_every_training_run_of_a_process_is_compiled(
 
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "on", "threads": 1}
-    for number in range(4):
-        first_gradient(config_of("transformer", **small, batch_size=1 + number), dataset)
-        assert counter.frame_count == 1 + number
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for number in range(4):
+            first_gradient(config_of("transformer", **small, batch_size=1 + number), dataset)
+            assert counter.frame_count == 1 + number

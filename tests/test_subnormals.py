@@ -131,9 +131,14 @@ def test_threads_of_a_pool_take_the_mode_of_whoever_made_it() -> None:
         assert compute_all([flushes] * 3, usual) == [True, False, False]
 
 
-@pytest.mark.parametrize("model", ["single-head", "transformer"])
+@pytest.mark.parametrize(("model", "compile"), [("single-head", "off"), ("transformer", "auto")])
 def test_training_flushes_in_all_threads_forward_and_backward(
-    model: str, modes: Modes, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    compile: str,
+    modes: Modes,
+    dataset: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Watched(torch.autograd.Function):
         @staticmethod
@@ -157,7 +162,7 @@ def test_training_flushes_in_all_threads_forward_and_backward(
     both = threading.Barrier(2)
     monkeypatch.setattr(share, "_loss", watched)
     monkeypatch.setattr(Share, "__call__", together)
-    attnlm.train(dataset, model=model, checkpoint_dir=tmp_path, **SETTINGS)
+    attnlm.train(dataset, model=model, compile=compile, checkpoint_dir=tmp_path, **SETTINGS)
     assert modes.found == {"MainThread": True, "attnlm_0": True}
     assert backward.found == modes.found
 
