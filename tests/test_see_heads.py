@@ -168,7 +168,8 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
 def test_heads_refuses_bad_arguments(trained: Path) -> None:
     for arguments, code, says, hints in [
         (["--run", "bigram"], 1, "no attention", "single-head"),
-        (["--windows", "0"], 2, "--windows", "1 or more"),
+        (["--windows", "0"], 2, "--windows", "1 to 100000"),
+        (["--windows", "99999999999"], 2, "--windows", "1 to 100000"),
         (["--text", "none.txt"], 1, "none.txt", "path"),
     ]:
         fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)

@@ -113,7 +113,7 @@ def _is_file_or_folder(about: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def trained_alone(path: Path, hint: str) -> Iterator[None]:
-    """In this context, lock the folder of a run or ladder, so that no other process trains in it.
+    """Lock the folder of a run or ladder in this context, so that no other process trains in it.
 
     `check_held` then watches the folder. Raises AttnlmError, with `hint`, if another process has
     locked it. Windows and some network file systems have no such locks, so there nothing is raised.
@@ -140,7 +140,7 @@ class FolderGoneError(AttnlmError):
 
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """In this context, let `check_held`, which runs before each write, watch `folder`."""
+    """Let `check_held`, which runs before each write, watch `folder` in this context."""
     before = _held.set((folder, folder.stat()))
     try:
         yield

@@ -309,7 +309,7 @@ def _in_words(entry: attnlm.RunEntry) -> str:
 
 
 def _agreed(count: int) -> bool:
-    """Ask whether to delete; return True for yes. Raises UsageError if there is no terminal."""
+    """Ask whether to delete; return True for yes. Raises UsageError without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
     what = "it" if count == 1 else f"these {count}"

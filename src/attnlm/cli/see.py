@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def _counted(windows: int) -> int:
-    if windows < 1:
-        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
+    if not 1 <= windows <= 10**5:
+        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
     return windows
 
 

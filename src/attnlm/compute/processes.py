@@ -217,7 +217,7 @@ def _result(future: Future[_Result]) -> _Result:
 def noticing_lost() -> Iterator[None]:
     """Within the context, convert errors of collectives to the errors that `_meaning` returns.
 
-    This is for collectives that PyTorch itself starts, such as those of sharding.
+    This is for collectives that PyTorch itself starts, such as for sharding.
     """
     try:
         yield

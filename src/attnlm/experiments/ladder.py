@@ -286,7 +286,7 @@ def _trained(
 
 
 def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError if the run's training data or settings differ from those of the ladder.
+    """Raise AttnlmError if the run's training data or settings differ from the ladder's.
 
     The settings `steps`, `eval_every` and `budget` may differ.
     """

@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def work(self) -> int:
-        """Return the operations of one process in a step, or its tokens if there are no matmuls."""
+        """Return the operations of one process in a step; without matmuls, its tokens."""
         return self.step_flops or self.tokens_per_step // self.config.training.processes
 
     @property

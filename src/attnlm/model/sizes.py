@@ -95,7 +95,7 @@ def multiplied_weights(a: Architecture, vocab_size: int) -> int:
 
 
 def mixed_width(a: Architecture) -> int:
-    """Return how many features per token a layer's attention mixes; 0 if there is no attention."""
+    """Return how many features per token a layer's attention mixes; 0 without attention."""
     return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
 
 

@@ -140,8 +140,8 @@ def study_heads(
     damaged, and for a bigram; TooShortError if the text or the context is too short; NotFiniteError
     for NaN and infinity.
     """
-    if windows < 1:
-        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 or more")
+    if not 1 <= windows <= 10**5:
+        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
     if not run.config.model.maps_per_layer:
         raise no_attention()
     has_text = text is not None or not run.imported_from

@@ -85,7 +85,7 @@ def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
 def random_words(seed: str) -> Iterator[int]:
     """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
 
-    SHAKE-256 is used because a standard defines its output, unlike that of Python's `random`.
+    SHAKE-256 is used because a standard defines its output, unlike the output of Python's `random`.
     """
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)
