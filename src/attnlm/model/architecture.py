@@ -375,7 +375,7 @@ def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
         if name not in preset.settings:
             users = [m for m in PRESETS if name in PRESETS[m].settings]
             raise UsageError(
-                f"`{name}` does not apply to {model}", f"use `model` {', '.join(users)}"
+                f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
             )
     merged = {**preset.parts, **settings}
     for name in settings:
