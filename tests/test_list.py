@@ -209,9 +209,8 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     ):
         fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     # One that can't be removed keeps the others.
-    hint = "rm -r data/fruits-char"
-    for named in ("fruits-char", "data/fruits-char"):
-        fails("rm", named, "--yes", cwd=project, code=1, says="is a data set", hints=hint)
+    for named, says in (("fruits-char", "not found"), ("data/fruits-char", "not a run")):
+        fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="not a run", hints="")
     assert sorted(path.name for path in runs.iterdir()) == before
     told = command("rm", "link", "second", "--yes", cwd=project).stderr

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -16,11 +16,12 @@ from typer.core import TyperGroup
 import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command
+from attnlm.cli.options import for_typer, option
 
 _COMMANDS = {
     "Start here": {
         "prepare": "prepare:prepare",
-        "train": "train:train:TrainCommand",
+        "train": "train:train",
         "sample": "sample:sample",
     },
     "Look inside": {
@@ -35,13 +36,12 @@ _COMMANDS = {
         "list": "manage:list_",
         "diff": "manage:diff",
         "rm": "manage:rm",
-        "plan": "plan:plan:PlanCommand",
+        "plan": "plan:plan",
         "doctor": "manage:doctor",
     },
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
-"""The commands by section of `--help`. Each value names the command's module and function, and then
-the command's class, unless that is `Command`."""
+"""The commands by section of `--help`. Each value names the command's module and function."""
 
 _HABITS: Any = {
     "add_completion": False,
@@ -64,12 +64,13 @@ class _Root(TyperGroup):
         """Return a command, or None for an unknown name."""
         place = next((group[cmd_name] for group in _COMMANDS.values() if cmd_name in group), None)
         if place is not None and cmd_name not in self.commands:
-            module, *names = place.split(":")
-            home = importlib.import_module(f"attnlm.cli.{module}")
-            function, *own = (getattr(home, one) for one in names)
+            module, function = place.split(":")
+            home: Any = importlib.import_module(f"attnlm.cli.{module}")
             app = typer.Typer(**_HABITS)
-            app.command(cmd_name, cls=own[0] if own else Command)(function)
-            self.commands[cmd_name] = typer.main.get_command(app)
+            app.command(cmd_name, cls=Command)(for_typer(getattr(home, function)))
+            command: Any = typer.main.get_command(app)
+            self.commands[cmd_name] = command
+            command.groups = getattr(home, "GROUPS", {})
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -93,36 +94,31 @@ _app = typer.Typer(
 )
 
 
+def _eager(name: str, help: str, callback: Callable[..., None]) -> Any:
+    """Declare an option that is handled before all other options and ends the command."""
+    return option(False, help, names=[name], callback=callback, is_eager=True)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         console.result(f"attnlm {attnlm.__version__}")
         raise typer.Exit
 
 
-def _answer(help: str, name: str, callback: Callable[..., None]) -> Any:
-    """Return an option that is handled before all other options and ends the command."""
-    return typer.Option(name, help=help, callback=callback, is_eager=True)
-
-
 _INSTALL = (
     "Install completion for this shell: bash, zsh or fish. For bash and zsh, a line is added to "
     "~/.bashrc or ~/.zshrc."
 )
+_SHOW = "Print the completion script, and exit."
 
 
 @_app.callback(invoke_without_command=True)
+@for_typer
 def _root(
     context: typer.Context,
-    version: Annotated[
-        bool, _answer("Show the version and exit.", "--version", _show_version)
-    ] = False,
-    install_completion: Annotated[
-        bool, _answer(_INSTALL, "--install-completion", completion.install)
-    ] = False,
-    show_completion: Annotated[
-        bool,
-        _answer("Print the completion script, and exit.", "--show-completion", completion.show),
-    ] = False,
+    version: bool = _eager("--version", "Show the version and exit.", _show_version),
+    install_completion: bool = _eager("--install-completion", _INSTALL, completion.install),
+    show_completion: bool = _eager("--show-completion", _SHOW, completion.show),
 ) -> None:
     if context.invoked_subcommand is None:
         console.result(context.get_help())

@@ -39,8 +39,11 @@ def result_or_json(text: str, facts: Mapping[str, Any], json: bool) -> None:
 
 
 def result_json(content: Mapping[str, Any]) -> None:
-    """Write one JSON object on one line. Raises ValueError for NaN or infinity: JSON lacks them."""
-    result(json.dumps(content, allow_nan=False))
+    """Write one JSON object on one line; paths become texts.
+
+    Raises ValueError for NaN or infinity, which JSON lacks.
+    """
+    result(json.dumps(content, allow_nan=False, default=os.fspath))
 
 
 def has_colour() -> bool:

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import attnlm
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.displays import reference_losses
-from attnlm.cli.options import (
-    Checkpoint,
-    CheckpointDir,
-    DataDir,
-    DeviceOption,
-    JsonOption,
-    RunArgument,
-    Verify,
-    option,
-)
+from attnlm.cli.options import option
 
 
 def evaluate(
-    run: RunArgument = None,
-    checkpoint: Checkpoint = "auto",
-    data: Annotated[
-        str | None,
-        option("name or path of another data set with the same tokenizer", completion.datasets),
-    ] = None,
-    device: DeviceOption = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    verify: Verify = False,
-    json: JsonOption = False,
+    run: str | None = options.RUN,
+    checkpoint: str = options.CHECKPOINT,
+    data: str | None = option(
+        None, "name or path of another data set with the same tokenizer", completion.datasets
+    ),
+    device: str = options.DEVICE,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    verify: bool = options.VERIFY,
+    json: bool = options.JSON,
 ) -> None:
     """Measure a model's loss on the validation split.
 

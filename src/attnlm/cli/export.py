@@ -3,58 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 import attnlm
 from attnlm.base.errors import UsageError
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display
-from attnlm.cli.options import Checkpoint, CheckpointDir, JsonOption, option, switch
+from attnlm.cli.options import argument, option, switch
 from attnlm.runs.forms import FORMATS, check_format
 
 _SUFFIXES = {".gguf": "gguf", ".html": "html"}
 
 
 def export(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN …] DIR|FILE",
-            help="name or path of the run (one or more for html; default: the run trained last), "
-            "followed by the folder (hf) or file (gguf, html) to create",
-            autocompletion=completion.runs,
-            show_default=False,
-        ),
-    ] = None,
-    to: Annotated[
-        str,
-        option(
-            "format: hf (a folder for transformers), gguf (a file for llama.cpp) or html (a "
-            "page in which the model runs)",
-            completion.choices(*FORMATS),
-        ),
-    ] = "hf",
-    type: Annotated[
-        str | None,
-        option(
-            "number type; gguf: f32 (default), f16 or q8_0 (8 bits); html: f32 or f16; default: "
-            "f32 up to 2 million parameters, else f16",
-            completion.choices(*FORMATS["gguf"]),
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        switch(
-            "with html: replace an existing page, and allow more than 60 million parameters",
-            "--force",
-        ),
-    ] = False,
-    checkpoint: Checkpoint = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    json: JsonOption = False,
-    run_option: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
+    names: list[str] | None = argument(
+        None,
+        "[RUN …] DIR|FILE",
+        "name or path of the run (one or more for html; default: the run trained last), "
+        "followed by the folder (hf) or file (gguf, html) to create",
+        completion.runs,
+        show_default=False,
+    ),
+    to: str = option(
+        "hf",
+        "format: hf (a folder for transformers), gguf (a file for llama.cpp) or html (a "
+        "page in which the model runs)",
+        completion.choices(*FORMATS),
+    ),
+    type: str | None = option(
+        None,
+        "number type; gguf: f32 (default), f16 or q8_0 (8 bits); html: f32 or f16; default: "
+        "f32 up to 2 million parameters, else f16",
+        completion.choices(*FORMATS["gguf"]),
+    ),
+    force: bool = switch(
+        "with html: replace an existing page, and allow more than 60 million parameters", "--force"
+    ),
+    checkpoint: str = options.CHECKPOINT,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
+    run_option: str | None = option(None, "", names=["--run"], hidden=True),
 ) -> None:
     """Write a run for other tools, or as a web page in which it runs."""
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to gguf|html"
@@ -72,17 +59,8 @@ def export(
     check_format(to, type)
     named: list[str | None] = [*runs] or [run_option]
     opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
-
-    from attnlm.experiments import export as experiment
-
-    exported = experiment.export(
-        opened,
-        path,
-        to=to,
-        type=type,
-        force=force,
-        checkpoint=checkpoint,
-        on_event=Display(),
+    exported = attnlm.export(
+        opened, path, to=to, type=type, force=force, checkpoint=checkpoint, on_event=Display()
     )
     parameters = sum(run.parameters for run in opened)
     chosen = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)

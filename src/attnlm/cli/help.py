@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
@@ -22,11 +22,10 @@ _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 class Command(TyperCommand):
     """A command whose help groups its options. A hidden option `--run` also sets argument RUN."""
 
-    groups: ClassVar[Mapping[str, Iterable[str]]] = {}
-    """The options in each section of `--help`; all other options come last."""
-
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        self.groups: Mapping[str, Iterable[str]] = {}
+        """The options in each section of `--help`; all other options come last."""
         if any(parameter.name == "run" for parameter in self.params):
             self.params.append(TyperOption(param_decls=["--run", "run_option"], hidden=True))
 

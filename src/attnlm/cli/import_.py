@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from attnlm.base.folders import command_for
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display
-from attnlm.cli.options import CheckpointDir, JsonOption, option
+from attnlm.cli.options import REQUIRED, argument, option
 from attnlm.runs.hugging_face.hub import check_source
 
 
 def import_(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR|FILE|NAME",
-            help="folder in the format of Hugging Face or peft, a safetensors file in such a "
-            "folder, or the name of a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
-        ),
-    ],
-    base: Annotated[
-        str | None,
-        option("name or path of the run that a peft adapter was trained for", completion.runs),
-    ] = None,
-    name: Annotated[
-        str | None, option("name of the run; default: <model>-001, <model>-002, …")
-    ] = None,
-    revision: Annotated[
-        str | None, option("branch, tag or commit of a model on the Hub; default: main")
-    ] = None,
-    block_size: Annotated[int | None, option("context of the run; default: the model's")] = None,
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    json: JsonOption = False,
+    source: str = argument(
+        REQUIRED,
+        "DIR|FILE|NAME",
+        "folder in the format of Hugging Face or peft, a safetensors file in such a "
+        "folder, or the name of a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
+    ),
+    base: str | None = option(
+        None, "name or path of the run that a peft adapter was trained for", completion.runs
+    ),
+    name: str | None = options.NAME,
+    revision: str | None = option(
+        None, "branch, tag or commit of a model on the Hub; default: main"
+    ),
+    block_size: int | None = option(None, "context of the run; default: the model's"),
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Import a model or an adapter from Hugging Face files as a run.
 

@@ -5,23 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
-from attnlm.cli.options import (
-    CheckpointDir,
-    DataDir,
-    DatasetArgument,
-    JsonOption,
-    QuietOption,
-    budget_option,
-    option,
-    setting_option,
-    typed,
-)
+from attnlm.cli.options import option, setting_option, typed
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import check_rungs
 
@@ -30,47 +20,37 @@ if TYPE_CHECKING:
 
 
 def ladder(
-    dataset: DatasetArgument = None,
-    rungs: Annotated[
-        str | None,
-        option(
-            "models or variants to compare, in this order, such as bigram, "
-            "transformer:positions=none or transformer:learning_rate=0.005; default: "
-            "bigram,average,single-head,multi-head,transformer",
-            completion.several(*MODELS),
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        budget_option("time for all models together, such as 90s, 5m or 1h30m; default: 2m"),
-    ] = None,
-    steps: Annotated[int | None, option("updates of each model, instead of --budget")] = None,
-    eval_every: Annotated[int | None, setting_option("eval_every")] = None,
-    eval_tokens: Annotated[int | None, setting_option("eval_tokens")] = None,
-    threads: Annotated[int | None, setting_option("threads")] = None,
-    seed: Annotated[int | None, setting_option("seed")] = None,
-    seeds: Annotated[
-        int | None,
-        option(
-            "number of seeds: each model is trained with all of them, and the median is "
-            "shown; default: 1"
-        ),
-    ] = None,
-    prompt: Annotated[str | None, option("text that each model continues")] = None,
-    tokens: Annotated[int | None, option("tokens that each model generates; default: 200")] = None,
-    name: Annotated[
-        str | None,
-        option(
-            "name of the ladder; default: ladder-001, ladder-002, …; an existing one is resumed"
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None, option("name or path of a ladder to resume", completion.ladders)
-    ] = None,
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    dataset: str | None = options.DATASET,
+    rungs: str | None = option(
+        None,
+        "models or variants to compare, in this order, such as bigram, "
+        "transformer:positions=none or transformer:learning_rate=0.005; default: "
+        "bigram,average,single-head,multi-head,transformer",
+        completion.several(*MODELS),
+    ),
+    budget: float | None = setting_option(
+        "budget", "time for all models together, such as 90s, 5m or 1h30m; default: 2m"
+    ),
+    steps: int | None = option(None, "updates of each model, instead of --budget"),
+    eval_every: int | None = setting_option("eval_every"),
+    eval_tokens: int | None = setting_option("eval_tokens"),
+    threads: int | None = setting_option("threads"),
+    seed: int | None = setting_option("seed"),
+    seeds: int | None = option(
+        None,
+        "number of seeds: each model is trained with all of them, and the median is shown; "
+        "default: 1",
+    ),
+    prompt: str | None = option(None, "text that each model continues"),
+    tokens: int | None = option(None, "tokens that each model generates; default: 200"),
+    name: str | None = option(
+        None, "name of the ladder; default: ladder-001, ladder-002, …; an existing one is resumed"
+    ),
+    resume: str | None = option(None, "name or path of a ladder to resume", completion.ladders),
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    json: bool = options.JSON,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Train several models on the same batches and compare them."""
     if steps is not None and budget is not None:

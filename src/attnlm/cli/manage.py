@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note
+from attnlm.base.errors import UsageError
 from attnlm.base.folders import how_to_make
 from attnlm.base.readable import age, duration, quantity
 from attnlm.base.suggestions import suggestion
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.help import in_words
-from attnlm.cli.options import CheckpointDir, DataDir, JsonOption, switch
-
-if TYPE_CHECKING:
-    from attnlm.runs.manage import Pairs
+from attnlm.cli.options import REQUIRED, argument, switch
 
 _SHOWN_OF_A_HASH = 12  # characters
 _LABEL = 14  # characters of a finding's name
@@ -34,17 +30,15 @@ KINDS = (*_YOURS, "recipes")
 
 
 def list_(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="KIND",
-            help=f"{'|'.join(KINDS)}; default: runs and datasets",
-            autocompletion=completion.choices(*KINDS),
-        ),
-    ] = None,
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    json: JsonOption = False,
+    kind: str | None = argument(
+        None,
+        "KIND",
+        f"{'|'.join(KINDS)}; default: runs and datasets",
+        completion.choices(*KINDS),
+    ),
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """List runs and data sets, newest first, or list recipes."""
     if kind is not None and kind not in KINDS:
@@ -59,9 +53,7 @@ def list_(
     chosen = (KINDS if json else _YOURS) if kind is None else (kind,)
     found = {one: listed[one]() for one in chosen}
     if json:
-        console.result_json(
-            {one: [_facts(entry) for entry in entries] for one, entries in found.items()}
-        )
+        console.result_json({one: [*map(asdict, entries)] for one, entries in found.items()})
         return
     for name, parent in {"runs": checkpoint_dir, "datasets": data_dir}.items():
         if not found.get(name, [True]):
@@ -73,13 +65,7 @@ def list_(
             console.result("")
         _show(one, entries)
     for note in notes:
-        if isinstance(note, Note):
-            console.say(console.one_line(note.text))
-
-
-def _facts(entry: Any) -> dict[str, Any]:
-    facts = asdict(entry)
-    return {**facts, "path": str(entry.path)} if "path" in facts else facts
+        console.say(str(note))
 
 
 def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
@@ -151,8 +137,7 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
         console.say(f"* used by commands when no {next(iter(columns))} is named")
     for entry in entries:
         if entry.problem is not None:
-            told = console.one_line(f"  {entry.name}: {entry.problem}")
-            console.say_styled("damaged", "bold yellow", told)
+            console.say_styled("damaged", "bold yellow", f"  {entry.name}: {entry.problem}")
     if kind == "runs" and any(entry.evaluated_part for entry in entries):
         console.say(
             f"{_PART} measured on a part of the validation split; attnlm eval measures all of it,"
@@ -160,7 +145,7 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
         )
     for entry in entries:
         if kind == "runs" and entry.is_training:
-            console.say(f"{console.one_line(entry.name)} is being trained now")
+            console.say(f"{entry.name} is being trained now")
 
 
 def _time(seconds: tuple[float, float]) -> str:
@@ -176,51 +161,29 @@ def _time(seconds: tuple[float, float]) -> str:
 
 
 def diff(
-    a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="name or path of a run", autocompletion=completion.runs),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="name or path of another run", autocompletion=completion.runs
-        ),
-    ],
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    json: JsonOption = False,
+    a: str = argument(REQUIRED, "A", "name or path of a run", completion.runs),
+    b: str = argument(REQUIRED, "B", "name or path of another run", completion.runs),
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Show how two runs differ: settings, data, result."""
     found = attnlm.diff_runs(a, b, checkpoint_dir=checkpoint_dir)
+    parts = {"settings": found.settings, "data": found.data, "result": found.result}
     if json:
         console.result_json(
-            {
-                "a": str(found.a.path),
-                "b": str(found.b.path),
-                **{
-                    part: {name: list(pair) for name, pair in getattr(found, part).items()}
-                    for part in ("settings", "data", "result")
-                },
-                "warnings": list(found.warnings),
-            }
+            {"a": found.a.path, "b": found.b.path, **parts, "warnings": found.warnings}
         )
         return
-    names = found.a.name, found.b.name
-    for number, (title, pairs) in enumerate(
-        {"settings": found.settings, "data": found.data, "result": found.result}.items()
-    ):
-        if number:
+    for title, pairs in parts.items():
+        if title != "settings":
             console.result("")
-        _show_pairs(title, names, pairs)
+        if pairs:
+            rows = [(key, *(_shown(key, value) for value in pair)) for key, pair in pairs.items()]
+            console.print_table((title, found.a.name, found.b.name), rows, (title,))
+        else:
+            console.result(f"{title}: the same")
     for warning in found.warnings:
         console.say_styled("not like for like:", "yellow", f" {warning}")
-
-
-def _show_pairs(title: str, names: tuple[str, str], pairs: Pairs) -> None:
-    if not pairs:
-        console.result(f"{title}: the same")
-        return
-    rows = [(name, *(_shown(name, value) for value in pair)) for name, pair in pairs.items()]
-    console.print_table((title, *names), rows, (title,))
 
 
 def _shown(name: str, value: Any) -> str:
@@ -241,57 +204,37 @@ def _shown(name: str, value: Any) -> str:
 
 
 def rm(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="names or paths of runs or ladders",
-            autocompletion=completion.removables,
-        ),
-    ],
-    yes: Annotated[bool, switch("delete without asking", "--yes", "-y")] = False,
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    json: JsonOption = False,
+    runs: list[str] = argument(
+        REQUIRED, "RUN...", "names or paths of runs or ladders", completion.removables
+    ),
+    yes: bool = switch("delete without asking", "--yes", "-y"),
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Delete runs, after asking."""
-    from attnlm.runs.manage import removal_warnings
+    from attnlm.runs.manage import removable, removal_warnings
 
-    entries = list(
-        {(entry := _removable(run, checkpoint_dir)).name: entry for run in runs}.values()
-    )
+    entries = list({(entry := removable(run, checkpoint_dir)).name: entry for run in runs}.values())
     going = {entry.name for entry in entries}
     others = [entry for entry in attnlm.list_runs(checkpoint_dir) if entry.name not in going]
     for entry in entries:
-        console.say(console.one_line(f"{entry.path}: {_in_words(entry)}"))
+        console.say(f"{entry.path}: {_in_words(entry)}")
         for warning in removal_warnings(entry, others):
-            console.say(f"  {console.one_line(warning)}")
-    if not yes and not _agreed(len(entries)):
-        console.say("nothing was removed")
-        entries = []
+            console.say(f"  {warning}")
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
+        what = "it" if len(entries) == 1 else f"these {len(entries)}"
+        print(f"delete {what} permanently? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            console.say("nothing was removed")
+            entries = []
     for entry in entries:
         attnlm.remove_run(entry.path, checkpoint_dir=checkpoint_dir)
         if not json:
             console.result(f"removed {console.one_line(str(entry.path))}")
     if json:
-        console.result_json({"removed": [str(entry.path) for entry in entries]})
-
-
-def _removable(run: str, checkpoint_dir: Path) -> attnlm.RunEntry:
-    """Return the run or ladder to delete, or raise AttnlmError.
-
-    If `run` names a data set instead, the hint of this error says how to delete a data set.
-    """
-    from attnlm.runs.manage import removable
-
-    try:
-        return removable(run, checkpoint_dir)
-    except AttnlmError:
-        for path in (Path(run), Path("data", run)):
-            if os.path.lexists(path / "meta.json"):
-                delete = shlex.join(["rm", "-r", str(path)])
-                hint = f"to delete a data set, delete its folder: {delete}"
-                raise AttnlmError(f"{path} is a data set, not a run", hint) from None
-        raise
+        console.result_json({"removed": [entry.path for entry in entries]})
 
 
 def _in_words(entry: attnlm.RunEntry) -> str:
@@ -308,28 +251,23 @@ def _in_words(entry: attnlm.RunEntry) -> str:
     return ", ".join(filter(None, facts))
 
 
-def _agreed(count: int) -> bool:
-    """Ask whether to delete; return True for yes. Raises UsageError without a terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
-    what = "it" if count == 1 else f"these {count}"
-    print(f"delete {what} permanently? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 # --- doctor ---------------------------------------------------------------------------------------
 
 
 def doctor(
-    offline: Annotated[bool, switch("never use the network", "--offline")] = False,
-    json: JsonOption = False,
+    offline: bool = options.OFFLINE,
+    json: bool = options.JSON,
 ) -> None:
     """Check this machine: devices, compiler, caches, network, speed."""
     found: list[attnlm.Finding] = []
-    for finding in _with_terminal(attnlm.doctor(offline=offline, on_event=_say_note)):
+    findings = attnlm.doctor(offline=offline, on_event=_say_on_a_terminal)
+    for finding in itertools.chain(findings, [_terminal()]):
         found.append(finding)
-        if not json:
-            _show_finding(finding)
+        lines = [f"{finding.name:<{_LABEL}}{finding.text}"]
+        if finding.remedy:
+            lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
+        for line in [] if json else lines:
+            console.result(console.one_line(console.with_flags(line)))
     remedies = sum(bool(finding.remedy) for finding in found)
     is_fatal = any(finding.is_fatal for finding in found)
     if json:
@@ -345,24 +283,15 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _with_terminal(findings: Iterator[attnlm.Finding]) -> Iterator[attnlm.Finding]:
-    """Yield the findings, then a finding about the terminal, which the library does not check."""
-    yield from findings
+def _terminal() -> attnlm.Finding:
+    """Return a finding about the terminal, which the library does not check."""
     streams = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name).isatty()]
     colour = "colour" if console.has_colour() else "no colour"
     kind = os.environ.get("TERM") or "TERM is not set"
     text = f"{kind}, {shutil.get_terminal_size().columns} columns, {colour}; connected to it: "
-    yield attnlm.Finding("terminal", text + (", ".join(streams) or "none"))
+    return attnlm.Finding("terminal", text + (", ".join(streams) or "none"))
 
 
-def _say_note(event: object) -> None:
-    if isinstance(event, Note) and sys.stderr.isatty():
-        console.say_aside(event.text)
-
-
-def _show_finding(finding: attnlm.Finding) -> None:
-    told = console.one_line(console.with_flags(finding.text))
-    console.result(f"{finding.name:<{_LABEL}}{told}")
-    if finding.remedy:
-        remedy = console.one_line(console.with_flags(finding.remedy))
-        console.result(f"{'':<{_LABEL}}→ {remedy}")
+def _say_on_a_terminal(event: object) -> None:
+    if sys.stderr.isatty():
+        console.say_aside(str(event))

@@ -1,12 +1,15 @@
-"""Arguments and options that several commands share, and the decoding of typed texts."""
+"""How commands declare arguments and options, and the declarations that several commands share.
+
+The declaration is the parameter's default, as in `tokens: int = option(500, "tokens to generate")`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -19,122 +22,95 @@ from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import MAP_NAMES
 
+REQUIRED = inspect.Parameter.empty
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+class _Declared(NamedTuple):
+    """The default of a parameter, and its description for Typer."""
+
+    default: Any
+    about: Any
+
+
+def option(
+    default: Any,
+    help: str,
+    complete: completion.Completer | None = None,
+    names: Sequence[str] = (),
+    **more: Any,
+) -> Any:
+    """Declare an option, named after its parameter unless `names` such as --output are given."""
+    return _Declared(default, typer.Option(*names, help=help, autocompletion=complete, **more))
+
+
+def switch(help: str, *names: str) -> Any:
+    """Declare an option without a value and without a negative form: --json, but no --no-json."""
+    return option(False, help, names=names)
+
+
+def argument(
+    default: Any, metavar: str, help: str, complete: completion.Completer | None = None, **more: Any
+) -> Any:
+    """Declare an argument, which `--help` calls `metavar`."""
+    about = typer.Argument(metavar=metavar, help=help, autocompletion=complete, **more)
+    return _Declared(default, about)
+
+
+def setting_option(name: str, help: str | None = None) -> Any:
+    """Declare an option for the setting `name`, with its completion, and its help by default."""
+    words = fields_of(_record_of(name))[name].metadata["choices"]
+    completed = completion.choices(*words) if words else None
+    if name == "lora_on":
+        completed = completion.several(*MAP_NAMES, "all")
+    if name != "budget":
+        return option(None, help or help_with_default(name), completed)
+    usual = "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "
+    return option(None, help or f"{usual}default: no limit", parser=seconds, metavar="<time>")
+
 
 def _record_of(name: str) -> type:
     return Architecture if name in fields_of(Architecture) else TrainingConfig
 
 
-def _check_device(device: str) -> str:
-    check_setting("device", device)  # before torch is loaded
-    return device
-
-
-def option(help: str, complete: completion.Completer | None = None, **more: Any) -> Any:
-    """Return an option that is named after its parameter."""
-    return typer.Option(help=help, autocompletion=complete, **more)
-
-
-def switch(help: str, *names: str) -> Any:
-    """Return an option without a value and without a negative form: --json, but no --no-json."""
-    return typer.Option(*names, help=help)
-
-
-def setting_option(name: str) -> Any:
-    """Return an option for the setting `name`, with the setting's help and completion."""
-    words = fields_of(_record_of(name))[name].metadata["choices"]
-    completed = completion.choices(*words) if words else None
-    if name == "lora_on":
-        completed = completion.several(*MAP_NAMES, "all")
-    return option(help_with_default(name), completed)
-
-
-RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN",
-        help="name or path of a run; default: the run trained last",
-        autocompletion=completion.runs,
-    ),
-]
-DatasetArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="DATASET",
-        help="name or path of a data set; default: the data set prepared last",
-        autocompletion=completion.datasets,
-    ),
-]
-TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="text that the model reads")]
-Recipe = Annotated[
-    str | None,
-    option(
-        "settings from a recipe: its name, a TOML file, or a run's config.json; "
-        "options override the recipe",
-        completion.recipes,
-    ),
-]
-StartFrom = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        help="name or path of a run: the new run starts from its model and weights",
-        autocompletion=completion.runs,
-    ),
-]
-JsonOption = Annotated[bool, switch("print one JSON object on stdout", "--json")]
-QuietOption = Annotated[bool, switch("print warnings and results only", "--quiet", "-q")]
-DataDir = Annotated[Path, option("folder of the data sets")]
-CheckpointDir = Annotated[Path, option("folder of the runs")]
-Checkpoint = Annotated[
-    str,
-    option(
-        "which weights: auto|best|last; auto takes best, or last if only step 0 was evaluated",
-        completion.choices("auto", "best", "last"),
-    ),
-]
-Verify = Annotated[
-    bool, switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
-]
-_DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
-DeviceOption = Annotated[
-    str, option(help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
-]
-Ablate = Annotated[bool, switch("also measure the loss with each head silenced", "--ablate")]
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
-
-
 def with_settings(*names: str) -> Callable[[_Command], _Command]:
     """Return a decorator that replaces a command's `**settings` by an option for each name."""
-    annotated: Any = Annotated
-
-    def option_of(name: str) -> inspect.Parameter:
-        option = setting_option(name)
-        if name == "budget":
-            option = budget_option(
-                "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "
-                "default: no limit"
-            )
-        kind = annotated[type_of(_record_of(name), name) | None, option]
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
-        )
 
     def given(command: _Command) -> _Command:
         signature = inspect.signature(command, eval_str=True)
         first, *others, _ = signature.parameters.values()
-        parameters = [first, *map(option_of, names), *others]
-        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=parameters
-        )
+        options = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=setting_option(name),
+                annotation=type_of(_record_of(name), name) | None,
+            )
+            for name in names
+        ]
+        signature = signature.replace(parameters=[first, *options, *others])
+        command.__signature__ = signature  # type: ignore[attr-defined]
         return command
 
     return given
 
 
-def budget_option(help: str) -> Any:
-    """Return an option that takes a time such as 90s or 5min, and has its value in seconds."""
-    return option(help, parser=seconds, metavar="<time>")
+def for_typer(command: _Command) -> _Command:
+    """Return `command`, with its declarations where Typer reads them: in `Annotated` types."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [
+        parameter.replace(
+            annotation=Annotated[parameter.annotation, parameter.default.about],
+            default=parameter.default.default,
+        )
+        if isinstance(parameter.default, _Declared)
+        else parameter
+        for parameter in signature.parameters.values()
+    ]
+    signature = signature.replace(parameters=parameters)
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    return command
 
 
 def typed(argument: str, name: str) -> str:
@@ -146,3 +122,45 @@ def typed(argument: str, name: str) -> str:
         return utf8(os.fsencode(argument), name)
     except UnicodeEncodeError:  # passed by a program, not typed
         return utf8(argument.encode(errors="surrogatepass"), name)
+
+
+def _check_device(device: str) -> str:
+    check_setting("device", device)  # before torch is loaded
+    return device
+
+
+RUN = argument(None, "RUN", "name or path of a run; default: the run trained last", completion.runs)
+DATASET = argument(
+    None,
+    "DATASET",
+    "name or path of a data set; default: the data set prepared last",
+    completion.datasets,
+)
+TEXT = argument(REQUIRED, "TEXT", "text that the model reads")
+RECIPE = option(
+    None,
+    "settings from a recipe: its name, a TOML file, or a run's config.json; "
+    "options override the recipe",
+    completion.recipes,
+)
+START_FROM = option(
+    None,
+    "name or path of a run: the new run starts from its model and weights",
+    completion.runs,
+    names=["--from"],
+)
+NAME = option(None, "name of the run; default: <model>-001, <model>-002, …")
+JSON = switch("print one JSON object on stdout", "--json")
+QUIET = switch("print warnings and results only", "--quiet", "-q")
+OFFLINE = switch("never use the network", "--offline")
+DATA_DIR = option(Path("data"), "folder of the data sets")
+CHECKPOINT_DIR = option(Path("checkpoints"), "folder of the runs")
+CHECKPOINT = option(
+    "auto",
+    "which weights: auto|best|last; auto takes best, or last if only step 0 was evaluated",
+    completion.choices("auto", "best", "last"),
+)
+VERIFY = switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
+_DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
+DEVICE = option("auto", help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
+ABLATE = switch("also measure the loss with each head silenced", "--ablate")

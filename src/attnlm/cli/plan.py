@@ -6,31 +6,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
-from attnlm.cli import console
-from attnlm.cli.displays import (
-    Display,
-    adapters_in_words,
-    division_in_words,
-    parts_in_words,
-)
-from attnlm.cli.help import Command
-from attnlm.cli.options import (
-    CheckpointDir,
-    DataDir,
-    DatasetArgument,
-    JsonOption,
-    Recipe,
-    StartFrom,
-    option,
-    with_settings,
-)
+from attnlm.cli import console, options
+from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
+from attnlm.cli.options import option, with_settings
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import resolve_planned
 from attnlm.config.settings import setting_names
@@ -47,7 +32,6 @@ _WHERE = (
     *("device", "dtype", "compile", "threads", "processes", "shard", "recompute"),
     *("peak", "share"),
 )
-_BUDGET = ("tokens", "steps")
 _SETTINGS = [
     name
     for name in setting_names()
@@ -55,44 +39,34 @@ _SETTINGS = [
 ]
 
 
-class PlanCommand(Command):
-    """The command `attnlm plan`, whose help has sections."""
-
-    groups: ClassVar = {
-        "Model": fields_of(Architecture),
-        "Training": _TRAINING,
-        "Device": _WHERE,
-        "Budget": _BUDGET,
-    }
+GROUPS = {
+    "Model": fields_of(Architecture),
+    "Training": _TRAINING,
+    "Device": _WHERE,
+    "Budget": ("tokens", "steps"),
+}
 
 
 @with_settings(*_SETTINGS)
 def plan(
-    dataset: DatasetArgument = None,
+    dataset: str | None = options.DATASET,
     *,
-    vocab_size: Annotated[
-        int | None, option("size of the vocabulary, instead of a data set")
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        option("tokens to train on; default: 20 per parameter, or one epoch for adapters"),
-    ] = None,
-    steps: Annotated[int | None, option("steps to train for, instead of --tokens")] = None,
-    peak: Annotated[
-        float | None,
-        option(
-            "peak FLOP/s of the device of each process, such as 989e12; "
-            "default: measure ten steps on this machine"
-        ),
-    ] = None,
-    share: Annotated[
-        float | None, option("fraction of the peak that training reaches; default: 0.4")
-    ] = None,
-    recipe: Recipe = None,
-    start_from: StartFrom = None,
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    json: JsonOption = False,
+    vocab_size: int | None = option(None, "size of the vocabulary, instead of a data set"),
+    tokens: int | None = option(
+        None, "tokens to train on; default: 20 per parameter, or one epoch for adapters"
+    ),
+    steps: int | None = option(None, "steps to train for, instead of --tokens"),
+    peak: float | None = option(
+        None,
+        "peak FLOP/s of the device of each process, such as 989e12; "
+        "default: measure ten steps on this machine",
+    ),
+    share: float | None = option(None, "fraction of the peak that training reaches; default: 0.4"),
+    recipe: str | None = options.RECIPE,
+    start_from: str | None = options.START_FROM,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    json: bool = options.JSON,
     **settings: Any,
 ) -> None:
     """Show what a training run would cost: memory, FLOPs and time."""

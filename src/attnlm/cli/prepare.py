@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from attnlm.base.folders import command_for
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
-from attnlm.cli.options import DataDir, JsonOption, QuietOption, option, switch
+from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
 
 if TYPE_CHECKING:
@@ -24,55 +22,41 @@ _FACTS = (
 
 
 def prepare(
-    source: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SOURCE...",
-            help="tinyshakespeare | tales | a file | a directory | a pattern such as 'a/*.gz' | "
-            "a URL | hf:OWNER/NAME | - (stdin); several sources are joined in this order; "
-            "default: tinyshakespeare, or tales if that is not available",
-            autocompletion=completion.choices("tinyshakespeare", "tales"),
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str,
-        option(
-            "char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path of a run or "
-            "data set, to use its tokenizer",
-            completion.tokenizers,
-        ),
-    ] = "char",
-    val_fraction: Annotated[
-        float, option("fraction of the text, at its end, for the validation split")
-    ] = 0.1,
-    val_file: Annotated[
-        str | None,
-        option(
-            "use this file as the validation split, and all of SOURCE for training",
-            metavar="<path>",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, option("name of the data set; default: <source>-<tokenizer>")
-    ] = None,
-    data_dir: DataDir = Path("data"),
-    encoding: Annotated[str, option("character encoding of the text")] = "utf-8",
-    newlines: Annotated[
-        str,
-        option(
-            "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
-            completion.choices("keep", "unix"),
-        ),
-    ] = "keep",
-    column: Annotated[
-        str, option("name of the column with the text, in .jsonl and .parquet files and hf: data")
-    ] = "text",
-    offline: Annotated[bool, switch("never use the network", "--offline")] = False,
-    force: Annotated[
-        bool, switch("replace an existing data set of the same name", "--force")
-    ] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    source: list[str] | None = argument(
+        None,
+        "SOURCE...",
+        "tinyshakespeare | tales | a file | a directory | a pattern such as 'a/*.gz' | "
+        "a URL | hf:OWNER/NAME | - (stdin); several sources are joined in this order; "
+        "default: tinyshakespeare, or tales if that is not available",
+        completion.choices("tinyshakespeare", "tales"),
+    ),
+    tokenizer: str = option(
+        "char",
+        "char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path of a run or "
+        "data set, to use its tokenizer",
+        completion.tokenizers,
+    ),
+    val_fraction: float = option(0.1, "fraction of the text, at its end, for the validation split"),
+    val_file: str | None = option(
+        None,
+        "use this file as the validation split, and all of SOURCE for training",
+        metavar="<path>",
+    ),
+    name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
+    data_dir: Path = options.DATA_DIR,
+    encoding: str = option("utf-8", "character encoding of the text"),
+    newlines: str = option(
+        "keep",
+        "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
+        completion.choices("keep", "unix"),
+    ),
+    column: str = option(
+        "text", "name of the column with the text, in .jsonl and .parquet files and hf: data"
+    ),
+    offline: bool = options.OFFLINE,
+    force: bool = switch("replace an existing data set of the same name", "--force"),
+    json: bool = options.JSON,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Encode a text with a tokenizer, and split off validation data."""
     from attnlm.data.prepare import prepare as run_prepare

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
@@ -17,17 +17,8 @@ from attnlm.base.files import read_text
 from attnlm.base.folders import command_for
 from attnlm.base.readable import duration, harmless
 from attnlm.base.settings import number
-from attnlm.cli import console
-from attnlm.cli.options import (
-    Checkpoint,
-    CheckpointDir,
-    DeviceOption,
-    JsonOption,
-    RunArgument,
-    option,
-    switch,
-    typed,
-)
+from attnlm.cli import console, options
+from attnlm.cli.options import option, switch, typed
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
     MOST_HELD,
@@ -44,42 +35,31 @@ _TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution
 
 
 def sample(
-    run: RunArgument = None,
-    tokens: Annotated[int, option("number of tokens to generate, without the prompt")] = 500,
-    prompt: Annotated[
-        str | None, option("text to continue; - reads stdin, without its final newline")
-    ] = None,
-    prompt_file: Annotated[Path | None, option("file with the text to continue")] = None,
-    temperature: Annotated[float, option(_TEMPERATURE)] = 1.0,
-    top_k: Annotated[
-        int | None, option("sample only from the K likeliest tokens; default: all")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        option("sample only from the likeliest tokens whose probabilities sum to P; default: all"),
-    ] = None,
-    seed: Annotated[int | None, option("random seed; default: a random one")] = None,
-    num_samples: Annotated[int, option("number of texts to generate")] = 1,
-    stop: Annotated[
-        list[str] | None, option("stop before this text, which is not printed; may be repeated")
-    ] = None,
-    ignore_eos: Annotated[
-        bool, switch("continue after the end-of-text token", "--ignore-eos")
-    ] = False,
-    checkpoint: Checkpoint = "auto",
-    device: DeviceOption = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    show_probs: Annotated[
-        bool,
-        switch(
-            "show the probability of each token, and the likeliest alternatives", "--show-probs"
-        ),
-    ] = False,
-    interactive: Annotated[
-        bool,
-        switch("continue each line that you type; /help lists commands", "--interactive", "-i"),
-    ] = False,
-    json: JsonOption = False,
+    run: str | None = options.RUN,
+    tokens: int = option(500, "number of tokens to generate, without the prompt"),
+    prompt: str | None = option(None, "text to continue; - reads stdin, without its final newline"),
+    prompt_file: Path | None = option(None, "file with the text to continue"),
+    temperature: float = option(1.0, _TEMPERATURE),
+    top_k: int | None = option(None, "sample only from the K likeliest tokens; default: all"),
+    top_p: float | None = option(
+        None, "sample only from the likeliest tokens whose probabilities sum to P; default: all"
+    ),
+    seed: int | None = option(None, "random seed; default: a random one"),
+    num_samples: int = option(1, "number of texts to generate"),
+    stop: list[str] | None = option(
+        None, "stop before this text, which is not printed; may be repeated"
+    ),
+    ignore_eos: bool = switch("continue after the end-of-text token", "--ignore-eos"),
+    checkpoint: str = options.CHECKPOINT,
+    device: str = options.DEVICE,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    show_probs: bool = switch(
+        "show the probability of each token, and the likeliest alternatives", "--show-probs"
+    ),
+    interactive: bool = switch(
+        "continue each line that you type; /help lists commands", "--interactive", "-i"
+    ),
+    json: bool = options.JSON,
 ) -> None:
     """Generate text with a trained model."""
     _check(interactive, show_probs, json, num_samples, prompt, tokens)

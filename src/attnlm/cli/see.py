@@ -6,29 +6,15 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
-from attnlm.cli import console
+from attnlm.cli import console, options
 from attnlm.cli.displays import Display
-from attnlm.cli.options import (
-    Ablate,
-    Checkpoint,
-    CheckpointDir,
-    DataDir,
-    DeviceOption,
-    JsonOption,
-    RunArgument,
-    TextArgument,
-    option,
-    switch,
-    typed,
-)
+from attnlm.cli.options import option, switch, typed
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
@@ -40,24 +26,20 @@ def _counted(windows: int) -> int:
     return windows
 
 
-Windows = Annotated[
-    int,
-    option(
-        "number of windows to score heads on, spread over the validation split", callback=_counted
-    ),
-]
+def _windows(default: int) -> Any:
+    help = "number of windows to score heads on, spread over the validation split"
+    return option(default, help, callback=_counted)
 
 
 def attend(
-    text: TextArgument,
-    run: RunArgument = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="file to write or replace: .html, .png or .svg"),
-    ] = None,
-    checkpoint: Checkpoint = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    json: JsonOption = False,
+    text: str = options.TEXT,
+    run: str | None = options.RUN,
+    output: Path | None = option(
+        None, "file to write or replace: .html, .png or .svg", names=["--output", "-o"]
+    ),
+    checkpoint: str = options.CHECKPOINT,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Show what each head attends to in a text."""
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
@@ -125,15 +107,13 @@ def _check_output(output: Path, *kinds: str) -> str:
 
 
 def trace(
-    text: TextArgument,
-    run: RunArgument = None,
-    as_code: Annotated[
-        bool, switch("print a PyTorch script that computes the same logits", "--as-code")
-    ] = False,
-    head: Annotated[int | None, option("number of the head to print; default: 1")] = None,
-    checkpoint: Checkpoint = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    json: JsonOption = False,
+    text: str = options.TEXT,
+    run: str | None = options.RUN,
+    as_code: bool = switch("print a PyTorch script that computes the same logits", "--as-code"),
+    head: int | None = option(None, "number of the head to print; default: 1"),
+    checkpoint: str = options.CHECKPOINT,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Follow one forward pass step by step, with shapes and numbers."""
     if as_code and json:
@@ -163,22 +143,20 @@ def trace(
 
 
 def heads(
-    run: RunArgument = None,
-    ablate: Ablate = False,
-    windows: Windows = 64,
-    text: Annotated[
-        Path | None,
-        option(
-            "text file to measure on; default: the validation split (random tokens for an "
-            "imported run)",
-            metavar="FILE",
-        ),
-    ] = None,
-    checkpoint: Checkpoint = "auto",
-    device: DeviceOption = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    json: JsonOption = False,
+    run: str | None = options.RUN,
+    ablate: bool = options.ABLATE,
+    windows: int = _windows(64),
+    text: Path | None = option(
+        None,
+        "text file to measure on; default: the validation split (random tokens for an "
+        "imported run)",
+        metavar="FILE",
+    ),
+    checkpoint: str = options.CHECKPOINT,
+    device: str = options.DEVICE,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Score and name attention heads by what they attend to."""
     if text is not None and not os.path.lexists(text):
@@ -208,30 +186,25 @@ def heads(
 
 
 def report(
-    run: RunArgument = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="page to write or replace; default: report.html in the run's folder",
-        ),
-    ] = None,
-    text: Annotated[
-        str | None,
-        option(
-            "text (not a file) that the model reads; default: the start of the validation "
-            "split (for an imported run, text that the model generates)",
-            metavar="TEXT",
-        ),
-    ] = None,
-    windows: Windows = 16,
-    ablate: Ablate = False,
-    checkpoint: Checkpoint = "auto",
-    device: DeviceOption = "auto",
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    json: JsonOption = False,
+    run: str | None = options.RUN,
+    output: Path | None = option(
+        None,
+        "page to write or replace; default: report.html in the run's folder",
+        names=["--output", "-o"],
+    ),
+    text: str | None = option(
+        None,
+        "text (not a file) that the model reads; default: the start of the validation "
+        "split (for an imported run, text that the model generates)",
+        metavar="TEXT",
+    ),
+    windows: int = _windows(16),
+    ablate: bool = options.ABLATE,
+    checkpoint: str = options.CHECKPOINT,
+    device: str = options.DEVICE,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    json: bool = options.JSON,
 ) -> None:
     """Write everything about a run as one HTML page that works offline."""
     if output is not None:

@@ -8,29 +8,16 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
-from attnlm.cli import completion, console
+from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
-from attnlm.cli.help import Command
-from attnlm.cli.options import (
-    CheckpointDir,
-    DataDir,
-    DatasetArgument,
-    JsonOption,
-    QuietOption,
-    Recipe,
-    StartFrom,
-    Verify,
-    option,
-    switch,
-    with_settings,
-)
+from attnlm.cli.options import option, switch, with_settings
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
@@ -45,56 +32,42 @@ _RUN = (
 )
 
 
-class TrainCommand(Command):
-    """The command `attnlm train`, whose help has sections."""
-
-    groups: ClassVar = {
-        "Model": fields_of(Architecture),
-        "Data": _DATA,
-        "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
-        "Run": _RUN,
-    }
+GROUPS = {
+    "Model": fields_of(Architecture),
+    "Data": _DATA,
+    "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
+    "Run": _RUN,
+}
 
 
 @with_settings(*setting_names())
 def train(
-    dataset: DatasetArgument = None,
+    dataset: str | None = options.DATASET,
     *,
-    recipe: Recipe = None,
-    print_config: Annotated[
-        bool, switch("print the settings as a recipe, and exit", "--print-config")
-    ] = False,
-    name: Annotated[
-        str | None, option("name of the run; default: <model>-001, <model>-002, …")
-    ] = None,
-    exist_ok: Annotated[
-        bool,
-        switch("accept a finished run of that name if its configuration is the same", "--exist-ok"),
-    ] = False,
-    checkpoint_dir: CheckpointDir = Path("checkpoints"),
-    data_dir: DataDir = Path("data"),
-    verify: Verify = False,
-    resume: Annotated[
-        str | None, option("name or path of a run to resume", completion.runs)
-    ] = None,
-    start_from: StartFrom = None,
-    checkpoint: Annotated[
-        str,
-        option(
-            "which weights of the --from run: auto|best|last",
-            completion.choices("auto", "best", "last"),
-        ),
-    ] = "auto",
-    log: Annotated[
-        str | None,
-        option(
-            "tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
-            "or none; default: none, or the tools of the resumed run",
-            completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
-        ),
-    ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    recipe: str | None = options.RECIPE,
+    print_config: bool = switch("print the settings as a recipe, and exit", "--print-config"),
+    name: str | None = options.NAME,
+    exist_ok: bool = switch(
+        "accept a finished run of that name if its configuration is the same", "--exist-ok"
+    ),
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    verify: bool = options.VERIFY,
+    resume: str | None = option(None, "name or path of a run to resume", completion.runs),
+    start_from: str | None = options.START_FROM,
+    checkpoint: str = option(
+        "auto",
+        "which weights of the --from run: auto|best|last",
+        completion.choices("auto", "best", "last"),
+    ),
+    log: str | None = option(
+        None,
+        "tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
+        "or none; default: none, or the tools of the resumed run",
+        completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
+    ),
+    json: bool = options.JSON,
+    quiet: bool = options.QUIET,
     **settings: Any,
 ) -> None:
     """Train a model on prepared data.
