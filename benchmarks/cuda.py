@@ -22,7 +22,7 @@ from rich.table import Table
 
 from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import resolve
-from attnlm.generation.sampling import generate
+from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
 from benchmarks.nanogpt import Shape, model_of, steps_per_second
@@ -117,7 +117,8 @@ def _model(shape: Shape) -> LanguageModel:
 
 def _sampled(model: LanguageModel, device: Device, samples: int) -> int:
     config = SamplingConfig(tokens=_TOKENS, num_samples=samples, seed=1)
-    return sum(block_TB.size for block_TB in generate(model, [0], config, device))
+    blocks = fastest_decoding(model, device).generate([0], config)
+    return sum(block_TB.size for block_TB in blocks)
 
 
 def _speed(sampled: Callable[[], int], device: Device) -> float:

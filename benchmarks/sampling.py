@@ -18,7 +18,7 @@ from attnlm.base.settings import Setting
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.generation.sampling import generate, generate_all
+from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
 from benchmarks.nanogpt import Shape, model_of
@@ -82,9 +82,9 @@ def _ours(model: LanguageModel, tokens: int, num_samples: int) -> Timed:
 
     def timed() -> int:
         if num_samples > 1:
-            generate_all(model, [0], config, CPU, lambda sample, ids: False)
+            fastest_decoding(model, CPU).generate_all([0], config, lambda sample, ids: False)
             return tokens * num_samples
-        return sum(len(block_TB) for block_TB in generate(model, [0], config, CPU))
+        return sum(len(block_TB) for block_TB in fastest_decoding(model, CPU).generate([0], config))
 
     return timed
 

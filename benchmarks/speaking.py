@@ -21,7 +21,7 @@ from torch import Tensor
 
 import attnlm as library
 from attnlm.data.dataset import Dataset
-from attnlm.generation.sampling import generate
+from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.tokens.byte_pairs import published
 from attnlm.tokens.tokenizer_json import library_tokenizer
@@ -58,7 +58,7 @@ def speaking(dataset: Dataset, text: Path) -> list[Row]:
 
         def ours(prompt: Tensor, count: int) -> list[int]:
             config = SamplingConfig(tokens=count, temperature=0)
-            blocks = generate(model, prompt.tolist(), config, device)
+            blocks = fastest_decoding(model, device).generate(prompt.tolist(), config)
             return [int(ids_B[0]) for block_TB in blocks for ids_B in block_TB]
 
         rows = [_bandwidth_row(), *_speed_rows(ours, theirs)]

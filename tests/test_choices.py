@@ -117,7 +117,7 @@ def test_only_the_newest_choices_are_kept(cache: Path, monkeypatch: pytest.Monke
 def _slowed(name: str, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make one kernel of `kernels` slow."""
     compute = getattr(kernels, name)
-    field = {"product": "matmul", "causal_attention": "attention"}[name]
+    field = {"product": "matmul", "fused_attention": "attention"}[name]
 
     def slowed(*arguments: object) -> object:
         time.sleep(1.0 if getattr(kernels_in_use(), field) == slow else 0.001)
@@ -151,7 +151,7 @@ def test_attention_takes_the_kernel_that_is_faster(
 ) -> None:
     if attention_in_c() is None:
         pytest.skip("no C compiler works here")
-    _slowed("causal_attention", slow, monkeypatch)
+    _slowed("fused_attention", slow, monkeypatch)
     a = architecture("llama", {"embed_dim": 64, "heads": 4, "kv_heads": 2, "block_size": 32})
     assert faster_attention(a, 64) == {"torch": "native", "native": "torch"}[slow]
     assert remembered_choices()[-1].sizes == "4 heads of 16, 2 of keys, 2 × 32 tokens"

@@ -12,6 +12,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
+from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import model_skeleton, parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.layers import Dropout
@@ -91,7 +92,7 @@ def test_tokens_of_another_shape_or_beyond_the_context_are_refused() -> None:
     model = small_model("single-head")
     with pytest.raises(AttnlmError, match=r"shape \(B, T\), not \(13,\)"):
         model(some_ids(T))
-    caches = model.new_caches()
+    caches: list[LayerCache] = []
     model(some_ids(B, T - 1), caches)
     model(some_ids(B, 1), caches)
     for arguments in ((some_ids(B, T + 1),), (some_ids(B, 1), caches)):

@@ -23,8 +23,7 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.language_model import build_model
-from attnlm.model.layers import Linear
-from attnlm.model.lora import adapt, folded
+from attnlm.model.layers import Linear, adapt, folded
 from attnlm.model.sizes import LoRA, adapter_numbers, adapter_shapes, map_shapes
 from attnlm.model.textbook import forward
 from attnlm.runs.run import Run

@@ -22,7 +22,6 @@ from attnlm.generation import native_decoder
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Ids, Uniforms
-from attnlm.generation.sampling import drawn_tokens, generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.language_model import Transformer
@@ -209,7 +208,7 @@ def assert_generation(
         prompt = some_ids(length).tolist()
         decoders = [NativeDecoder(native, num_samples, count) for count in (threads, 1)]
         made = decoders[0].generate(prompt, config.tokens, temperature, Uniforms(0, samples))
-        drawn = drawn_tokens(model, prompt, config, decoders[1], Uniforms(0, samples), num_samples)
+        drawn = fastest_decoding(model, CPU).drawn(prompt, config, decoders[1], samples)
         expected_TB = np.stack([ids_B for ids_B, _ in drawn])
         assert np.array_equal(np.concatenate(list(made)), expected_TB)
         assert temperature < 5 or len(np.unique(expected_TB)) > 2
@@ -253,7 +252,8 @@ def test_a_sample_does_not_depend_on_the_others(
     monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: compiled())
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, embed_dim=36, block_size=33)
-    parts = fastest_decoding(built, CPU).parts(64)
+    decoding = fastest_decoding(built, CPU)
+    parts = decoding.parts(64)
     assert len(parts) == 3
     assert [sample for part in parts for sample in part] == list(range(64))
 
@@ -267,10 +267,10 @@ def test_a_sample_does_not_depend_on_the_others(
             made[sample] += ids
             return False
 
-        generate_all(built, [3, 1], drawn(count), CPU, receive)
+        decoding.generate_all([3, 1], drawn(count), receive)
         return made
 
-    one = np.concatenate(list(generate(built, [3, 1], drawn(1), CPU)))[:, 0].tolist()
+    one = np.concatenate(list(decoding.generate([3, 1], drawn(1))))[:, 0].tolist()
     eight, many = rows(8), rows(64)
     assert [one] == many[:1] and eight == many[:8]
     assert len(set(map(tuple, many))) == 64

@@ -17,7 +17,6 @@ from attnlm.model.ops.attention import shared_heads
 from attnlm.model.ops.linear import joined_linear, linear, onednn_linear, product
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import (
-    Gains,
     gelu,
     rms_norm,
     rotary_angles,
@@ -38,8 +37,7 @@ TARGETS = torch.tensor([[1, 0, 6, 22, 6], [3, 3, 2, 0, 9]])
 
 def heads(packed: Tensor, query_gain: Tensor, key_gain: Tensor) -> Tensor:
     rotation = COSINES.to(packed.dtype), SINES.to(packed.dtype)
-    gains = Gains(query_gain, key_gain, 1e-6)
-    return torch.cat(split_heads(packed, H, K, gains, rotation), 1)
+    return torch.cat(split_heads(packed, H, K, (query_gain, key_gain, 1e-6), rotation), 1)
 
 
 def plain_heads(packed: Tensor, query_gain: Tensor, key_gain: Tensor) -> Tensor:
@@ -314,7 +312,7 @@ def test_attention_in_c_is_taken_where_it_is_chosen_and_possible() -> None:
         (key[..., :5], COMPILED, False),
     ):
         with using(kernels):
-            found = attention.causal_attention(query, key, value, None)
+            found = attention.fused_attention(query, key, value)
         given = query.double(), key.double(), value.double()
         assert_rounded([found], lambda q, k, v: [_explicit_attention(q, k, v, 8**-0.5)], *given)
         taken = found.grad_fn is not None and found.grad_fn.name() == "BlocksBackward"

@@ -26,8 +26,7 @@ from attnlm.experiments.train import train
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
-from attnlm.model.layers import drawing_from
-from attnlm.model.lora import adapt
+from attnlm.model.layers import adapt, drawing_from
 from attnlm.model.ops import Kernels, using
 from attnlm.model.sizes import forward_flops, training_flops
 from attnlm.training.memory import FACTOR, estimate_memory, kept_by_block

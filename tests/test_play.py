@@ -17,7 +17,7 @@ from torch import Tensor
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
-from attnlm.generation.sampling import generate
+from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel, build_model
@@ -98,7 +98,7 @@ def test_attention_of_every_variant_is_that_of_the_model(all_variants: Any) -> N
 def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
     """Compare 200 tokens, far past the context of 13, with those of `sample`; return them."""
     config = SamplingConfig(tokens=200, temperature=0, seed=1)
-    blocks = list(generate(model.float(), [1, 2, 3], config, choose_device("cpu")))
+    blocks = list(fastest_decoding(model.float(), choose_device("cpu")).generate([1, 2, 3], config))
     expected: list[int] = np.concatenate(blocks)[:, 0].tolist()
     script = "attnlm.models[%d].generate({ids: [1, 2, 3], tokens: 200, temperature: %s})"
     for temperature in ("0", "1e-300"):

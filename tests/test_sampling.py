@@ -16,7 +16,7 @@ import torch
 
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import Decoder, ModuleDecoder, fastest_decoding
+from attnlm.generation.decoders import Decoder, Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import kept_of_full_window
 from attnlm.generation.next_token import (
     Array,
@@ -30,9 +30,6 @@ from attnlm.generation.next_token import (
 from attnlm.generation.sampling import (
     Continuation,
     Sampler,
-    drawn_tokens,
-    generate,
-    generate_all,
 )
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
@@ -147,10 +144,8 @@ class Uncached(ModuleDecoder):
 
 
 def plain_tokens(model: LanguageModel, prompt: list[int], config: SamplingConfig) -> list[Any]:
-    count = config.num_samples
-    uniforms, decoder = Uniforms(config.seed, range(count)), Uncached(model, CPU)
-    drawn = drawn_tokens(model, prompt, config, decoder, uniforms, count)
-    return [ids_B.tolist() for ids_B, _ in drawn]
+    decoding = Decoding(model, lambda _: Uncached(model, CPU))
+    return [ids_TB[0].tolist() for ids_TB in decoding.generate(prompt, config)]
 
 
 VARIANTS = (
@@ -171,7 +166,7 @@ def test_fast_tokens_equal_plain_ones_far_past_the_context(
     model = small_model(name)
     prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
     config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
-    fast = np.concatenate(list(generate(model, prompt, config, CPU)))
+    fast = np.concatenate(list(fastest_decoding(model, CPU).generate(prompt, config)))
     assert fast.tolist() == plain_tokens(model, prompt, config)
     assert len(set(map(tuple, fast.T.tolist()))) == num_samples
 
@@ -208,7 +203,7 @@ def test_the_window_is_the_one_that_the_design_promises(rung: str) -> None:
     """Plain recompute, spelled out: the model sees just the tokens from window_start on."""
     model = small_model(rung)
     config = SamplingConfig(tokens=3 * BLOCK, temperature=0, seed=8)
-    got = np.concatenate(list(generate(model, [3, 1], config, CPU)))[:, 0].tolist()
+    got = np.concatenate(list(fastest_decoding(model, CPU).generate([3, 1], config)))[:, 0].tolist()
     text, start = [3, 1], 0
     for token in got:
         if len(text) - start > BLOCK:
@@ -222,7 +217,7 @@ def test_a_context_of_one_token_works() -> None:
     for rung in RUNGS:
         model = small_model(rung, block_size=1)
         config = SamplingConfig(tokens=7, seed=1)
-        cached = np.concatenate(list(generate(model, [2, 3], config, CPU)))
+        cached = np.concatenate(list(fastest_decoding(model, CPU).generate([2, 3], config)))
         assert cached.tolist() == plain_tokens(model, [2, 3], config)
 
 
@@ -256,7 +251,7 @@ def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatc
     threading.Timer(0.3, _thread.interrupt_main).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            generate_all(model, [1], config, CPU, lambda sample, ids: False)
+            fastest_decoding(model, CPU).generate_all([1], config, lambda sample, ids: False)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,9 @@ from attnlm.compute.threads import (
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import evaluate as evaluation
 from attnlm.experiments.plan import plan
-from attnlm.generation.decoders import ModuleDecoder
+from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import draw
-from attnlm.generation.sampling import generate, generate_all
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import architecture
 from attnlm.model.language_model import Bigram, Transformer, build_model
@@ -182,20 +180,14 @@ def test_evaluation_and_plan_flush(
 
 def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModuleDecoder, "logits", modes.before(ModuleDecoder.logits))
-    monkeypatch.setattr("attnlm.generation.sampling.draw", modes.before(draw))
+    monkeypatch.setattr("attnlm.generation.decoders.draw", modes.before(draw))
     model = small_model("bigram").float()
     assert isinstance(model, Bigram)
-    for _ in generate(model, [1], SamplingConfig(tokens=2), CPU):
+    for _ in fastest_decoding(model, CPU).generate([1], SamplingConfig(tokens=2)):
         assert not flushes_subnormals()
     assert modes.found == {"MainThread": True}
-    monkeypatch.setattr(
-        "attnlm.generation.sampling.fastest_decoding",
-        lambda *_: SimpleNamespace(
-            new_decoder=lambda _: ModuleDecoder(model, CPU),
-            parts=lambda _: [range(1), range(1, 2)],
-        ),
-    )
-    generate_all(model, [1], SamplingConfig(tokens=50, num_samples=2), CPU, lambda *_: False)
+    decoding = Decoding(model, lambda _: ModuleDecoder(model, CPU), threads=2)
+    decoding.generate_all([1], SamplingConfig(tokens=50, num_samples=16), lambda *_: False)
     assert len(modes.found) == 2 and all(modes.found.values())
 
 

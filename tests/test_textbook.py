@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlm.model import textbook
+from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import using
 from attnlm.model.ops.loss import cross_entropy
@@ -59,7 +60,7 @@ def test_logits_with_a_cache_and_with_a_recorder(variant: str) -> None:
     model = small_model(variant)
     ids_BT = some_ids(3, 13)
     expected = by_the_book(model, ids_BT)
-    caches = model.new_caches()
+    caches: list[LayerCache] = []
     parts = [model(part, caches) for part in ids_BT.split([4, 1, 5, 1, 2], dim=1)]
     assert_near(torch.cat(parts, dim=1), expected, within=1e-12)
     assert_near(model(ids_BT, recorder=Recorder()), expected, within=1e-12)

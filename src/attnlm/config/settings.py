@@ -11,15 +11,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
-from attnlm.model.architecture import (
-    MODELS,
-    PRESETS,
-    RUNGS,
-    Architecture,
-    architecture,
-    settings_of,
-    unused,
-)
+from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture, architecture, unused
 from attnlm.model.sizes import MAP_NAMES, map_shapes
 
 
@@ -190,7 +182,7 @@ def _without_unused(
         recipe.pop("stride", None)
     if "model" not in settings:
         return recipe, ()
-    usable = ("model", *settings_of(str(settings["model"])))
+    usable = ("model", *PRESETS[str(settings["model"])].settings)
     dropped = tuple(k for k in recipe if _RECORD_OF[k] is Architecture and k not in usable)
     return {name: value for name, value in recipe.items() if name not in dropped}, dropped
 

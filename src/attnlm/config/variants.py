@@ -11,7 +11,7 @@ from attnlm.base.settings import Setting, Settings, fields_of, number, type_of
 from attnlm.base.suggestions import same, suggestion
 from attnlm.config.settings import check_setting
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import MODELS, Architecture, architecture, settings_of
+from attnlm.model.architecture import MODELS, PRESETS, Architecture, architecture
 
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 # Training settings that all rungs of a ladder share.
@@ -27,7 +27,7 @@ def variant(name: str) -> Settings:
     if model not in MODELS:
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
         raise UsageError(f"unknown model: {model!r}", hint)
-    parts = settings_of(model)
+    parts = PRESETS[model].settings
     trained = [name for name in fields_of(TrainingConfig) if name not in _SHARED]
     settings: Settings = {}
     for change in changes:

@@ -26,9 +26,9 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.settle import settle, trial
 from attnlm.experiments.train import check_launched
-from attnlm.model.architecture import settings_of
+from attnlm.model.architecture import PRESETS
 from attnlm.model.inspection import parameter_shapes
-from attnlm.model.sizes import block_shapes, forward_flops, training_flops
+from attnlm.model.sizes import forward_flops, map_shapes, training_flops
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
@@ -110,7 +110,7 @@ class Plan:
         model = self.config.model
         if self.config.training.optimizer != "muon":
             return 0
-        return model.layers * sum(_muon_flops(*shape) for shape in block_shapes(model))
+        return model.layers * sum(_muon_flops(*shape) for shape in map_shapes(model).values())
 
     @property
     def tokens_per_step(self) -> int:
@@ -210,7 +210,7 @@ def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
     # Twice as wide: twice the heads, or a single head of twice the size.
     heads = ("heads", "kv_heads") if a.heads > 1 and not a.wide_heads else ("head_size",)
     sizes = {"width × 2": ("embed_dim", "mlp_width", *heads) if a.embed_dim else ()}
-    sizes["depth × 2"] = ("layers",) if "layers" in settings_of(a.model) else ()
+    sizes["depth × 2"] = ("layers",) if "layers" in PRESETS[a.model].settings else ()
     sizes["context × 2"] = ("block_size",)
     for name, doubled_sizes in sizes.items():
         values = {size: getattr(a, size) for size in doubled_sizes}

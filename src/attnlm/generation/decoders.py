@@ -1,14 +1,17 @@
-"""Decoders, which compute the logits of the next token: in C, or with the model itself.
+"""Decoders, which compute the logits of the next token, in C or with the model itself, and the
+generation of tokens with them: the sliding context, and several samples in threads.
 
-Both give the logits of the model's forward pass up to rounding. Axes: B samples, S tokens of the
-window that the model sees, V vocabulary.
+Both decoders give the logits of the model's forward pass up to rounding. Axes: B samples, S tokens
+of the window that the model sees, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +22,18 @@ from attnlm.base.readable import quantity
 from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
-from attnlm.compute.threads import cores
-from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.next_token import Array, Ids, Uniforms
+from attnlm.compute.threads import FlushingHere, cores
+from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
+from attnlm.generation.next_token import (
+    Array,
+    Ids,
+    Probabilities,
+    Uniforms,
+    draw,
+    next_token_weights,
+)
+from attnlm.generation.sampling_config import SamplingConfig
+from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import Bigram, LanguageModel
 
 _TOKENS_TRIED = 16
@@ -36,6 +48,7 @@ With fewer weights, synchronizing the threads takes longer than the token."""
 class Decoding:
     """A way to decode a model, with a function that makes a decoder for any number of samples."""
 
+    model: LanguageModel
     new_decoder: Callable[[int], Decoder]
     threads: int = 1
     """The most threads among which samples are divided. Each thread has a decoder of its own."""
@@ -50,6 +63,73 @@ class Decoding:
         borders = [num_samples * part // parts for part in range(parts + 1)]
         return list(map(range, borders, borders[1:]))
 
+    def generate(
+        self, prompt: Sequence[int], config: SamplingConfig, samples: range | None = None
+    ) -> Iterator[Ids]:
+        """Yield the next ids of some samples (default: all) in blocks (T, B).
+
+        Each sample gets `config.tokens` ids.
+        """
+        samples = range(config.num_samples) if samples is None else samples
+        decoder = self.new_decoder(len(samples))
+        if isinstance(decoder, NativeDecoder) and config.takes_all(self.model.vocab_size):
+            uniforms = Uniforms(config.seed, samples)
+            return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
+        return (next_B[None] for next_B, _ in self.drawn(prompt, config, decoder, samples))
+
+    def drawn(
+        self, prompt: Sequence[int], config: SamplingConfig, decoder: Decoder, samples: range
+    ) -> Iterator[tuple[Ids, Probabilities]]:
+        """Draw the next token of some samples, `config.tokens` times. Each time, yield the ids (B,)
+        and the weights from which they were drawn, (B, V)."""
+        assert prompt, "there is always a first token"
+        a, uniforms = self.model.architecture, Uniforms(config.seed, samples)
+        window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (len(samples), 1))
+        known = 0
+        for _ in range(config.tokens):
+            if window_BS.shape[1] > a.block_size:
+                window_BS, known = window_BS[:, -kept_of_full_window(a) :], 0
+            with np.errstate(all="ignore"), FlushingHere():
+                logits_BV = decoder.logits(window_BS, known)
+                weights_BV = next_token_weights(
+                    logits_BV, config.temperature, config.top_k, config.top_p
+                )
+                next_B = draw(weights_BV, uniforms.take(1)[0])
+            known = window_BS.shape[1]
+            window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
+            yield next_B, weights_BV
+
+    def generate_all(
+        self,
+        prompt: Sequence[int],
+        config: SamplingConfig,
+        receive: Callable[[int, list[int]], bool],
+    ) -> None:
+        """Continue all samples in threads that do not wait for each other.
+
+        `receive` takes the number of a sample and its next ids, and returns True if the sample has
+        ended. Several threads call `receive`, but only one thread for each sample.
+        """
+        stopped = threading.Event()
+
+        def run(samples: range) -> None:
+            going = set(samples)
+            for block_TB in self.generate(prompt, config, samples):
+                rows = zip(samples, block_TB.T.tolist(), strict=True)
+                going -= {one for one, ids in rows if one in going and receive(one, ids)}
+                if stopped.is_set() or not going:
+                    return
+
+        first, *others = self.parts(config.num_samples)
+        with ThreadPoolExecutor(max(1, len(others))) as pool:
+            try:
+                futures = [pool.submit(run, samples) for samples in others]
+                run(first)
+                for future in futures:
+                    future.result()
+            finally:
+                stopped.set()
+
 
 def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     """Return the fastest way to decode on a device. All ways give equal logits up to rounding."""
@@ -58,7 +138,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     compiled = library("decoding.c") if is_native and not isinstance(model, Bigram) else None
     if compiled is None or isinstance(model, Bigram):
         cast = _cast(model, device)
-        return Decoding(lambda _: ModuleDecoder(cast, device))
+        return Decoding(model, lambda _: ModuleDecoder(cast, device))
     native = NativeModel(model, compiled)
     threads = _threads_for_a_token(native)
 
@@ -66,7 +146,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
         return NativeDecoder(native, samples, threads if native.is_large or samples == 1 else 1)
 
     # In a small model, each thread decodes samples of its own, without waiting for others.
-    return Decoding(new_decoder, 1 if native.is_large else cores())
+    return Decoding(model, new_decoder, 1 if native.is_large else cores())
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:
@@ -107,14 +187,13 @@ class ModuleDecoder:
     """A decoder that calls the model itself, on any device, with a cache of keys and values."""
 
     def __init__(self, model: LanguageModel, device: Device) -> None:
-        self._model, self._device, self._caches = model, device, model.new_caches()
+        self._model, self._device, self._caches = model, device, list[LayerCache]()
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """Return the next token's logits, (B, V), in float32 at least. The cache must hold the
         first `known` tokens of the window `ids_BS`."""
         if known == 0:
-            for cache in self._caches:
-                cache.clear()
+            self._caches.clear()
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)
         with torch.inference_mode(), self._device.autocast():
             logits_BV = self._model.next_logits(ids, self._caches)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnlm.base.errors import NotFiniteError
 from attnlm.compute.threads import FlushingHere
@@ -81,9 +80,6 @@ class _Block(_Struct):
         *_fields(_Map, "qkv", "projection", "up", "down"),
     )
 
-    def maps(self) -> tuple[_Map, ...]:
-        return self.qkv, self.projection, self.up, self.down
-
 
 class _Model(_Struct):
     _fields_ = (
@@ -122,32 +118,36 @@ class NativeModel:
 
     def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
         a, weights = model.architecture, model.state_dict()
-        assert a.embed_dim is not None
-        self.architecture, self.vocab_size, self.compiled = a, model.vocab_size, compiled
-        self.heads, self.kv_heads, self.size = {
+        self.architecture, self.compiled = a, compiled
+        heads, kv_heads, size = {
             "softmax": (a.heads, a.num_kv_heads, a.head_dim),
             "none": (0, 0, 0),
-        }.get(a.attention, (1, 1, a.embed_dim))
-        blocks = [self._block(part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
+        }.get(a.attention, (1, 1, a.width))
+        blocks = [_block(a, size, part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
         row = (_Block * a.layers)(*blocks)
-        self._kept = blocks, row
-        head = _map(weights, "head")
-        maps = [head, *(found for block in blocks for found in block.maps())]
+        self.first_block, self._kept = blocks[0], (blocks, row)
+        maps = [head := _map(weights, "head")]
+        for block in blocks:
+            maps += block.qkv, block.projection, block.up, block.down
         self.numbers = sum(found.inputs * found.outputs for found in maps)
         self.is_large = self.numbers >= _LARGE
         self.panel_size = _PANEL * max((found.inputs for found in maps if found.rows), default=0)
-        self.qkv_outputs, self.up_outputs = blocks[0].qkv.outputs, blocks[0].up.outputs
-        softmax = a.attention == "softmax"
-        key_at = _whole(self.heads * self.size) if softmax else 0
+        positions = {}
+        if model.position_embedding is not None:
+            positions = {"positions": _array(model.position_embedding.weight)}
+        elif a.positions == "rotary":  # the second half of the angles is the same as the first
+            angles = {"cosines": model.cosines, "sines": model.sines}
+            positions = {name: _array(table[:, : size // 2]) for name, table in angles.items()}
+        key_at = _whole(heads * size) if a.attention == "softmax" else 0
         self.laid = _Model(
             layers=a.layers,
-            width=a.embed_dim,
+            width=a.width,
             vocab_size=model.vocab_size,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            size=self.size,
+            heads=heads,
+            kv_heads=kv_heads,
+            size=size,
             key_at=key_at,
-            value_at=key_at + _whole(self.kv_heads * self.size) if softmax else 0,
+            value_at=key_at + _whole(kv_heads * size) if key_at else 0,
             norm=_NORMS.index(a.norm),
             normed_heads=a.query_key_norm,
             residual=a.residual,
@@ -157,76 +157,22 @@ class NativeModel:
             blocks=ctypes.addressof(row),
             last_norm=_norm(part(weights, "norm."), a.body_dim),
             head=head,
-            **self._positions(model),
-            **self._tables(weights),
+            **positions,
+            **_tables(a, weights, model.vocab_size),
         )
-
-    def _block(self, weights: Mapping[str, Tensor]) -> _Block:
-        a = self.architecture
-        assert a.embed_dim is not None
-        ones = torch.ones(self.size)
-        # A scale of 0 makes all scores 0 and all weights equal.
-        scale = 0 if a.attention == "uniform" else max(1, self.size) ** -0.5
-        query_gains = weights.get("attention.query_norm.gain", ones) * scale
-        key_gains = weights.get("attention.key_norm.gain", ones)
-        as_they_are = not a.query_key_norm and a.positions != "rotary"
-        gate = ["mlp.gate"] if a.mlp == "swiglu" else []
-        return _Block(
-            attention_norm=_norm(part(weights, "attention_norm."), a.embed_dim),
-            mlp_norm=_norm(part(weights, "mlp_norm."), a.embed_dim),
-            query_gains=_array(query_gains),
-            key_gains=None if as_they_are else _array(key_gains),
-            qkv=_map(weights, "attention.query", "attention.key", "attention.value"),
-            projection=_map(weights, "attention.projection"),
-            up=_map(weights, *gate, "mlp.up"),
-            down=_map(weights, "mlp.down"),
-        )
-
-    def _positions(self, model: Transformer) -> dict[str, _Floats]:
-        if model.position_embedding is not None:
-            return {"positions": _array(model.position_embedding.weight)}
-        if self.architecture.positions == "none":
-            return {}
-        half = self.size // 2  # the other half is the same
-        return {
-            "cosines": _array(model.cosines[:, :half]),
-            "sines": _array(model.sines[:, :half]),
-        }
-
-    def _tables(self, weights: Mapping[str, Tensor]) -> dict[str, _Floats]:
-        """Return tables of We for every token and Wp for every position, or {} for some models.
-
-        Queries, keys and values are W(e + p) = We + Wp, with linear maps W; e and p are the
-        embeddings of a token and its position. When the context slides, all tokens change their
-        positions. Rows of the tables are then added, instead of computing W(e + p) again. The
-        result is {} if the context does not slide, if there is a norm, or if tables are too large.
-        """
-        a = self.architecture
-        size = (self.vocab_size + a.block_size) * self.qkv_outputs
-        if not a.slides or a.norm != "none" or not 0 < size <= _LARGEST_TABLES:
-            return {}
-        names = [f"blocks.0.attention.{name}" for name in _QKV]
-        weight_NC = _side_by_side(weights, *names)
-        bias_N = torch.cat([_bias(weights, name) for name in names])
-        tokens_VN = weights["token_embedding.weight"] @ weight_NC.T + bias_N
-        positions_SN = torch.zeros(a.block_size, len(bias_N))
-        if a.positions == "learned":
-            positions_SN = weights["position_embedding.weight"] @ weight_NC.T
-        return {"token_maps": _array(tokens_VN), "position_maps": _array(positions_SN)}
 
 
 class NativeDecoder:
     """A decoder with a cache for any model that has embeddings, on a CPU in float32."""
 
     def __init__(self, model: NativeModel, num_samples: int, threads: int = 1) -> None:
-        a = model.architecture
-        assert a.embed_dim is not None
-        capacity, mixed = _whole(a.block_size), _whole(model.heads * model.size)
-        stride = max(_whole(a.embed_dim), mixed)
+        a, laid, first = model.architecture, model.laid, model.first_block
+        capacity, mixed = _whole(a.block_size), _whole(laid.heads * laid.size)
+        stride = max(_whole(a.width), mixed)
         rows = min(_MOST_ROWS, num_samples * a.block_size) if model.is_large else _ROWS
-        cache = a.layers * num_samples * model.kv_heads * capacity * model.size
-        logits = np.empty((num_samples, _whole(model.vocab_size)), np.float32)
-        self._logits_BV, self._out = logits[:, : model.vocab_size], logits.ctypes.data
+        cache = a.layers * num_samples * laid.kv_heads * capacity * laid.size
+        logits = np.empty((num_samples, _whole(laid.vocab_size)), np.float32)
+        self._logits_BV, self._out = logits[:, : laid.vocab_size], logits.ctypes.data
         self._samples, self._block_size = num_samples, a.block_size
         self._model = model  # kept alive: the calls read its memory
         self._memory = _Memory(
@@ -238,15 +184,15 @@ class NativeDecoder:
             values=_space(cache),
             x=_space(rows * stride),
             read=_space(rows * stride),
-            packed=_space(rows * model.qkv_outputs),
+            packed=_space(rows * first.qkv.outputs),
             mixed=_space(rows * mixed),
-            hidden=_space(rows * model.up_outputs),
-            query=_space(threads * (model.size + _PANEL)),
+            hidden=_space(rows * first.up.outputs),
+            query=_space(threads * (laid.size + _PANEL)),
             scores=_space(threads * capacity),
             panel=_space(threads * model.panel_size),
             panel_size=model.panel_size,
         )
-        places = ctypes.addressof(model.laid), ctypes.addressof(self._memory), threads
+        places = ctypes.addressof(laid), ctypes.addressof(self._memory), threads
         self._next_logits = functools.partial(model.compiled.next_logits, *places)
         self._generate = functools.partial(model.compiled.generate, *places, num_samples)
 
@@ -284,7 +230,7 @@ class NativeDecoder:
             ids=ids_BS,
             fresh=np.empty((samples, a.block_size), np.int64),
             logits=self._out,
-            sums=np.empty(self._model.vocab_size),
+            sums=np.empty(self._model.laid.vocab_size),
             temperature=temperature,
         )
         count = 1
@@ -317,7 +263,49 @@ def kept_of_full_window(a: Architecture) -> int:
     return a.block_size if a.slides else max(1, a.block_size // 2)
 
 
-_QKV = ("query", "key", "value")
+_QKV = tuple(f"attention.{name}" for name in ("query", "key", "value"))
+
+
+def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> _Block:
+    """Return a block with the given weights; `size` is the width of a head."""
+    # A scale of 0 makes all scores 0 and all weights equal.
+    scale = 0 if a.attention == "uniform" else max(1, size) ** -0.5
+    ones = torch.ones(size)
+    key_gains = weights.get("attention.key_norm.gain", ones)
+    as_they_are = not a.query_key_norm and a.positions != "rotary"
+    gate = ["mlp.gate"] if a.mlp == "swiglu" else []
+    return _Block(
+        attention_norm=_norm(part(weights, "attention_norm."), a.width),
+        mlp_norm=_norm(part(weights, "mlp_norm."), a.width),
+        query_gains=_array(weights.get("attention.query_norm.gain", ones) * scale),
+        key_gains=None if as_they_are else _array(key_gains),
+        qkv=_map(weights, *_QKV),
+        projection=_map(weights, "attention.projection"),
+        up=_map(weights, *gate, "mlp.up"),
+        down=_map(weights, "mlp.down"),
+    )
+
+
+def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> dict[str, _Floats]:
+    """Return tables of We for every token and Wp for every position, or {} for some models.
+
+    Queries, keys and values are W(e + p) = We + Wp, with linear maps W; e and p are the embeddings
+    of a token and its position. When the context slides, all tokens change their positions. Rows of
+    the tables are then added, instead of computing W(e + p) again. The result is {} if the context
+    does not slide, if there is a norm, or if tables are too large.
+    """
+    if not a.slides or a.norm != "none" or a.attention != "softmax":
+        return {}
+    maps = part(weights, "blocks.0.")
+    bias_N = _side_by_side(maps, "bias", *_QKV)
+    if (vocab_size + a.block_size) * len(bias_N) > _LARGEST_TABLES:
+        return {}
+    weight_NC = _side_by_side(maps, "weight", *_QKV)
+    tokens_VN = weights["token_embedding.weight"] @ weight_NC.T + bias_N
+    positions_SN = torch.zeros(a.block_size, len(bias_N))
+    if a.positions == "learned":
+        positions_SN = weights["position_embedding.weight"] @ weight_NC.T
+    return {"token_maps": _array(tokens_VN), "position_maps": _array(positions_SN)}
 
 
 def _whole(size: int) -> int:
@@ -355,38 +343,29 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
     if f"{names[0]}.weight" not in weights:
         return _Map()
     matrices = [weights[f"{name}.weight"] for name in names]
-    bias_N = _array(torch.cat([_bias(weights, name) for name in names]))
-    inputs = matrices[0].size(1)
+    inputs, bias_N = matrices[0].size(1), _array(_side_by_side(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
-    if inputs >= _LONG and inputs % _PANEL == 0:
-        rows, arrays = _rows(matrices)
-        return _Map(**size, rows=rows, arrays=arrays)
-    panels = _side_by_side(weights, *names).view(-1, _PANEL, inputs).transpose(1, 2)
-    return _Map(**size, panels=_array(panels))
-
-
-def _rows(matrices: Sequence[Tensor]) -> tuple[NDArray[np.uintp], list[_Floats]]:
-    """Return the addresses of the rows of matrices (N, C), and the arrays that hold the rows.
-
-    A row of zeros fills up the last panel (32 rows) of each matrix: its address is repeated.
-    """
-    zeros = np.zeros(matrices[0].size(1), np.float32)
-    arrays, places = [_array(matrix) for matrix in matrices], list[int]()
+    if inputs < _LONG or inputs % _PANEL:
+        panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
+        return _Map(**size, panels=_array(panels))
+    # The addresses of the rows; that of a row of zeros fills up the last panel of each matrix.
+    zeros, places = np.zeros(inputs, np.float32), list[int]()
+    arrays = [_array(matrix) for matrix in matrices]
     for array in arrays:
         begin = array.ctypes.data
         places += range(begin, begin + array.nbytes, array.strides[0])
         places += [zeros.ctypes.data] * (_whole(len(array)) - len(array))
-    return np.array(places, np.uintp), [zeros, *arrays]
+    return _Map(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
 
 
-def _side_by_side(weights: Mapping[str, Tensor], *names: str) -> Tensor:
-    """Concatenate matrices (N, C) along N. Rows of zeros fill up the last panel of each matrix."""
-    matrices = [weights[f"{name}.weight"] for name in names]
-    return torch.cat([F.pad(m, (0, 0, 0, _whole(len(m)) - len(m))) for m in matrices])
+def _side_by_side(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:
+    """Concatenate the matrices (N, C) or the biases (N) of linear maps along N.
 
-
-def _bias(weights: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return a bias (N), padded with zeros to whole panels; zeros for a map without a bias."""
-    outputs = len(weights[f"{name}.weight"])
-    bias = weights.get(f"{name}.bias", torch.zeros(outputs))
-    return F.pad(bias, (0, _whole(outputs) - outputs))
+    Zeros fill up the last panel (32 rows) of each map, and replace a bias that a map lacks.
+    """
+    parts = []
+    for name in names:
+        outputs = len(weights[f"{name}.weight"])
+        found = weights.get(f"{name}.{kind}", torch.zeros(outputs))
+        parts += [found, torch.zeros(_whole(outputs) - outputs, *found.shape[1:])]
+    return torch.cat(parts)

@@ -43,20 +43,16 @@ def next_token_weights(
         np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
     weights_BV = np.exp(logits_BV, logits_BV)
     if top_p is not None and top_p < 1:
-        weights_BV = _nucleus(normalised(weights_BV), top_p)
+        weights_BV = normalised(weights_BV)
+        ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
+        count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
+        least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
+        larger_BV, equal_BV = weights_BV > least_B1, weights_BV == least_B1
+        # Of equally likely tokens, the nucleus takes the lower ids first.
+        room_B1 = count_B1 - larger_BV.sum(-1, keepdims=True)
+        kept_BV = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))
+        weights_BV = np.where(kept_BV, weights_BV, 0)
     return weights_BV
-
-
-def _nucleus(weights_BV: Probabilities, top_p: float) -> Probabilities:
-    """Return the probabilities, with 0 outside the nucleus. Of equally likely tokens, the
-    nucleus takes the lower ids first."""
-    ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
-    count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
-    least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
-    larger_BV, equal_BV = weights_BV > least_B1, weights_BV == least_B1
-    room_B1 = count_B1 - larger_BV.sum(-1, keepdims=True)
-    kept_BV = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))
-    return np.where(kept_BV, weights_BV, 0)
 
 
 def normalised(weights_BV: Probabilities) -> Probabilities:

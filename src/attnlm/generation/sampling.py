@@ -1,12 +1,10 @@
-"""Sampling of text from a checkpoint: the sliding context, the end of texts, streams of text."""
+"""Sampling of text from a checkpoint: the end of texts, streams of text, each token's choice."""
 
 from __future__ import annotations
 
 import codecs
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,8 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.compute.threads import FlushingHere
-from attnlm.generation.decoders import Decoder, Decoding, fastest_decoding
-from attnlm.generation.native_decoder import NativeDecoder, kept_of_full_window
-from attnlm.generation.next_token import (
-    Ids,
-    Probabilities,
-    Uniforms,
-    draw,
-    next_token_weights,
-    normalised,
-)
+from attnlm.generation.decoders import fastest_decoding
+from attnlm.generation.next_token import normalised
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.load_model import load_model
@@ -35,93 +24,6 @@ from attnlm.runs.run import Checkpoint, Run
 from attnlm.tokens.tokenizer import Tokenizer
 
 _RUNNERS_UP = 3  # listed beside each drawn token
-
-
-def generate(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    config: SamplingConfig,
-    device: Device,
-) -> Iterator[Ids]:
-    """Yield the next ids of all samples in blocks (T, B), `config.tokens` ids for each sample."""
-    decoding = fastest_decoding(model, device)
-    return _blocks(model, prompt, config, decoding, range(config.num_samples))
-
-
-def generate_all(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    config: SamplingConfig,
-    device: Device,
-    receive: Callable[[int, list[int]], bool],
-) -> None:
-    """Continue all samples in threads that do not wait for each other.
-
-    `receive` takes the number of a sample and its next ids, and returns True if the sample has
-    ended. Several threads call `receive`, but only one thread for each sample.
-    """
-    decoding, stopped = fastest_decoding(model, device), threading.Event()
-
-    def run(samples: range) -> None:
-        going = set(samples)
-        for block_TB in _blocks(model, prompt, config, decoding, samples):
-            rows = zip(samples, block_TB.T.tolist(), strict=True)
-            going -= {sample for sample, ids in rows if sample in going and receive(sample, ids)}
-            if stopped.is_set() or not going:
-                return
-
-    first, *others = decoding.parts(config.num_samples)
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        try:
-            futures = [pool.submit(run, samples) for samples in others]
-            run(first)
-            for future in futures:
-                future.result()
-        finally:
-            stopped.set()
-
-
-def _blocks(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    config: SamplingConfig,
-    decoding: Decoding,
-    samples: range,
-) -> Iterator[Ids]:
-    """Return the blocks of `generate` for some of the samples."""
-    decoder, uniforms = decoding.new_decoder(len(samples)), Uniforms(config.seed, samples)
-    if isinstance(decoder, NativeDecoder) and config.takes_all(model.vocab_size):
-        return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
-    drawn = drawn_tokens(model, prompt, config, decoder, uniforms, len(samples))
-    return (next_B[None] for next_B, _ in drawn)
-
-
-def drawn_tokens(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    config: SamplingConfig,
-    decoder: Decoder,
-    uniforms: Uniforms,
-    count: int,
-) -> Iterator[tuple[Ids, Probabilities]]:
-    """Draw the next token of `count` samples, `config.tokens` times. Each time, yield the ids (B,)
-    and the weights from which they were drawn, (B, V)."""
-    assert prompt, "there is always a first token"
-    a = model.architecture
-    window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (count, 1))
-    known = 0
-    for _ in range(config.tokens):
-        if window_BS.shape[1] > a.block_size:
-            window_BS, known = window_BS[:, -kept_of_full_window(a) :], 0
-        with np.errstate(all="ignore"), FlushingHere():
-            logits_BV = decoder.logits(window_BS, known)
-            weights_BV = next_token_weights(
-                logits_BV, config.temperature, config.top_k, config.top_p
-            )
-            next_B = draw(weights_BV, uniforms.take(1)[0])
-        known = window_BS.shape[1]
-        window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
-        yield next_B, weights_BV
 
 
 class Continuation:
@@ -207,7 +109,7 @@ class Sampler:
         """Yield the text that continues `ids`, in whole characters; append its ids to the list."""
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
-        for block_TB in generate(self.model, ids, config, self.device):
+        for block_TB in fastest_decoding(self.model, self.device).generate(ids, config):
             before, text = made.tokens, made.add(new := block_TB[:, 0].tolist())
             ids += new[: made.tokens - before]
             if text:
@@ -223,26 +125,19 @@ class Sampler:
         If text is still held back at the end, the last choice includes it.
         """
         assert config.num_samples == 1
-        made = Continuation(self.tokenizer, config)
-        decoder = fastest_decoding(self.model, self.device).new_decoder(1)
-        uniforms = Uniforms(config.seed, range(1))
-        for next_B, weights_BV in drawn_tokens(self.model, ids, config, decoder, uniforms, 1):
-            ids.append(int(next_B[0]))
-            text = made.add(ids[-1:])
+        made, decode = Continuation(self.tokenizer, config), self.tokenizer.decode
+        decoding = fastest_decoding(self.model, self.device)
+        for next_B, weights_BV in decoding.drawn(ids, config, decoding.new_decoder(1), range(1)):
+            ids.append(token := int(next_B[0]))
+            text = made.add([token])
             text += made.close() if made.tokens == config.tokens else ""
-            yield self._choice(ids[-1], normalised(weights_BV)[0], text)
+            chance_V = normalised(weights_BV)[0]
+            likeliest = np.argsort(-chance_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
+            others = [i for i in likeliest if i != token and chance_V[i] > 0][:_RUNNERS_UP]
+            runners_up = [(decode([i]), float(chance_V[i])) for i in others]
+            yield Choice(decode([token]), float(chance_V[token]), runners_up, text)
             if made.has_ended:
                 return
-
-    def _choice(self, token: int, probabilities_V: Probabilities, text: str) -> Choice:
-        likeliest = np.argsort(-probabilities_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
-        others = [other for other in likeliest if other != token and probabilities_V[other] > 0]
-        return Choice(
-            self.tokenizer.decode([token]),
-            float(probabilities_V[token]),
-            [(self.tokenizer.decode([i]), float(probabilities_V[i])) for i in others[:_RUNNERS_UP]],
-            text,
-        )
 
     def samples(self, ids: list[int], config: SamplingConfig) -> tuple[list[str], int]:
         """Return several continuations of `ids`, and the total number of their tokens."""
@@ -253,7 +148,7 @@ class Sampler:
             texts[sample].append(made[sample].add(new))
             return made[sample].has_ended
 
-        generate_all(self.model, ids, config, self.device, receive)
+        fastest_decoding(self.model, self.device).generate_all(ids, config, receive)
         whole = ["".join((*text, one.close())) for text, one in zip(texts, made, strict=True)]
         return whole, sum(one.tokens for one in made)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, setting
@@ -125,13 +126,15 @@ class Architecture:
         _check_rotary(self)
 
     @property
+    def width(self) -> int:
+        """Return embed_dim, C, or 0 for a bigram."""
+        return self.embed_dim or 0
+
+    @property
     def head_dim(self) -> int:
         """Return the width of one head, D: `head_size`, if set; else embed_dim for wide heads, and
         embed_dim / heads for others."""
-        width = self.embed_dim or 0
-        if self.head_size is not None:
-            return self.head_size
-        return width if self.wide_heads else width // self.heads
+        return self.head_size or self.width // (1 if self.wide_heads else self.heads)
 
     @property
     def num_kv_heads(self) -> int:
@@ -143,15 +146,14 @@ class Architecture:
         """Return the number of hidden units of the MLP, F."""
         if self.mlp_width is not None or self.mlp == "none":
             return self.mlp_width or 0
-        width = self.embed_dim or 0
         # SwiGLU has three matrices. With width 8/3 C, they are as large as two of width 4C.
-        return -(-8 * width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * width
+        return -(-8 * self.width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * self.width
 
     @property
     def body_dim(self) -> int:
         """Return the width of the blocks' output, which the LM head reads."""
         joins = self.attention == "softmax" and not self.projection
-        return self.heads * self.head_dim if joins else self.embed_dim or 0
+        return self.heads * self.head_dim if joins else self.width
 
     @property
     def maps_per_layer(self) -> int:
@@ -177,8 +179,7 @@ class Architecture:
 
     def settings(self) -> Settings:
         """Return the preset and the settings in effect, which together define this model."""
-        names = ("model", *settings_of(self.model))
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in ("model", *PRESETS[self.model].settings)}
         return {k: v for k, v in values.items() if v is not None and unused(k, values) is None}
 
 
@@ -248,60 +249,32 @@ def _check_rotary(a: Architecture) -> None:
         )
 
 
-# The condition under which a setting has an effect, as a function of all settings.
-_Holds = Callable[[Mapping[str, object]], bool]
-
-
-def _softmax(s: Mapping[str, object]) -> bool:
-    return s.get("attention", "softmax") == "softmax"
-
-
-def _any(part: str) -> _Holds:
-    return lambda s: s.get(part, "none") != "none"
-
-
-_NEEDS: dict[str, tuple[str, _Holds]] = {
-    **dict.fromkeys(
-        ("heads", "kv_heads", "head_size", "query_key_norm", "qkv_bias", "projection"),
-        ("`attention` softmax", _softmax),
-    ),
-    **dict.fromkeys(
-        ("rotary_base", "rotary_factor"),
-        ("`positions` rotary", lambda s: s.get("positions") == "rotary"),
-    ),
-    "rotary_context": (
-        "a `rotary_factor`",
-        lambda s: s.get("positions") == "rotary" and s.get("rotary_factor") is not None,
-    ),
-    "norm_epsilon": (
-        "a `norm`",
-        lambda s: _any("norm")(s) or (_softmax(s) and bool(s.get("query_key_norm"))),
-    ),
-    "mlp_width": ("an `mlp`", _any("mlp")),
-    "bias": (
-        "a `projection`, an `mlp` or `norm` layer",
-        lambda s: (
-            _any("mlp")(s)
-            or s.get("norm") == "layer"
-            or (_softmax(s) and bool(s.get("projection")))
-        ),
-    ),
-    "dropout": (
-        "`residual`, or `attention` softmax",
-        lambda s: bool(s.get("residual")) or _softmax(s),
-    ),
-}
-
-
-def unused(name: str, settings: Mapping[str, object]) -> str | None:
+def unused(name: str, settings: Mapping[str, Any]) -> str | None:
     """Return what the setting `name` needs to have an effect, or None if it has an effect."""
-    needs, holds = _NEEDS.get(name, ("", lambda s: True))
-    return None if holds(settings) else needs
+    s = {f.name: settings.get(f.name, f.default) for f in fields(Architecture)}
+    softmax, rotary = s["attention"] == "softmax", s["positions"] == "rotary"
+    norm, mlp = s["norm"] != "none", s["mlp"] != "none"
+    of_heads = ("heads", "kv_heads", "head_size", "query_key_norm", "qkv_bias", "projection")
+    needs = {
+        **dict.fromkeys(of_heads, ("`attention` softmax", softmax)),
+        **dict.fromkeys(("rotary_base", "rotary_factor"), ("`positions` rotary", rotary)),
+        "rotary_context": ("a `rotary_factor`", rotary and s["rotary_factor"] is not None),
+        "norm_epsilon": ("a `norm`", norm or (softmax and s["query_key_norm"])),
+        "mlp_width": ("an `mlp`", mlp),
+        "bias": (
+            "a `projection`, an `mlp` or `norm` layer",
+            mlp or s["norm"] == "layer" or (softmax and s["projection"]),
+        ),
+        "dropout": ("`residual`, or `attention` softmax", s["residual"] or softmax),
+    }
+    needed, is_there = needs.get(name, ("", True))
+    return None if is_there else needed
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of parts, and the settings that a user may change in it."""
+    """A named set of parts, and the settings that a user may change in it, in the order of the
+    fields of Architecture."""
 
     parts: Settings
     settings: tuple[str, ...]
@@ -329,14 +302,14 @@ PRESETS: dict[str, Preset] = {
     "dot-product": Preset(
         {**_ONE_LAYER, "attention": "parameter-free"}, ("embed_dim", "block_size")
     ),
-    "single-head": Preset(_ONE_LAYER, ("embed_dim", "head_size", "block_size", "dropout")),
+    "single-head": Preset(_ONE_LAYER, ("embed_dim", "block_size", "head_size", "dropout")),
     "multi-head": Preset(
         {**_ONE_LAYER, "heads": 4},
-        ("embed_dim", "heads", "head_size", "block_size", "dropout", "projection", "qkv_bias"),
+        ("embed_dim", "block_size", "heads", "head_size", "qkv_bias", "projection", "dropout"),
     ),
     "wide-head": Preset(
         {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
-        ("embed_dim", "heads", "block_size", "dropout"),
+        ("embed_dim", "block_size", "heads", "dropout"),
     ),
     # Qwen3, but with another rotary base and an untied LM head.
     "transformer": Preset(_QWEN3, _ALL_PARTS),
@@ -356,12 +329,6 @@ PRESETS: dict[str, Preset] = {
     "llama": Preset({**_TRANSFORMER, "norm_epsilon": 1e-5}, _ALL_PARTS),
     "qwen3": Preset({**_QWEN3, "rotary_base": 1e6, "tie_embeddings": True}, _ALL_PARTS),
 }
-
-
-def settings_of(model: str) -> tuple[str, ...]:
-    """Return the settings of the preset `model` that a user may change, in Architecture's order."""
-    free = PRESETS[model].settings
-    return tuple(f.name for f in fields(Architecture) if f.name in free)
 
 
 def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from attnlm.model.architecture import Architecture
 from attnlm.model.layers import Linear, RMSNorm
 from attnlm.model.layers import dropout as dropped
-from attnlm.model.ops.attention import causal_attention, kernel_of_pytorch, shared_heads
+from attnlm.model.ops.attention import fused_attention, shared_heads
 from attnlm.model.ops.linear import joined_linear
-from attnlm.model.ops.pointwise import Gains, Rotation, split_heads
+from attnlm.model.ops.pointwise import Rotation, split_heads
 from attnlm.model.recorder import Recorder
 
 
@@ -35,12 +35,9 @@ def attention(
     therefore be the newest tokens only, and the keys of older tokens can come from a cache.
     `dropout` is the probability with which each attention weight is dropped.
     """
-    new, total = query.size(-2), key.size(-2)
-    assert not causal or new <= total, "a causal query without a key of its own"
-    if causal and new == total and not dropout:
-        return causal_attention(query, key, value, scale)
+    assert not causal or query.size(-2) <= key.size(-2), "a causal query without a key of its own"
     if not dropout:
-        return kernel_of_pytorch(query, key, value, scale, causal=causal)
+        return fused_attention(query, key, value, scale, causal=causal)
     key, value = shared_heads(query.size(-3), key, value)
     return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
 
@@ -78,10 +75,6 @@ class LayerCache:
             stored[..., start : self.length, :] = n
         return tuple(stored[..., : self.length, :] for stored in self._stored)
 
-    def clear(self) -> None:
-        """Remove all tokens, but keep the memory allocated."""
-        self.length = 0
-
 
 class SelfAttention(nn.Module):
     """Causal self-attention with H heads of any size D, all computed together.
@@ -95,22 +88,21 @@ class SelfAttention(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        assert a.embed_dim is not None
         self.heads, self.kv_heads, self.head_size = a.heads, a.num_kv_heads, a.head_dim
         # With a residual stream, dropout applies to the attention's output instead, so that
         # attention kernels without dropout can be used.
         self.dropout = 0.0 if a.residual else a.dropout
         width, kv_width = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
-        std = a.embed_dim**-0.5
+        std = a.width**-0.5
         # One-layer rungs do not normalise the embeddings: larger initial scores lead to a dead head
         # with some seeds.
         sharp = std if a.residual else 0.35 * std
-        self.query = Linear(a.embed_dim, width, bias=a.qkv_bias, std=sharp)
-        self.key = Linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=sharp)
-        self.value = Linear(a.embed_dim, kv_width, bias=a.qkv_bias, std=std)
+        self.query = Linear(a.width, width, bias=a.qkv_bias, std=sharp)
+        self.key = Linear(a.width, kv_width, bias=a.qkv_bias, std=sharp)
+        self.value = Linear(a.width, kv_width, bias=a.qkv_bias, std=std)
         self.query_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
         self.key_norm = RMSNorm(a.head_dim, a.norm_epsilon) if a.query_key_norm else None
-        self.projection = Linear(width, a.embed_dim, bias=a.bias) if a.projection else None
+        self.projection = Linear(width, a.width, bias=a.bias) if a.projection else None
         if self.projection is not None and a.residual:
             for parameter in self.projection.parameters():
                 nn.init.zeros_(parameter)
@@ -127,11 +119,9 @@ class SelfAttention(nn.Module):
         packed_BTN = joined_linear(x_BTC, maps, joins_weights=self.joins_weights)
         gains = None
         if self.query_norm is not None and self.key_norm is not None:
-            epsilon = self.query_norm.epsilon
-            gains = Gains(self.query_norm.gain, self.key_norm.gain, epsilon)
+            gains = self.query_norm.gain, self.key_norm.gain, self.query_norm.epsilon
         qkv = split_heads(packed_BTN, self.heads, self.kv_heads, gains, rotation)
-        dropout = self.dropout if self.training else 0.0
-        mixed_BHTD = mix(*qkv, cache, recorder, dropout)
+        mixed_BHTD = mix(*qkv, cache, recorder, self.dropout if self.training else 0.0)
         mixed = mixed_BHTD.transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from attnlm.model.language_model import LanguageModel, build_model
 
 def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
     """Return the model on torch's meta device: names and shapes without memory and numbers."""
-    with torch.device("meta"), _WithoutInitialisation():
-        return build_model(architecture, vocab_size)
+    with torch.device("meta"):
+        return empty_model(architecture, vocab_size)
 
 
 def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
@@ -28,15 +28,11 @@ def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, t
     Only one block is built: the architecture may come from a file that claims thousands of layers.
     """
     skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
-    shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
     return {
-        name.replace(_FIRST, f"blocks.{layer}.", 1): shape
-        for name, shape in shapes.items()
-        for layer in (range(architecture.layers) if name.startswith(_FIRST) else [0])
+        name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(p.shape)
+        for name, p in skeleton.named_parameters()
+        for layer in range(architecture.layers if name.startswith("blocks.0.") else 1)
     }
-
-
-_FIRST = "blocks.0."
 
 
 def model_of(
@@ -60,16 +56,11 @@ class _WithoutInitialisation(TorchFunctionMode):
     """A mode that skips the functions of torch.nn.init. These functions draw random numbers and,
     for a meta tensor, import torch's compiler, which takes 1.5 seconds."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def check_finite(*tensors: Tensor) -> None:

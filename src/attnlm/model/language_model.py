@@ -51,10 +51,6 @@ class Bigram(nn.Module):
         """Return the mean loss in nats per token."""
         return cross_entropy(self(inputs_BT), targets_BT)
 
-    def new_caches(self) -> list[LayerCache]:
-        """Return an empty list: a bigram uses only the last token."""
-        return []
-
 
 class Transformer(nn.Module):
     """Embeddings → blocks of attention and MLP → LM head, with the parts of an Architecture.
@@ -73,16 +69,15 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         a = architecture
-        assert a.embed_dim is not None
         self.architecture, self.vocab_size = architecture, vocab_size
-        self.token_embedding = nn.Embedding(vocab_size, a.embed_dim)
+        self.token_embedding = nn.Embedding(vocab_size, a.width)
         # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
         if std != 1:
             nn.init.normal_(self.token_embedding.weight, std=std)
         self.position_embedding = None
         if a.positions == "learned":
-            self.position_embedding = nn.Embedding(a.block_size, a.embed_dim)
+            self.position_embedding = nn.Embedding(a.block_size, a.width)
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(placed(Block(a)) for _ in range(a.layers))
@@ -108,7 +103,10 @@ class Transformer(nn.Module):
         caches: list[LayerCache] | None = None,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack."""
+        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack.
+
+        An empty list of caches is filled with one cache for each block.
+        """
         return self.read_out(self._body(tokens_BT, caches, recorder))
 
     def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
@@ -129,8 +127,21 @@ class Transformer(nn.Module):
     def _body(
         self, tokens_BT: Tensor, caches: list[LayerCache] | None, recorder: Recorder | None
     ) -> Tensor:
+        if tokens_BT.dim() != 2:
+            raise AttnlmError(
+                f"the tokens must have the shape (B, T), not {tuple(tokens_BT.shape)}",
+                "for a single text, pass tokens[None]",
+            )
+        block_size = self.architecture.block_size
+        if caches is not None and not caches:
+            caches += [LayerCache(block_size) for _ in self.blocks]
         start = caches[0].length if caches else 0
-        end = _end(tokens_BT, start, self.architecture.block_size)
+        end = start + tokens_BT.size(1)
+        if end > block_size:
+            raise AttnlmError(
+                f"the text has {end} tokens, more than the context of the model, {block_size}",
+                f"pass at most {block_size} tokens, or train with a larger `block_size`",
+            )
         x_BTC: Tensor = self.token_embedding(tokens_BT)
         if self.position_embedding is not None:
             x_BTC = x_BTC + self.position_embedding.weight[start:end]
@@ -147,29 +158,6 @@ class Transformer(nn.Module):
                 x_BTC = block(x_BTC, rotation, caches[layer] if caches else None, recorder)
         return x_BTC
 
-    def new_caches(self) -> list[LayerCache]:
-        """Return empty caches for sampling, one per block."""
-        return [LayerCache(self.architecture.block_size) for _ in self.blocks]
-
-
-def _end(tokens_BT: Tensor, start: int, block_size: int) -> int:
-    """Return the position after the last token, if the first token has position `start`.
-
-    Raises AttnlmError if the tokens are not of shape (B, T), or reach beyond the context.
-    """
-    if tokens_BT.dim() != 2:
-        raise AttnlmError(
-            f"the tokens must have the shape (B, T), not {tuple(tokens_BT.shape)}",
-            "for a single text, pass tokens[None]",
-        )
-    end = start + tokens_BT.size(1)
-    if end > block_size:
-        raise AttnlmError(
-            f"the text has {end} tokens, more than the context of the model, {block_size}",
-            f"pass at most {block_size} tokens, or train with a larger `block_size`",
-        )
-    return end
-
 
 class Block(nn.Module):
     """One block: x + attention(norm(x)), then x + mlp(norm(x)).
@@ -179,12 +167,15 @@ class Block(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        assert a.embed_dim is not None
         self.residual = a.residual
-        self.attention = _ATTENTION[a.attention](a)
-        self.attention_norm = norm_of(a, a.embed_dim) if self.attention is not None else None
+        self.attention: nn.Module | None = None
+        if a.attention == "softmax":
+            self.attention = SelfAttention(a)
+        elif a.attention != "none":
+            self.attention = AttentionWithoutMaps(uniform=a.attention == "uniform")
+        self.attention_norm = norm_of(a, a.width) if self.attention is not None else None
         self.mlp = MLP(a) if a.mlp != "none" else None
-        self.mlp_norm = norm_of(a, a.embed_dim) if self.mlp is not None else None
+        self.mlp_norm = norm_of(a, a.width) if self.mlp is not None else None
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
 
     def forward(
@@ -201,7 +192,7 @@ class Block(nn.Module):
             attended = self.attention(read, rotation, cache, recorder)
             if record is not None:
                 record.read, record.attended = read, attended
-            x = self._passed_on(x, attended)
+            x = x + self.dropout(attended) if self.residual else attended
         elif cache is not None:
             cache.length += x.size(1)  # no keys are kept, but positions count
         if self.mlp is not None:
@@ -209,21 +200,10 @@ class Block(nn.Module):
             hidden = self.mlp(read)
             if record is not None:
                 record.mlp_read, record.mlp = read, hidden
-            x = self._passed_on(x, hidden)
+            x = x + self.dropout(hidden) if self.residual else hidden
         if record is not None:
             record.stream = x
         return x
-
-    def _passed_on(self, x: Tensor, computed: Tensor) -> Tensor:
-        return x + self.dropout(computed) if self.residual else computed
-
-
-_ATTENTION: dict[str, Callable[[Architecture], nn.Module | None]] = {
-    "softmax": SelfAttention,
-    "uniform": lambda a: AttentionWithoutMaps(uniform=True),
-    "parameter-free": lambda a: AttentionWithoutMaps(uniform=False),
-    "none": lambda a: None,
-}
 
 
 class MLP(nn.Module):
@@ -236,14 +216,13 @@ class MLP(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        assert a.embed_dim is not None
         self.kind = a.mlp
-        std = a.embed_dim**-0.5
-        down = Linear(a.mlp_dim, a.embed_dim, bias=a.bias)
+        std = a.width**-0.5
+        down = Linear(a.mlp_dim, a.width, bias=a.bias)
         self.gate = None
         if a.mlp == "swiglu":
-            self.gate = Linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
-        self.up = Linear(a.embed_dim, a.mlp_dim, bias=a.bias, std=std)
+            self.gate = Linear(a.width, a.mlp_dim, bias=a.bias, std=std)
+        self.up = Linear(a.width, a.mlp_dim, bias=a.bias, std=std)
         self.down = down
         if a.residual:
             for parameter in self.down.parameters():

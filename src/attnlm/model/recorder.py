@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -109,15 +108,9 @@ def no_attention() -> AttnlmError:
     )
 
 
-class Recordable(Protocol):
-    """A model that accepts a Recorder."""
-
-    def __call__(self, tokens_BT: Tensor, *, recorder: Recorder) -> Tensor: ...
-
-
 @torch.inference_mode()
 def record(
-    model: Recordable,
+    model: Callable[..., Tensor],
     tokens_BT: Tensor,
     silenced: Head | None = None,
     watch: Callable[[Tensor], None] | None = None,

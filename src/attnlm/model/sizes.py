@@ -40,8 +40,7 @@ class LoRA:
 
 def map_shapes(a: Architecture) -> dict[str, Shape]:
     """Return the shape (outputs, inputs) of each linear map of a block."""
-    width = a.embed_dim or 0
-    shapes: dict[str, Shape] = {}
+    width, shapes = a.width, dict[str, Shape]()
     if a.attention == "softmax":
         heads, kv_heads = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
         shapes |= {"query": (heads, width), "key": (kv_heads, width), "value": (kv_heads, width)}
@@ -79,14 +78,9 @@ def adapter_numbers(a: Architecture, lora: LoRA) -> int:
     return sum(rows * columns for rows, columns in adapter_shapes(a, lora).values())
 
 
-def block_shapes(a: Architecture) -> list[tuple[int, int]]:
-    """Return the shape (outputs, inputs) of each matrix of one block."""
-    return list(map_shapes(a).values())
-
-
 def block_matrices(a: Architecture) -> int:
     """Return the number of weights in the matrices of one block."""
-    return sum(rows * columns for rows, columns in block_shapes(a))
+    return sum(rows * columns for rows, columns in map_shapes(a).values())
 
 
 def multiplied_weights(a: Architecture, vocab_size: int) -> int:

@@ -24,7 +24,7 @@ from attnlm.compute.processes import rows_of
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.lora import fold
+from attnlm.model.layers import fold
 from attnlm.runs.checkpoint import load_checkpoint, load_header, save_weights_in_turn
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Parent, Run

@@ -11,10 +11,10 @@ from attnlm.compute.threads import threads_of_torch
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops import Kernels, operations_in_c, using
-from attnlm.model.ops.attention import attention_in_c, causal_attention
+from attnlm.model.ops.attention import attention_in_c, fused_attention
 from attnlm.model.ops.linear import FEWEST_BY_ONEDNN, onednn_linear, product
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
-from attnlm.model.sizes import block_shapes
+from attnlm.model.sizes import map_shapes
 from attnlm.training.one_layer import compiled_parts, is_one_layer
 
 # The largest sizes timed. The kernel that is faster at these sizes is also faster at larger ones.
@@ -59,7 +59,7 @@ def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
     shapes = sorted(
         {
             (min(outputs, _MOST_OUTPUTS), inputs)
-            for outputs, inputs in (*block_shapes(a), (vocab_size, a.body_dim))
+            for outputs, inputs in (*map_shapes(a).values(), (vocab_size, a.body_dim))
             if rows * outputs * inputs >= FEWEST_BY_ONEDNN
         }
     )
@@ -117,7 +117,7 @@ def faster_attention(a: Architecture, tokens: int) -> str:
 
     def attend() -> None:
         # Passing d_out to `backward` would make PyTorch load sympy.
-        (causal_attention(query, key, value, None) * d_out).sum().backward()
+        (fused_attention(query, key, value) * d_out).sum().backward()
 
     sizes = f"{heads} heads of {size}, {kv_heads} of keys, {windows} × {length} tokens"
     names = ("torch", "native")

@@ -21,7 +21,7 @@ from attnlm.compute.processes import ALONE, LostProcessError, Processes
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, check_unchanged
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.lora import folded
+from attnlm.model.layers import folded
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.cost import evaluated_part, is_whole_affordable

@@ -21,7 +21,7 @@ from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
 from attnlm.model.sizes import (
     adapter_numbers,
     block_matrices,
-    block_shapes,
+    map_shapes,
     mixed_width,
     multiplied_weights,
 )
@@ -99,7 +99,7 @@ def estimate_memory(
     optimizer = 2 * trained
     if training.optimizer == "muon":
         optimizer -= blocks // shards
-        largest = max(rows * columns for rows, columns in block_shapes(a))
+        largest = max(rows * columns for rows, columns in map_shapes(a).values())
         optimizer += _COPIES_BY_MUON * most_threads * largest * (device == "cpu")
 
     block, widest = kept_by_block(a, width), widest_place(a)

@@ -17,7 +17,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
-from attnlm.model.lora import adapt, frozen
+from attnlm.model.layers import adapt, frozen
 from attnlm.runs.checkpoint import load_checkpoint, load_header, named_tensors, save_checkpoint
 from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.load_model import base_weights, parent_rows

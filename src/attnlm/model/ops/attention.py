@@ -26,11 +26,21 @@ def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def kernel_of_pytorch(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, *, causal: bool = True
 ) -> Tensor:
-    """Return the attention of queries (B, H, T, D) to keys (B, K, S, D), by PyTorch's kernel."""
+    """Return the attention of queries (B, H, T, D) to keys (B, K, S, D), by the kernel in use.
+
+    `scale` is 1/√D by default. The kernel in C computes causal attention without a cache.
+    """
     new, total = query.size(-2), key.size(-2)
+    wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
+    is_plain = causal and new == total and key.shape == value.shape
+    in_c = wanted and is_plain and not torch.is_autocast_enabled("cpu")
+    if in_c and attention_in_c() is not None:
+        scale = query.size(-1) ** -0.5 if scale is None else scale
+        out: Tensor = Blocks.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        return out
     mask = None
     if causal and 1 < new < total:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
@@ -58,17 +68,6 @@ def reads_groups(query: Tensor) -> bool:
 def attention_in_c() -> CDLL | None:
     """Return the compiled kernel, or None without a working compiler."""
     return library("attention.c", "-fopenmp") or library("attention.c")
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Return the causal attention of queries (B, H, T, D) to keys and values (B, K, T, D)."""
-    wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
-    is_plain = key.shape == value.shape and not torch.is_autocast_enabled("cpu")
-    if wanted and is_plain and attention_in_c() is not None:
-        scale = query.size(-1) ** -0.5 if scale is None else scale
-        mixed: Tensor = Blocks.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
-        return mixed
-    return kernel_of_pytorch(query, key, value, scale, causal=True)
 
 
 class Blocks(Function):

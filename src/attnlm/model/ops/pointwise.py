@@ -7,7 +7,7 @@ and backward.
 from __future__ import annotations
 
 from ctypes import CDLL
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,8 @@ from attnlm.model.ops import compiled_for, place
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each (T, D)."""
-
-
-class Gains(NamedTuple):
-    """The gains of the RMS norms of queries and keys, each (D), and the epsilon of both."""
-
-    query: Tensor
-    key: Tensor
-    epsilon: float
+Gains = tuple[Tensor, Tensor, float]
+"""The gains of the RMS norms of queries and keys, each (D), and the epsilon of both."""
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -109,17 +103,14 @@ def split_heads(
     """
     parts = compiled_for(packed_BTN)
     if parts is not None and (gains is not None or rotation is not None):
-        heads_of: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(  # type: ignore[no-untyped-call]
-            *(packed_BTN, heads, kv_heads),
-            *(gains or (None, None, 0.0)),
-            *(rotation or (None, None)),
-            parts,
-        )
-        return heads_of
+        given = *(gains or (None, None, 0.0)), *(rotation or (None, None)), parts
+        out: Any = _SplitHeads.apply(packed_BTN, heads, kv_heads, *given)  # type: ignore[no-untyped-call]
+        query, key, value = out
+        return query, key, value
     query, key, value = _views(packed_BTN, heads, kv_heads)
     if gains is not None:
-        query = rms_norm(query, gains.query, gains.epsilon)
-        key = rms_norm(key, gains.key, gains.epsilon)
+        query_gain, key_gain, epsilon = gains
+        query, key = rms_norm(query, query_gain, epsilon), rms_norm(key, key_gain, epsilon)
     if rotation is not None:
         query, key = rotate(query, *rotation), rotate(key, *rotation)
     return query, key, value
@@ -170,17 +161,9 @@ def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
 class _SplitHeads(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        packed_BTN: Tensor,
-        heads: int,
-        kv_heads: int,
-        query_gain: Tensor | None,
-        key_gain: Tensor | None,
-        epsilon: float,
-        cosines_TD: Tensor | None,
-        sines_TD: Tensor | None,
-        parts: CDLL,
+        ctx: Any, packed_BTN: Tensor, heads: int, kv_heads: int, *given: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
+        query_gain, key_gain, epsilon, cosines_TD, sines_TD, parts = given
         packed_BTN = packed_BTN.contiguous()
         ctx.heads, ctx.parts = (heads, kv_heads), parts
         placed, inverses = [], []
