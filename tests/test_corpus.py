@@ -206,10 +206,10 @@ def test_stdin_that_is_no_text_or_closed(spool: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
-        ("shakespeare", "did you mean 'tinyshakespeare'?"),
-        ("Tale", "did you mean 'tales'?"),
-        ("Book.tx", "did you mean 'book.txt'?"),
-        ("folder/nowt.txt", "did you mean 'folder/note.txt'?".replace("/", os.sep)),
+        ("shakespeare", "did you mean tinyshakespeare?"),
+        ("Tale", "did you mean tales?"),
+        ("Book.tx", "did you mean book.txt?"),
+        ("folder/nowt.txt", "did you mean folder/note.txt?".replace("/", os.sep)),
         *((nothing, f"use {corpus.SOURCES}") for nothing in ("book.txt/a", "", "a\0b")),
     ],
 )

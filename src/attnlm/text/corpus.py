@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import glob
 import itertools
 import os
@@ -21,6 +20,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
+from attnlm.base.suggestions import suggestion
 from attnlm.text import hub
 from attnlm.text.download import Pinned, cached, fetch, without_password
 from attnlm.text.records import record_pieces
@@ -47,7 +47,6 @@ TINY_SHAKESPEARE_BYTES = 1_115_394
 DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tales` replaces it
 
 NAMES = ("tinyshakespeare", "tales")
-NEWLINES = ("keep", "unix")
 SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin"
 _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
@@ -141,16 +140,19 @@ def get_corpus(
 
     def one(source: Source | None) -> Corpus:
         match source:
-            case None:
-                found = _default(offline, spool, on_event)
-            case "tinyshakespeare":
-                found = _tiny_shakespeare(offline, spool, None, on_event)
-            case "tales":
-                found = _tales(spool)
+            case None | "tinyshakespeare" | "tales":
+                found = _built_in(source, offline, spool, on_event)
             case "-":
-                found = _of_file("stdin", "-", _stdin(stdin, encoding, spool), encoding)
+                # A process that was started without stdin has sys.stdin None.
+                stream = stdin or getattr(sys.stdin, "buffer", None)
+                if stream is None:
+                    raise AttnlmError("stdin is closed", "pipe a text into the command")
+                path = _spooled(stream, "stdin", encoding, spool)
+                found = _of_file("stdin", "-", path, encoding)
             case str() if source.startswith(hub.PREFIX):
-                found = _from_hub(source, column, offline, spool, on_event)
+                path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
+                hub.copy_texts(source, column, path, offline=offline, on_event=on_event)
+                found = _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
             case str() if "://" in source:
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:
@@ -158,12 +160,12 @@ def get_corpus(
         are_marked = marks_ends and found.has_documents
         return replace(found, newlines=newlines, column=column, has_documents=are_marked)
 
-    if source is None or isinstance(source, (str, os.PathLike)):
+    if source is None or isinstance(source, str | os.PathLike):
         return one(source)
-    parts = tuple(map(one, source))
-    if len(parts) < 2:
-        if not parts:
-            raise UsageError("no source", f"name {SOURCES}")
+    parts = list(map(one, source))
+    if not parts:
+        raise UsageError("no source", f"name {SOURCES}")
+    if len(parts) == 1:
         return parts[0]
     sources = tuple(part.source for part in parts)
     if sum(map(len, sources)) > _MOST_IN_SOURCES:
@@ -202,24 +204,18 @@ def _of_file(name: str, source: str, path: Path, encoding: str = "utf-8") -> Cor
     return Corpus(name, (source,), (file,), encoding, has_documents=bool(kind_of(path)))
 
 
-def _default(offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
-    try:
-        return _tiny_shakespeare(offline, spool, DEFAULT_DEADLINE, on_event)
-    except AttnlmError as error:
-        on_event(Note(f"{error.message}; using `tales` instead, which needs no network"))
-        return _tales(spool)
-
-
-def _tiny_shakespeare(
-    offline: bool, spool: Path, deadline: float | None, on_event: OnEvent
-) -> Corpus:
-    url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
-    name = "tinyshakespeare"
-    file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256, TINY_SHAKESPEARE_BYTES)
-    return _of_file(name, name, cached(file, spool, offline, deadline, on_event))
-
-
-def _tales(spool: Path) -> Corpus:
+def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
+    """Return Tiny Shakespeare or `tales`; for None, the first of them that is available."""
+    if source != "tales":
+        url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
+        name, deadline = "tinyshakespeare", None if source else DEFAULT_DEADLINE
+        file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256, TINY_SHAKESPEARE_BYTES)
+        try:
+            return _of_file(name, name, cached(file, spool, offline, deadline, on_event))
+        except AttnlmError as error:
+            if source:
+                raise
+            on_event(Note(f"{error.message}; using `tales` instead, which needs no network"))
     from attnlm.text import tales
 
     text, floor_nats = tales.generate()
@@ -248,20 +244,6 @@ def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnE
     return _of_file(name, without_password(url), path, encoding)
 
 
-def _from_hub(source: str, column: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
-    path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
-    hub.copy_texts(source, column, path, offline=offline, on_event=on_event)
-    return _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
-
-
-def _stdin(stream: BinaryIO | None, encoding: str, spool: Path) -> Path:
-    # A process that was started without stdin has sys.stdin None.
-    stream = stream or getattr(sys.stdin, "buffer", None)
-    if stream is None:
-        raise AttnlmError("stdin is closed", "pipe a text into the command, or use a file")
-    return _spooled(stream, "stdin", encoding, spool)
-
-
 def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Corpus:
     path = folder = Path(source)
     # A name that is not valid Unicode could not be written to meta.json.
@@ -281,7 +263,11 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
             return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
         texts = texts_among(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        raise _not_found(source) from None
+        near = [*NAMES]
+        with contextlib.suppress(OSError, ValueError):  # no folder to list
+            near += map(str, itertools.islice(path.parent.iterdir(), 1000))
+        hint = suggestion(source, near, f"use {SOURCES}")
+        raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
         raise _unreadable(error.filename or source, error) from error
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
@@ -311,14 +297,3 @@ def _unreadable(shown: object, error: OSError) -> AttnlmError:
     return AttnlmError(
         f"cannot read {shown}: {error.strerror}", "check the path and its permissions"
     )
-
-
-def _not_found(source: str) -> AttnlmError:
-    """Return the error for a source that does not exist, with a similar name as its hint."""
-    near = {name: name for name in NAMES}
-    with contextlib.suppress(OSError, ValueError):  # no folder to list
-        for path in itertools.islice(Path(source).parent.iterdir(), 1000):
-            near.setdefault(path.name.lower(), str(path))
-    matches = difflib.get_close_matches(Path(source).name.lower(), near, n=1)
-    hint = f"did you mean {near[matches[0]]!r}?" if matches else f"use {SOURCES}"
-    return AttnlmError(f"no such file or corpus: {source!r}", hint)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress, ignore
-from attnlm.base.files import file_hash, replacing
+from attnlm.base.files import explaining, file_hash, replacing
 
 if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start
@@ -58,23 +58,17 @@ def fetch(
         raise _failure(url, f"{without_password(url)} is not an http or https address")
     deadline = math.inf if deadline is None else deadline
     ends, timeout = time.monotonic() + deadline, min(_TIMEOUT, deadline / (RETRIES + 1))
-    try:
-        with replacing(destination) as file:
-            try:
-                with (
-                    _session(url) as session,
-                    session.get(url, stream=True, timeout=timeout) as response,
-                ):
-                    _receive(url, response, file, sha256, max_bytes, ends, on_event)
-            except (requests.RequestException, ValueError) as error:
-                is_ssl = isinstance(error, requests.exceptions.SSLError)
-                hint = _CERTIFICATES if is_ssl else HINT
-                raise _failure(url, _cause(error, timeout), hint) from error
-    except OSError as error:
-        raise AttnlmError(
-            f"cannot write {destination}: {error.strerror}",
-            "free some space, or choose another folder",
-        ) from error
+    with explaining(destination.parent), replacing(destination) as file:
+        try:
+            with (
+                _session(url) as session,
+                session.get(url, stream=True, timeout=timeout) as response,
+            ):
+                _receive(url, response, file, sha256, max_bytes, ends, on_event)
+        except (requests.RequestException, ValueError) as error:
+            is_ssl = isinstance(error, requests.exceptions.SSLError)
+            hint = _CERTIFICATES if is_ssl else HINT
+            raise _failure(url, _cause(error, timeout), hint) from error
 
 
 class Pinned(NamedTuple):
@@ -173,12 +167,18 @@ def _receive(
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":  # a few compressed bytes could unpack to gigabytes
         raise _failure(url, f"it is compressed ({encoding}), which was not requested")
+    shown = without_password(url)
     is_page = "text/html" in response.headers.get("Content-Type", "").lower()
     if is_page and sha256 is None:
-        _accept_page(url, on_event)
+        if urlsplit(url).path.lower().endswith((".txt", ".md")):
+            raise AttnlmError(
+                f"{shown} sent a web page (text/html) instead of a text file",
+                "use the address of the file itself (its raw link), or download the file",
+            )
+        on_event(Note(f"{shown} is a web page: its HTML tags become part of the text"))
     length = response.headers.get("Content-Length", "")
     total = int(length) if length.isdecimal() else None
-    task = f"downloading {Path(urlsplit(url).path).name or without_password(url)}"
+    task = f"downloading {Path(urlsplit(url).path).name or shown}"
     digest, received, wrong = hashlib.sha256(), 0, ""
     for chunk in response.iter_content(_CHUNK_BYTES):
         is_page = is_page or (received == 0 and b"<html" in chunk[:1024].lower())
@@ -196,20 +196,9 @@ def _receive(
             wrong = f"its SHA-256 is not {str(sha256)[:12]}…"
     if wrong:
         raise AttnlmError(
-            f"{without_password(url)} sent {'a web page' if is_page else 'another file'}: {wrong}",
+            f"{shown} sent {'a web page' if is_page else 'another file'}: {wrong}",
             _LOGIN if is_page else HINT,
         )
-
-
-def _accept_page(url: str, on_event: OnEvent) -> None:
-    """Report that the answer is a web page, whose HTML tags become part of the text. Raises
-    AttnlmError if the address names a .txt or .md file."""
-    if urlsplit(url).path.lower().endswith((".txt", ".md")):
-        raise AttnlmError(
-            f"{without_password(url)} sent a web page (text/html) instead of a text file",
-            "use the address of the file itself (its raw link), or download the file",
-        )
-    on_event(Note(f"{without_password(url)} is a web page: its HTML tags become part of the text"))
 
 
 def _cause(error: BaseException, timeout: float) -> str:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
@@ -52,33 +52,26 @@ def copy_texts(
     Code and pickles in a data set are not run. Raises AttnlmError if the data set can't be
     downloaded or read, and for a column that is missing, null or not text.
     """
-    name = parsed(source)
-    if offline and not name.is_local:
-        raise AttnlmError(
-            f"{source} needs the network, but `offline` is set",
-            f"for the folder, use {PREFIX}./{name.path}"
-            if Path(name.path).is_dir()
-            else "use a folder, a file, or `attnlm prepare tales`",
-        )
-    datasets = optional("datasets", f"reading {source}")
     with gzip.open(destination, "wt", compresslevel=_FAST, encoding="utf-8") as file:
-        for row, text in enumerate(_texts(datasets, name, column, source), 1):
+        for row, text in enumerate(_texts(source, column, offline), 1):
             file.write(json.dumps({column: text}, ensure_ascii=False) + "\n")
             if row % _ROWS_PER_EVENT == 0:
                 on_event(Progress("stream", row, None, "rows"))
 
 
-def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[str]:
+def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
+    name, row = parsed(source), 0
+    path, hint = name.path, f"check the name ({SYNTAX}) and the network, or use a folder"
+    if name.is_local:
+        path, hint = str(Path(path).expanduser().absolute()), f"check the name ({SYNTAX})"
+    elif Path(path).is_dir():  # the library would read this folder instead
+        path, hint = f"hf://datasets/{path}", f"for the folder, use {PREFIX}./{path}"
+    if offline and not name.is_local:
+        raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
+    datasets = optional("datasets", f"reading {source}")
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    row, path, hint = 0, name.path, f"check the name ({SYNTAX}), and the network"
-    if name.is_local:
-        path = str(Path(path).expanduser().absolute())
-        hint = f"check the name ({SYNTAX})"
-    elif Path(path).is_dir():  # the library would read this folder instead
-        path = f"hf://datasets/{name.path}"
-        hint = f"for the folder, use {PREFIX}./{name.path}"
     try:
         builder = datasets.load_dataset_builder(path, name.config)
         if builder.name not in _READERS:
@@ -98,7 +91,4 @@ def _texts(datasets: Any, name: HubName, column: str, source: str) -> Iterator[s
         raise
     except Exception as error:  # any error of the library or the Hub
         after = f" after row {row:,}" if row else ""
-        raise AttnlmError(
-            f"cannot read {source}{after}: {first_line(error)}",
-            hint,
-        ) from error
+        raise AttnlmError(f"cannot read {source}{after}: {first_line(error)}", hint) from error

@@ -14,6 +14,7 @@ from attnlm.text.text_files import PIECE, Piece, kind_of, opened
 
 LONGEST = 2**24  # bytes of a record, which is read as a whole
 _MOST_NAMED = 8
+_ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}'
 
 
 def record_pieces(
@@ -49,7 +50,7 @@ def record_pieces(
 def checked(value: object, column: str, where: str) -> str:
     """Return `value`. Raises AttnlmError unless it is a text with at most 16 MiB of UTF-8."""
     if not isinstance(value, str):
-        what = "null" if value is None else f"not text: {_type_name(value)}"
+        what = "null" if value is None else f"not text: {type(value).__name__}"
         raise AttnlmError(
             f"{where}: column {column!r} is {what}",
             "leave out such records, or choose another `column`",
@@ -64,11 +65,6 @@ def checked(value: object, column: str, where: str) -> str:
     if size > LONGEST:
         raise _too_long(where)
     return value
-
-
-def _type_name(value: object) -> str:
-    names = {dict: "an object", list: "a list", bool: "true or false", bytes: "bytes"}
-    return names.get(type(value), "a number")
 
 
 def _too_long(where: str) -> AttnlmError:
@@ -95,44 +91,44 @@ def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
             where = f"line {number:,} of {shown}"
             if len(line) > LONGEST:
                 raise _too_long(where)
-            if not line.isspace():
-                yield checked(_value(line, column, where), column, where)
-
-
-def _value(line: bytes, column: str, where: str) -> object:
-    try:
-        text = line.decode("utf-8-sig")
-        record = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise AttnlmError(
-            f"{where} is not valid UTF-8 at its byte {error.start}",
-            "JSON is in UTF-8: convert the file, for example with iconv",
-        ) from None
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
-        problem = f"valid JSON: {reason[:1].lower()}{reason[1:]}"
-    else:
-        if isinstance(record, dict):
+            if line.isspace():
+                continue
+            try:
+                text = line.decode("utf-8-sig")
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                reason = str(error).partition(": line 1")[0]
+                raise AttnlmError(f"{where} is not valid JSON: {reason}", _ONE_RECORD) from None
+            if not isinstance(record, dict):
+                kind = type(record).__name__
+                raise AttnlmError(f"{where} is not an object, but a {kind}", _ONE_RECORD)
             if column not in record:
                 raise missing(column, list(record), where)
             if text.count(json.dumps(column, ensure_ascii=False)) > 1:
                 keys = [key for key, _ in json.loads(text, object_pairs_hook=list)]
                 if keys.count(column) > 1:
                     raise _two_columns(column, where)
-            return record[column]
-        problem = f"an object: {_type_name(record)}"
-    raise AttnlmError(
-        f"{where} is not {problem}", 'each line must be one record, such as {"text": "…"}'
-    )
+            yield checked(record[column], column, where)
 
 
 def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
-    arrow = optional("pyarrow", f"reading {shown}")
+    arrow: Any = optional("pyarrow", f"reading {shown}")
     parquet = optional("pyarrow.parquet", f"reading {shown}")
     row = 0
     try:
         with open_regular(path) as file, parquet.ParquetFile(file) as table:
-            _check_schema(arrow.types, table.schema_arrow, column, shown)
+            schema = table.schema_arrow
+            if column not in schema.names:
+                raise missing(column, schema.names, shown)
+            if schema.names.count(column) > 1:
+                raise _two_columns(column, shown)
+            kind = schema.field(column).type
+            kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+            if str(kind) not in ("string", "large_string", "string_view"):
+                raise AttnlmError(
+                    f"column {column!r} of {shown} is not text: {kind}",
+                    "choose a `column` that contains text",
+                )
             # One row at a time: a small file may refer to one large value from many rows.
             for batch in table.iter_batches(1, columns=[column], use_threads=False):
                 for scalar in batch.column(0):
@@ -150,20 +146,6 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
             f"{shown} is not a complete parquet file{after}: {first_line(error)}",
             "copy or download it again; the file itself must not be compressed",
         ) from None
-
-
-def _check_schema(types: Any, schema: Any, column: str, shown: str) -> None:
-    if column not in schema.names:
-        raise missing(column, schema.names, shown)
-    if schema.names.count(column) > 1:
-        raise _two_columns(column, shown)
-    kind = schema.field(column).type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise AttnlmError(
-            f"column {column!r} of {shown} is not text: {kind}",
-            "choose a `column` that contains text",
-        )
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

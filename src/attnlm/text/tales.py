@@ -17,7 +17,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, count
 from typing import NamedTuple
 
@@ -61,14 +61,18 @@ def parse_grammar(rules: Mapping[str, str]) -> Grammar:
 
 
 def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
-    """Return one story, chosen by the random integers `words`, and −ln of its probability."""
+    """Return one story, chosen by the uniform 32-bit integers `words`, and −ln of its
+    probability."""
     memory: dict[str, str] = {}
     nats: list[float] = []
 
     def write(name: str) -> str:
         forms, weights, alternatives = grammar[name]
-        chosen = weighted_choice(weights, words)
-        nats.append(math.log(sum(weights) / weights[chosen]))
+        total = sum(weights)
+        # Words above the last whole multiple of the total would favour the first alternatives.
+        point = next(word for word in words if word < 2**32 - 2**32 % total) % total
+        chosen = next(i for i, bound in enumerate(accumulate(weights)) if point < bound)
+        nats.append(math.log(total / weights[chosen]))
         text, *others = alternatives[chosen]
         text = PART.sub(write_part, text)
         memory.update(zip(forms, (text, *others), strict=True))
@@ -90,15 +94,6 @@ def random_words(seed: str) -> Iterator[int]:
     for block in count():
         stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)
         yield from struct.unpack("<1024I", stream)
-
-
-def weighted_choice(weights: Sequence[int], words: Iterator[int]) -> int:
-    """Return index i with probability weights[i] / sum(weights), by uniform 32-bit words."""
-    total = sum(weights)
-    # Words above the last whole multiple of the total would favour the first alternatives.
-    fair = 2**32 - 2**32 % total
-    point = next(word for word in words if word < fair) % total
-    return next(i for i, bound in enumerate(accumulate(weights)) if point < bound)
 
 
 def generate() -> tuple[str, dict[int, float]]:

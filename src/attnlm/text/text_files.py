@@ -7,12 +7,11 @@ import contextlib
 import errno
 import glob
 import gzip
-import importlib
 import io
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
@@ -20,6 +19,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import open_regular
 
 RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # a module
 # The maximum number of characters in a piece of text, and of bytes in a read. All that is computed
 # from such a piece, up to its token ids, fits into a processor's cache.
 PIECE = 2**18
@@ -125,7 +125,7 @@ def _start_of(path: Path, encoding: str) -> str | None:
         return None
 
 
-def files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Yield the file `path`, or all files below the folder `path`, sorted by name at each level.
 
     Hidden files and folders below `path` are left out. `above` are the folders that contain `path`:
@@ -134,13 +134,11 @@ def files_in(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Ite
     if not path.is_dir():
         yield path
         return
-    status = path.stat()
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        return  # a link to a folder that contains it
-    for inner in sorted(path.iterdir(), key=lambda inner: inner.name):
-        if not inner.name.startswith("."):
-            yield from files_in(inner, above | {identity})
+    real = path.resolve()
+    if real not in above:
+        for inner in sorted(path.iterdir(), key=lambda inner: inner.name):
+            if not inner.name.startswith("."):
+                yield from files_in(inner, above | {real})
 
 
 # --- Bytes ----------------------------------------------------------------------------------------
@@ -153,32 +151,27 @@ def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
     `shown` is the file's name in messages. Raises AttnlmError if the file can't be decompressed,
     perhaps only during reading. Raises OSError if it can't be read.
     """
-    suffix = path.suffix.lower()
+    raw: Any
+    damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
     with open_regular(path) as file:
-        if suffix not in COMPRESSED:
-            yield cast(BinaryIO, file)
-            return
-        raw: Any = gzip.GzipFile(fileobj=file) if suffix == ".gz" else _zstd(shown).ZstdFile(file)
+        match path.suffix.lower():
+            case ".gz":
+                raw = gzip.GzipFile(fileobj=file)
+            case ".zst":
+                zstd = optional(ZSTD, f"reading {shown}")
+                raw, damages = zstd.ZstdFile(file), (EOFError, zstd.ZstdError)
+            case _:
+                yield cast(BinaryIO, file)
+                return
         try:
             with contextlib.closing(raw):
                 yield cast(BinaryIO, io.BufferedReader(raw, PIECE))
-        except Exception as error:
-            is_damage = isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
-            # ZstdError is in a module that may not be installed.
-            if not is_damage and type(error).__name__ != "ZstdError":
-                raise
+        except damages as error:
             reason = "it ends too early" if isinstance(error, EOFError) else str(error)
             raise AttnlmError(
                 f"cannot decompress {shown}: {reason or 'it is not valid'}",
                 "copy or download it again; `gzip -t` and `zstd -t` check such files",
             ) from None
-
-
-def _zstd(shown: str) -> ModuleType:
-    try:
-        return importlib.import_module("compression.zstd")  # Python 3.14
-    except ModuleNotFoundError:
-        return optional("backports.zstd", f"reading {shown}")
 
 
 # --- Characters -----------------------------------------------------------------------------------
@@ -207,15 +200,18 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
     decoder = codecs.getincrementaldecoder(encoding)()
     if newlines == "unix":
         decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+    chunk, start, read, is_first = None, b"", 0, True
     with opened(path, shown) as file:
-        chunk = _read(file)
-        start, read, is_first = chunk[:UTF16_SNIFFED_BYTES], 0, True
-        if encoding == "utf-8" and _is_full_of_nuls(start):
-            raise AttnlmError(
-                f"{shown} looks like UTF-16: many of its bytes are NUL",
-                f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
-            )
-        while True:
+        while chunk != b"":
+            chunk = file.read(PIECE)
+            if chunk is None:  # some files of /proc would wait for content
+                raise BlockingIOError(errno.EAGAIN, "it ends where more may come")
+            start = start or chunk[:UTF16_SNIFFED_BYTES]
+            if encoding == "utf-8" and read == 0 and _is_full_of_nuls(start):
+                raise AttnlmError(
+                    f"{shown} looks like UTF-16: many of its bytes are NUL",
+                    f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
+                )
             read += len(chunk)
             try:
                 text = decoder.decode(chunk, final=not chunk)
@@ -233,16 +229,6 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
             # Some decoders hold characters back, and then return more than one read contained.
             for i in range(0, len(text), PIECE):
                 yield Piece(text[i : i + PIECE])
-            if not chunk:
-                return
-            chunk = _read(file)
-
-
-def _read(file: BinaryIO) -> bytes:
-    chunk = file.read(PIECE)
-    if chunk is None:  # some files of /proc would wait for content
-        raise BlockingIOError(errno.EAGAIN, "it ends where more may come")
-    return chunk
 
 
 def _is_full_of_nuls(start: bytes) -> bool:
