@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from attnlm.config.recipes import list_recipes as list_recipes
     from attnlm.data.batches import Batches as Batches
     from attnlm.data.dataset import Dataset as Dataset
+    from attnlm.data.dataset import DatasetEntry as DatasetEntry
+    from attnlm.data.dataset import list_datasets as list_datasets
     from attnlm.data.dataset import open_dataset as open_dataset
-    from attnlm.data.list_datasets import DatasetEntry as DatasetEntry
-    from attnlm.data.list_datasets import list_datasets as list_datasets
     from attnlm.data.prepare import prepare as prepare
     from attnlm.experiments.doctor import Finding as Finding
     from attnlm.experiments.doctor import doctor as doctor
@@ -94,8 +94,7 @@ _NAMES = {
     "base.events": "Note Progress",
     "config.recipes": "RecipeEntry list_recipes",
     "data.batches": "Batches",
-    "data.dataset": "Dataset open_dataset",
-    "data.list_datasets": "DatasetEntry list_datasets",
+    "data.dataset": "Dataset DatasetEntry list_datasets open_dataset",
     "data.prepare": "prepare",
     "experiments.doctor": "Finding doctor",
     "experiments.evaluate": "evaluate",

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.files import replacing
 from attnlm.compute.threads import cores, map_ahead
-from attnlm.data.dataset import Ids, id_dtype
+from attnlm.data.dataset import Ids, id_dtype, sampled_hash
 from attnlm.data.splits import Split
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import (
@@ -35,32 +34,18 @@ _MOST_WORKERS = 8
 _PIECE = PIECE  # characters that a worker encodes in one call
 
 
-@dataclass(frozen=True)
-class Bin:
-    """A split whose ids were written to a file; `utf8_bytes` is the length of its text.
-
-    `pair_counts`, shape (V, V), counts how often each id (row) is followed by each id (column). It
-    is None for large vocabularies.
-    """
-
-    path: Path
-    sha256: str
-    tokens: int
-    utf8_bytes: int
-    pair_counts: NDArray[np.int64] | None
-
-
 def write_bins(
     folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEvent
-) -> dict[str, Bin]:
-    """Encode both splits to train.bin and val.bin in `folder`.
-
-    Raises AttnlmError if a split has less than two tokens.
+) -> dict[str, Any]:
+    """Encode both splits to train.bin and val.bin in `folder`. Return what meta.json records of
+    them. Raises AttnlmError if a split has less than two tokens.
     """
     encode_piece, is_bpe = piece_encoder(tokenizer), isinstance(tokenizer, BpeTokenizer)
     # Characters take one worker: this thread, which reads, hashes and writes, has as much to do.
     workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
-    bins, done = {}, 0
+    meta: dict[str, Any] = {}
+    pair_counts: dict[str, NDArray[np.int64] | None] = {}
+    done = 0
     for key, found in itertools.groupby(split.pieces(), itemgetter(0)):
         text, path, pieces = split.text_of(key), folder / f"{key}.bin", map(itemgetter(1), found)
         encode = functools.partial(_encode, encode_piece, tokenizer, text.corpus.has_documents)
@@ -82,31 +67,55 @@ def write_bins(
                     on_event(Progress("encode", done, split.characters, "chars"))
         except UnknownCharactersError:  # the vocabulary was made from the whole text
             raise text.changed() from None
-        bins[key] = Bin(path, digest.hexdigest(), tokens, utf8_bytes, pairs_VV)
+        meta |= {f"{key}_tokens": tokens, f"{key}_sha256": digest.hexdigest()}
+        meta[f"{key}_sampled_sha256"], pair_counts[key] = sampled_hash(path), pairs_VV
     for key, title in (("train", "training"), ("val", "validation")):
-        if key not in bins or bins[key].tokens < 2:
+        if meta.get(f"{key}_tokens", 0) < 2:
             raise AttnlmError(
                 f"the {title} split of {split.text_of(key).corpus.shown} has fewer than two tokens",
                 "use a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
-    return bins
+    meta["val_bytes"] = utf8_bytes  # of the last split
+    return {**meta, "bigram_loss": _bigram_loss(pair_counts["train"], pair_counts["val"])}
 
 
 def _encode(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, has_documents: bool, piece: Piece
 ) -> tuple[Ids, int, int, NDArray[np.int64] | None]:
-    """Return the ids of a piece, its numbers of characters and UTF-8 bytes, and its pair counts."""
+    """Return the ids of a piece, its numbers of characters and UTF-8 bytes, and its pair counts.
+
+    The counts, of shape (V, V), say how often each id (row) is followed by each id (column). They
+    are None for large vocabularies.
+    """
     text, vocab_size = piece.text, tokenizer.vocab_size
     if has_documents and isinstance(tokenizer, BpeTokenizer):
         ids = encode_documents(encode_piece, tokenizer, piece)
     else:
         ids = encode_piece(text)
+    counts_VV: NDArray[np.int64] | None = None
+    if vocab_size <= _MOST_BIGRAM_IDS:
+        dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
+        pairs = np.multiply(ids[:-1], vocab_size, dtype=dtype)
+        pairs += ids[1:]
+        counts_VV = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
     stored = ids.astype(id_dtype(vocab_size), copy=False)
     utf8_bytes = len(text) if text.isascii() else len(text.encode())
-    return stored, len(text), utf8_bytes, _pair_counts(ids, vocab_size)
+    return stored, len(text), utf8_bytes, counts_VV
 
 
-# --- Documents ------------------------------------------------------------------------------------
+def _bigram_loss(
+    train_VV: NDArray[np.int64] | None, val_VV: NDArray[np.int64] | None
+) -> float | None:
+    """Return the loss of the validation split, in nats per token, with the bigram probabilities of
+    the training split, given the pair counts of both.
+
+    1 is added to each count of the training split. Return None if there are no counts.
+    """
+    if train_VV is None or val_VV is None:
+        return None
+    smoothed_VV = train_VV + 1
+    log_p_VV = np.log(smoothed_VV / smoothed_VV.sum(axis=1, keepdims=True))
+    return 0.0 - float((val_VV * log_p_VV).sum() / val_VV.sum())  # never −0
 
 
 def encode_documents(
@@ -125,31 +134,3 @@ def encode_documents(
     between = itertools.repeat(end, len(texts) - 1)
     ids = itertools.zip_longest(map(tokenizer.encode_ordinary, texts), between)
     return np.concatenate([part for pair in ids for part in pair if part is not None])
-
-
-# --- Pairs of ids ---------------------------------------------------------------------------------
-
-
-def _pair_counts(
-    ids: NDArray[np.unsignedinteger[Any]], vocab_size: int
-) -> NDArray[np.int64] | None:
-    """Return counts (V, V): how often id j (column) follows id i (row); None for large V."""
-    if vocab_size > _MOST_BIGRAM_IDS:
-        return None
-    dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
-    pairs = np.multiply(ids[:-1], vocab_size, dtype=dtype)
-    pairs += ids[1:]
-    return np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
-
-
-def bigram_loss(train: Bin, val: Bin) -> float | None:
-    """Return the loss of `val`, in nats per token, with the bigram probabilities of `train`.
-
-    The probabilities come from the pair counts of `train`, after 1 is added to each count. Return
-    None for large vocabularies, which have no counts.
-    """
-    if train.pair_counts is None or val.pair_counts is None:
-        return None
-    counts_VV = train.pair_counts + 1
-    log_p_VV = np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
-    return 0.0 - float((val.pair_counts * log_p_VV).sum() / val.pair_counts.sum())  # never −0

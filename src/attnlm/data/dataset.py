@@ -1,4 +1,4 @@
-"""Open prepared data sets: check their files, and map their ids to memory."""
+"""Open and list prepared data sets: check their files, and map their ids to memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,13 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
-from attnlm.base.folders import find_folder, how_to_make, is_safe_name
+from attnlm.base.folders import (
+    find_folder,
+    folder_size,
+    how_to_make,
+    is_safe_name,
+    link_target,
+    modified,
+    newest_first,
+    problem_of,
+)
 from attnlm.base.records import decoded, limited
 from attnlm.tokens.tokenizer import Tokenizer, load
 
 FORMAT = 1  # of meta.json, and of the files that it describes
-_SHARDED_FORMAT = 2  # version 1.0 wrote a text over 1 GiB to several files for each split
 _MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
@@ -44,7 +53,7 @@ class Facts:
     newlines: str = limited(choices=("keep", "unix"))
     column: str
     documents: int = limited(at_least=0)
-    val_fraction: float | None = limited(at_least=0)
+    val_fraction: float | None = limited(above=0, below=1)
     characters: int = limited(at_least=1)
     train_characters: int = limited(at_least=1)
     val_characters: int = limited(at_least=1)
@@ -138,18 +147,14 @@ def open_dataset(
         path = path_or_name.path
     else:
         return path_or_name
-    return unless_replaced(path, lambda: _opened(path, verify=verify))
+    return unless_replaced(path, lambda: open_folder(path, verify=verify))
 
 
-def open_trusted(path: Path) -> Dataset:
-    """Open the data set in the folder `path` without comparing the hashes of its bins.
+def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> Dataset:
+    """Open the data set in the folder `path`; if `trusted`, do not compare the hashes of its bins.
 
-    Use it for a data set that was just written or checked: reading a large one takes long.
+    A data set that was just written or checked is trusted: reading a large one takes long.
     """
-    return unless_replaced(path, lambda: _opened(path, trusted=True))
-
-
-def _opened(path: Path, *, verify: bool = False, trusted: bool = False) -> Dataset:
     meta = read_meta(path)
     try:
         tokenizer = load(path / "tokenizer.json")
@@ -160,8 +165,13 @@ def _opened(path: Path, *, verify: bool = False, trusted: bool = False) -> Datas
             )
         tokenizer.dataset = meta.name
         bins = {split: open_bin(path, split, meta) for split in ("train", "val")}
-        for split in () if trusted else bins:
-            _check_bin(path, split, bins[split], meta, verify)
+        for split, ids in () if trusted else bins.items():
+            file, is_whole = path / f"{split}.bin", verify or ids.nbytes <= _LARGE
+            expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
+            if (file_hash if is_whole else sampled_hash)(file) != expected:
+                raise AttnlmError(f"{file} is damaged: it does not match its hash", _DAMAGED)
+            if is_whole:
+                ids_at(ids, slice(None), meta.vocab_size, str(file))
     except OSError as error:
         unread = error.filename or path
         raise AttnlmError(f"cannot read {unread}: {error.strerror}", _DAMAGED) from None
@@ -177,12 +187,7 @@ def read_meta(folder: Path) -> Meta:
             how_to_make("data set", folder.parent),
         )
     content = read_json(path, _MAX_META)
-    if content.get("format") == _SHARDED_FORMAT:
-        raise AttnlmError(
-            f"{folder} is stored in shards, which only attnlm 1.0 reads",
-            "prepare the text again with `force`",
-        )
-    if content.get("format") != FORMAT:
+    if content.get("format") != FORMAT:  # 2: version 1.0 wrote a text over 1 GiB in shards
         raise AttnlmError(
             f"{path} has a format that this version of attnlm does not know",
             "prepare the text again with `force`, or install a newer attnlm",
@@ -204,19 +209,6 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
         ids: np.memmap[Any, Any] = np.memmap(file, dtype, mode="r", shape=(tokens,))
     vars(ids)["opened"] = about  # for check_unchanged
     return ids
-
-
-def _check_bin(folder: Path, split: str, ids: Ids, meta: Meta, verify: bool) -> None:
-    """Check the hash and the ids of a split.
-
-    If the split is large and `verify` is false, check only the hash of samples.
-    """
-    path, is_whole = folder / f"{split}.bin", verify or ids.nbytes <= _LARGE
-    expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
-    if (file_hash if is_whole else sampled_hash)(path) != expected:
-        raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
-    if is_whole:
-        ids_at(ids, slice(None), meta.vocab_size, str(path))
 
 
 def ids_at(
@@ -269,3 +261,74 @@ def sampled_hash(path: Path) -> str:
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
             digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
+
+
+# --- The list of data sets -----------------------------------------------------------------------
+
+# A folder with any of these files is a data set, perhaps a damaged one.
+_OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
+_FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bigram_loss", "floor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry:
+    """An entry of `list_datasets`: a data set, perhaps damaged. None stands for unknown values."""
+
+    name: str
+    path: Path
+    source: str | None = None
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+    bigram_loss: float | None = None
+    """The loss of bigrams that were counted in the training split, in nats per token."""
+    floor: float | None = None
+    """The least possible loss, in nats per token."""
+    bytes: int = 0
+    """The size of all files in the folder; 0 for a link."""
+    modified: float = 0.0
+    """The time when the data set was prepared, in seconds since 1970."""
+    link: str | None = None
+    """The target of the link, if `path` is a link."""
+    is_latest: bool = False
+    """True if commands use this data set when no data set is named."""
+    problem: str | None = None
+    """The reason why the data set can't be read; None if it can."""
+
+
+def list_datasets(
+    data_dir: str | Path = "data", *, on_event: OnEvent | None = None
+) -> list[DatasetEntry]:
+    """Return the data sets in a folder, newest first; damaged ones have a `problem`.
+
+        large = [entry.name for entry in attnlm.list_datasets() if entry.bytes > 10**9]
+
+    Hashes are not checked. Folders that are not data sets are left out; `on_event` receives a Note
+    with their names. Raises AttnlmError if `data_dir` can't be read.
+    """
+    entries, others = newest_first(Path(data_dir), _entry)
+    if others and on_event is not None:
+        on_event(Note(f"skipped (not a data set): {', '.join(others)}"))
+    return entries
+
+
+def _entry(path: Path) -> DatasetEntry | None:
+    """Return the data set in a folder, even if it is damaged; None for other folders."""
+    link = link_target(path)
+    found = DatasetEntry(name=path.name, path=path, link=link)
+    if problem := problem_of(path):
+        return replace(found, problem=problem)
+    if not any(os.path.lexists(path / name) for name in _OF_A_DATASET):
+        return None
+    size = 0 if link is not None else folder_size(path)
+    found = replace(found, bytes=size, modified=modified(path / "meta.json"))
+    try:
+        meta = read_meta(path)
+        for split in ("train", "val"):
+            open_bin(path, split, meta)
+    except AttnlmError as error:
+        return replace(found, problem=error.message)
+    except OSError as error:
+        return replace(found, problem=f"it cannot be read: {error.strerror}")
+    return replace(found, **{fact: getattr(meta, fact) for fact in _FACTS})

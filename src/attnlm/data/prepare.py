@@ -11,22 +11,15 @@ from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining, file_hash, write_json
+from attnlm.base.files import explaining, file_hash, unless_replaced, write_json
 from attnlm.base.folders import KINDS, check_name, is_safe_name, write_latest
+from attnlm.base.settings import check_value
 from attnlm.base.workspaces import exchange, workspace
 from attnlm.config.settings import resolve
-from attnlm.data.bins import bigram_loss, write_bins
-from attnlm.data.dataset import (
-    FORMAT,
-    Dataset,
-    Meta,
-    id_dtype,
-    open_dataset,
-    open_trusted,
-    sampled_hash,
-)
+from attnlm.data.bins import write_bins
+from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_dataset, open_folder
 from attnlm.data.splits import Split, Text, read_text
-from attnlm.text.corpus import NEWLINES, Source, get_corpus, safe_name
+from attnlm.text.corpus import Source, get_corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load, save
@@ -79,11 +72,8 @@ def prepare(
     if origin is not None:
         taken = load(origin / "tokenizer.json")
         taken.dataset = origin.name
-    if newlines not in NEWLINES:
-        raise UsageError(f"invalid value for `newlines`: {newlines!r}", "choose from keep, unix")
-    if not 0 < val_fraction < 1:
-        message = f"invalid value for `val_fraction`: {val_fraction}"
-        raise UsageError(message, "it must be between 0 and 1")
+    check_value(Facts, "newlines", newlines)
+    check_value(Facts, "val_fraction", val_fraction)
     if val_file is not None and not os.fspath(val_file):
         raise UsageError("`val_file` cannot be empty", "name a file, or leave it out")
     if name is not None:
@@ -122,7 +112,7 @@ def prepare(
             _build(work / "new", name, split, chosen, origin, on_event)
             _install(work / "new", target, is_prepared)
         write_latest(data_dir, name)
-        dataset = open_trusted(target)
+        dataset = unless_replaced(target, lambda: open_folder(target, trusted=True))
     most, usual = dataset.largest_block_size, resolve({}).model.block_size
     if most < usual:
         on_event(
@@ -176,10 +166,9 @@ def _build(
     on_event: OnEvent,
 ) -> None:
     """Write a data set to `folder`; meta.json is its last file."""
-    bins = write_bins(folder, split, tokenizer, on_event)
+    about_bins = write_bins(folder, split, tokenizer, on_event)
     save(tokenizer, folder / "tokenizer.json")
-    text, val_text, val_tokens = split.text, split.val_text, bins["val"].tokens
-    floor_nats = None
+    text, val_text, floor_nats = split.text, split.val_text, None
     if text.corpus.floor_nats and not val_text:
         floor_nats = text.corpus.floor_nats.get(split.train_characters)
     meta = Meta(
@@ -197,20 +186,13 @@ def _build(
         characters=split.characters,
         train_characters=split.train_characters,
         val_characters=split.characters - split.train_characters,
-        train_tokens=bins["train"].tokens,
-        val_tokens=val_tokens,
-        val_bytes=bins["val"].utf8_bytes,
-        train_sha256=bins["train"].sha256,
-        val_sha256=bins["val"].sha256,
-        train_sampled_sha256=sampled_hash(bins["train"].path),
-        val_sampled_sha256=sampled_hash(bins["val"].path),
         tokenizer=tokenizer.name,
         tokenizer_from=None if origin is None else str(origin),
         tokenizer_sha256=file_hash(folder / "tokenizer.json"),
         vocab_size=tokenizer.vocab_size,
         dtype=id_dtype(tokenizer.vocab_size).name,
-        bigram_loss=bigram_loss(bins["train"], bins["val"]),
-        floor=None if floor_nats is None else floor_nats / val_tokens,
+        floor=None if floor_nats is None else floor_nats / about_bins["val_tokens"],
+        **about_bins,
     )
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 

@@ -131,8 +131,13 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
     is_there = np.zeros(0x110000, np.bool_)
 
     def survey(piece: Piece) -> tuple[Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
+        """Return the piece, its UTF-8, and its code points that `is_there` lacks."""
         utf8 = encoded(piece.text, "utf-8")
-        return piece, utf8, _newcomers(piece.text, utf8, is_there)
+        if piece.text.isascii():
+            known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
+            return piece, utf8, np.frombuffer(utf8.translate(None, known), np.uint8)
+        points = code_points(piece.text)
+        return piece, utf8, points[~is_there.take(points)]
 
     with contextlib.closing(map_ahead(survey, corpus.pieces())) as surveys:
         for piece, utf8, newcomers in surveys:
@@ -161,14 +166,3 @@ def _marked(piece: Piece, utf8: bytes) -> bytes:
         return utf8
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     return _END.join(piece.text[begin:end].encode() for begin, end in places)
-
-
-def _newcomers(
-    piece: str, utf8: bytes, is_there: NDArray[np.bool_]
-) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the code points of `piece` that `is_there` lacks, in text order, with duplicates."""
-    if piece.isascii():
-        known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
-        return np.frombuffer(utf8.translate(None, known), np.uint8)
-    points = code_points(piece)
-    return points[~is_there.take(points)]
